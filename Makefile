@@ -62,7 +62,7 @@ test-distributed: setup $(RAY)  ## engines of several processes: every family, s
 	$(TEST_ENV) .venv/bin/python -m pytest --distributed $(PYTEST)
 
 test-grammars: setup  ## 1,000 schemas, JSON Schema's own suite, 200 regular expressions, bad input measured, answers of models; CHECKPOINT=path for one more, PYTEST="-s" for figures
-	$(TEST_ENV) .venv/bin/python -m pytest --grammars tests/services/text/grammar tests/engine_core/structured_output $(PYTEST)
+	$(TEST_ENV) .venv/bin/python -m pytest --grammars tests/text_core/grammar tests/engine_core/structured_output $(PYTEST)
 
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)
@@ -71,7 +71,7 @@ test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, b
 PYTHON_TESTS := tests/clients $(addprefix tests/services/,cli/supervise common detokenizer processor ring text)
 ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py) \
   $(addprefix tests/services/,processor/test_dashboard_page.py common/security/test_credentials.py) \
-  $(addprefix tests/services/text/test_,calls_in_templates.py chat_templates.py families.py tokenizer.py)
+  $(addprefix tests/text_core/test_,calls_in_templates.py chat_templates.py families.py tokenizer.py)
 test-python:  ## the tests of the client and the CPU tiers on another PYTHON, such as python3.13, in .venv-python; without torch
 	@.ci/which-python check "$(PYTHON)" $@
 	$(PYTHON) -m venv --clear .venv-python

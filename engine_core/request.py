@@ -6,9 +6,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-WRITTEN_GRAMMAR = "// a client's grammar"
-"""In the text of a grammar whose rules a client wrote: they may be ambiguous, and so take long."""
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

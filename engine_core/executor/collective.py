@@ -27,8 +27,7 @@ from engine_core.model_loader.digest import digest_of
 from engine_core.model_loader.loader import WeightsOnDisk
 from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
-from engine_core.structured_output.compiler import GrammarCompiler, grammar_numerics
-from engine_core.structured_output.tokenizer import GrammarsUnavailableError
+from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
 
 _T = TypeVar("_T")
 OnProgress = Callable[[int, int], None]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from engine_core.config import ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.tokenizer import tokenizer_directory
-from engine_core.structured_output.compiler import GrammarCompiler
-from engine_core.structured_output.tokenizer import GrammarsUnavailableError
+from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
 
 
 def open_grammars(config: ModelConfig, model: ModelSpec) -> GrammarCompiler:

@@ -31,8 +31,7 @@ from engine_core.platforms.base import Platform
 from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
 from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.step import StepPlan
-from engine_core.structured_output.compiler import GrammarCompiler
-from engine_core.structured_output.tokenizer import GrammarsUnavailableError
+from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
 from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner, PendingStep

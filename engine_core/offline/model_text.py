@@ -1,7 +1,7 @@
 """Text for ``LLM``: prompts to ids, chats to prompts, ids to text, stop strings, forms to grammars.
 
-This is the one module of the engine that imports from ``services``: ``services.text`` is pure, so a result has the same
-text here as in the ring. ``LLM`` loads it with the first text; token ids alone need none of it.
+By ``text_core``, so a result has the same text here as in the ring. ``LLM`` loads this module with the first text;
+token ids alone need none of it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from engine_core.model_loader.tokenizer import tokenizer_directory
 from engine_core.offline.sampling_params import SamplingParams
 from engine_core.offline.text import ChoiceText, Stopped
 from engine_core.request import Finish
-from services.text.chat_templates import ChatTemplateError, ChatTemplates
-from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
-from services.text.grammar.constraints import (
+from text_core.chat_templates import ChatTemplateError, ChatTemplates
+from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
+from text_core.grammar.constraints import (
     Constraint,
     ConstraintError,
     Grammar,
@@ -27,11 +27,11 @@ from services.text.grammar.constraints import (
     OneOf,
     Regex,
 )
-from services.text.grammar.grammar_text import grammar_of
-from services.text.incremental_decoder import left_context
-from services.text.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
-from services.text.tokenizer import Tokenizer as ModelTokenizer
-from services.text.tokenizer_files import read_tokenizer_files
+from text_core.grammar.grammar_text import grammar_of
+from text_core.incremental_decoder import left_context
+from text_core.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
+from text_core.tokenizer import Tokenizer as ModelTokenizer
+from text_core.tokenizer_files import read_tokenizer_files
 
 
 class ModelText:

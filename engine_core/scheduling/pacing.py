@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from engine_core.request import WRITTEN_GRAMMAR
 from engine_core.sequence import Sequence
 from engine_core.step import StepResult
+from text_core.grammar.limits import WRITTEN_GRAMMAR
 
 OTHERS_SHARE = 3
 """Time for others, in that which slow grammars took."""

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_core.errors import InvalidRequestError
-from engine_core.request import WRITTEN_GRAMMAR
 from engine_core.structured_output.matcher import Matcher
-from engine_core.structured_output.tokenizer import load_tokenizer
+from text_core.grammar.limits import LIMITS_VERSION, MAX_GRAMMAR_BYTES, parser_limits
+from text_core.grammar.token_table import TokenTableError, token_table
+from text_core.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
-MAX_GRAMMAR_BYTES = 1 << 20
-"""UTF-8 bytes of one grammar's text."""
 KEPT_GRAMMARS = 256
 KEPT_BYTES = 2 << 20
 """Of the texts of the grammars that are kept. At first, one of a few hundred bytes takes about 90 kB, and larger ones
@@ -33,18 +32,9 @@ KEPT_SECONDS = 5.0
 SLOW_MASK = 0.001
 """Seconds."""
 
-LEAST_ENTRIES = 50_000
-"""Of a vocabulary that has fewer, the limits are those of one of this size."""
-MAX_ITEMS = 2_000
-"""Ways in which a grammar may go on at one point of an output, and to which it may go back. A text of n nested or
-right-recursive parts has n of them; an optional property of an object has four."""
-WRITTEN_ITEMS = 1_100
-"""The same of a grammar whose rules a client wrote. They may be ambiguous: then a token takes time in proportion to the
-square of the items, up to 25 ms, and an output of which each token has one more item takes 3 s to take in again."""
-MAX_LEXER_STATES = 150_000
-"""Of a grammar: 0.3 to 3 kB each. A text of 16,384 characters that are counted takes up to three for each."""
-LIMITS = 2
-"""Which limits these are: raised when they change, since they decide where an output fails."""
+
+class GrammarsUnavailableError(Exception):
+    """Grammars cannot be used with this model; the text says why."""
 
 
 def library_version() -> str | None:
@@ -57,7 +47,7 @@ def library_version() -> str | None:
 
 def grammar_numerics() -> str:
     """What decides which tokens a grammar admits, besides the model's tokenizer."""
-    return f"llguidance {library_version()}, limits {LIMITS}"
+    return f"llguidance {library_version()}, limits {LIMITS_VERSION}"
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +70,6 @@ class GrammarCompiler:
         """``eos_token_ids`` are those of ``tokenizer``."""
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._limits = {items: _limits(tokenizer.vocab_size, items) for items in (MAX_ITEMS, WRITTEN_ITEMS)}
         self._lock = threading.Lock()
         self._compiled: OrderedDict[bytes, _Compiled] = OrderedDict()
         """By digest. The last one was used last."""
@@ -90,7 +79,15 @@ class GrammarCompiler:
     @classmethod
     def from_directory(cls, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
         """For the tokenizer in ``directory``. Raises ``GrammarsUnavailableError``."""
-        return cls(load_tokenizer(directory, vocab_size, eos_token_ids), eos_token_ids)
+        try:
+            tokenizer = Tokenizer.from_directory(directory)
+        except (OSError, TokenizerError) as error:
+            raise GrammarsUnavailableError(f"the tokenizer cannot be read: {error}") from error
+        try:
+            table = token_table(tokenizer, vocab_size, eos_token_ids, with_slices=True)
+        except TokenTableError as error:
+            raise GrammarsUnavailableError(str(error)) from error
+        return cls(table, eos_token_ids)
 
     def is_special_token(self, token_id: int) -> bool:
         """Whether a grammar must name the token by its id."""
@@ -144,7 +141,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         try:
-            limits = self._limits[WRITTEN_ITEMS if WRITTEN_GRAMMAR in grammar else MAX_ITEMS]
+            limits = parser_limits(self._tokenizer.vocab_size, grammar)
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
             if matcher.is_error():
                 raise InvalidRequestError("grammar", matcher.get_error().removesuffix("<non-verbose/>").strip())
@@ -182,25 +179,3 @@ class GrammarCompiler:
 
 def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
-
-
-def _limits(vocab_size: int, items: int) -> LLParserLimits:
-    """Bounds of time and memory, in steps that llguidance counts: of a mask, in proportion to the vocabulary.
-
-    Those of parsing are reached by certain tokens. Those of the lexer are also reached by the other sequences that
-    share it, and count only where a new lexer reaches them, too (``fresh_matcher``). What a lexer has already costs no
-    steps. So others may save a sequence steps; they never make it fail.
-    """
-    from llguidance import LLParserLimits
-
-    entries = max(vocab_size, LEAST_ENTRIES)
-    return LLParserLimits(
-        initial_lexer_fuel=1_000_000,  # about 20 ms
-        step_lexer_fuel=4 * entries,  # of a mask: about 0.3 ms for 1,000 entries; forms that people write take a tenth
-        max_items_in_row=items,
-        step_max_items=entries,
-        max_lexer_states=MAX_LEXER_STATES,
-        max_grammar_size=200_000,
-        precompute_large_lexemes=False,
-        verbose_errors=False,
-    )

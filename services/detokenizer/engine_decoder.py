@@ -23,10 +23,10 @@ from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, TypedParts, fit
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
-from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
-from services.text.parsing.answer_gate import AnswerGate
-from services.text.parsing.choice_parser import ChoiceParser
-from services.text.tokenizer import Tokenizer
+from text_core.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
+from text_core.parsing.answer_gate import AnswerGate
+from text_core.parsing.choice_parser import ChoiceParser
+from text_core.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,7 @@ from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.model_generations import Generations
 from services.ring.outbox import Outboxes
-from services.text.tokenizer import Tokenizer
+from text_core.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 

@@ -29,7 +29,7 @@ from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry, Ledgers
 from services.ring.outbound_link import OutboundLink
-from services.text.grammar.grammar_text import Marker
+from text_core.grammar.grammar_text import Marker
 
 log = structlog.get_logger(__name__)
 

@@ -25,8 +25,8 @@ from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import ENGINE_CAPABILITIES
 from services.ring.ledger import LedgerEntry, Submission
 from services.ring.outbound_link import OutputFrame
-from services.text.answer_grammar import answer_grammar
-from services.text.grammar.grammar_text import Marker
+from text_core.answer_grammar import answer_grammar
+from text_core.grammar.grammar_text import Marker
 
 _FINISH_REASONS = {
     CoreFinishReason.STOP: FinishReason.STOP,

@@ -21,9 +21,9 @@ from engine_core.request import Request
 from services.common.process.run import DaemonThreadPool
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.tenant_quota import TenantQuota
-from services.text.grammar.constraints import ConstraintError
-from services.text.grammar.grammar_text import Marker
-from services.text.grammar.lark import literal
+from text_core.grammar.constraints import ConstraintError
+from text_core.grammar.grammar_text import Marker
+from text_core.grammar.lark import literal
 
 log = structlog.get_logger(__name__)
 

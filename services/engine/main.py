@@ -35,7 +35,7 @@ from services.engine.tokenizer import checked_tokenizer, read_tokenizer
 from services.engine.tracing import EngineTraces
 from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, PeerId
 from services.ring.liveness import BEAT_INTERVAL
-from services.text.grammar.markers import Markers
+from text_core.grammar.markers import Markers
 
 log = structlog.get_logger(__name__)
 

@@ -10,14 +10,14 @@ from collections.abc import Collection
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelSpec
-from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
+from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS
 from services.common.rpc.message_limits import MessageLimits
 from services.ring.errors import invalid_field
 from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, check_requires
+from services.ring.limits import MAX_CHOICES, MAX_STOP_TOKEN_IDS
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
-MAX_STOP_TOKEN_IDS = 64
 MAX_TENANT_BYTES = 512
 MAX_CONSTRAINT_BYTES, MAX_PARSE_BYTES = 1 << 20, 16 << 10
 """Tools that may be called have a schema each; a constraint of another kind has at most 256 KiB of text."""

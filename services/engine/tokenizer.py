@@ -9,9 +9,9 @@ from ringline.engine.v1 import engine_pb2
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.tokenizer import tokenizer_directory
-from services.text.chat_templates import ChatTemplates
-from services.text.tokenizer import Tokenizer
-from services.text.tokenizer_files import read_tokenizer_files
+from text_core.chat_templates import ChatTemplates
+from text_core.tokenizer import Tokenizer
+from text_core.tokenizer_files import read_tokenizer_files
 
 CHUNK_BYTES = 1 << 20
 

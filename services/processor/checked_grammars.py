@@ -6,8 +6,8 @@ import hashlib
 import threading
 from collections import OrderedDict
 
-from services.text.grammar.checker import GrammarChecker
-from services.text.grammar.constraints import ConstraintError
+from text_core.grammar.checker import GrammarChecker
+from text_core.grammar.constraints import ConstraintError
 
 MAX_REMEMBERED = 4096
 """Outcomes remembered, of about 200 bytes each."""

@@ -19,20 +19,20 @@ from services.common.rpc.message_limits import MessageLimits
 from services.processor.checked_grammars import CheckedGrammars
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
+from services.ring.limits import MAX_CHOICES
 from services.ring.model_generations import Generation, Generations
-from services.text.chat_templates import ChatTemplates
-from services.text.grammar.checker import GrammarChecker
-from services.text.grammar.constraints import MAX_CHOICES as MAX_CONSTRAINT_CHOICES
-from services.text.grammar.constraints import MAX_TEXT_BYTES
-from services.text.tokenizer import Tokenizer
-from services.text.tokenizer_files import archive_of
+from text_core.chat_templates import ChatTemplates
+from text_core.grammar.checker import GrammarChecker
+from text_core.grammar.constraints import MAX_CHOICES as MAX_CONSTRAINT_CHOICES
+from text_core.grammar.constraints import MAX_TEXT_BYTES
+from text_core.tokenizer import Tokenizer
+from text_core.tokenizer_files import archive_of
 
 log = structlog.get_logger(__name__)
 
 MODEL_TIMEOUT = 10.0
 """Seconds for an engine to describe its model."""
 
-MAX_CHOICES = 128
 BYTES_PER_TOKEN = 8
 """Most bytes of text per token, on average over a whole context; text of any language takes 3 to 5."""
 BYTES_PER_ID = 3

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
+from text_core.tokenizer import Tokenizer
 
 TOPICS = ("a small dog", "the king of the hill", "two sisters", "an old boat", "the red ball", "a cat named Tom")
 SHARED = "Once upon a time there was a little girl who lived in a house near the woods with her mother. " * 4

@@ -26,7 +26,7 @@ from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishReason, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.step import SequenceOutput
-from services.text.tokenizer import Tokenizer as RingTokenizer
+from text_core.tokenizer import Tokenizer as RingTokenizer
 
 from .engines import StageDetails
 from .models.tiny_models import CASES, make_model, save_model

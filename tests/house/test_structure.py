@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.ring import ROOT
 
-ROOMS = ("engine_core", "services", "clients/python", "checkpoints")
+ROOMS = ("engine_core", "services", "text_core", "clients/python", "checkpoints")
 MAX_LINES = 450
 MAX_NAME = 80
 
@@ -97,7 +97,7 @@ SCENARIOS = {
     "services/cli": "diagnosis secured",
     "services/gateway": "after_admission dialects",
     "services/processor": "cycles",
-    "services/text": "calls_in_templates families suite",
+    "text_core": "calls_in_templates families suite",
 }
 """By room, tests of what no one module does."""
 

@@ -30,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made from the source distribution, so that this has all of it too; in a copy, as a build leaves files behind."""
     directory = tmp_path_factory.mktemp("wheel")
     copy = directory / "copy"
-    for name in ("checkpoints", "engine_core", "services"):
+    for name in ("checkpoints", "engine_core", "services", "text_core"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, copy)
@@ -56,10 +56,14 @@ def test_the_bundled_model_is_found_without_the_repository(wheel: Path, tmp_path
 
 def test_a_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    for package in ("engine_core", "services"):
+    for package in ("engine_core", "services", "text_core"):
         sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
         assert sources == {name for name in names if name.startswith(package) and name.endswith(".py")}
     kernels = ROOT / "engine_core" / "kernels" / "cpu"
     assert {path.relative_to(ROOT).as_posix() for path in kernels.iterdir()} <= names
     assert "services/processor/dashboard/page.html" in names
-    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"engine_core", "services"}
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {
+        "engine_core",
+        "services",
+        "text_core",
+    }

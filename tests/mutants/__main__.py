@@ -40,7 +40,7 @@ from benchmarks.guard import end_with_this_program
 from tests.mutants.changes import Change, changes_of
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("engine_core", "services", "clients/python/ringline")
+ROOMS = ("engine_core", "services", "text_core", "clients/python/ringline")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 MOST_TESTS = 25
 """Test functions that are run for a change: those that execute the fewest other lines, which are the quickest."""

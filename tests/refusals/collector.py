@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("engine_core", "services", "clients/python/ringline")
+ROOMS = ("engine_core", "services", "text_core", "clients/python/ringline")
 _LOG = {f"log.{level}" for level in ("warning", "error", "exception", "critical")}
 _REFUSING = ("Error", "Exception", "Refused", "Status", "UnusableFile", "Verdict", "refuse", "invalid_field")
 _REFUSING += ("exhausted", "fail", "warn", "echo")

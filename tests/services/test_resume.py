@@ -16,10 +16,10 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2
 
 from services.common.rpc.shared_messages import read_logprobs
-from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 from tests.services.ring.token_logprobs import unpacked
 from tests.services.streams import Transcript, ask, generate, read_session, send
+from text_core.tokenizer import Tokenizer
 
 GenerateRequest = inference_pb2.GenerateRequest
 

@@ -13,8 +13,8 @@ import ringline
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
-from services.text.tokenizer_files import read_tokenizer_files
 from tests.ring import MODEL, Ring
+from text_core.tokenizer_files import read_tokenizer_files
 
 PROMPT = "Once upon a time"
 

@@ -14,7 +14,7 @@ PACKAGES = {"ringline": "clients/python/ringline"}
 """Where a package is that is not at the top of the tree."""
 _FROM = re.compile(r"^\s*from (\.*)([\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 _IMPORT = re.compile(r"^\s*import ([\w., ]+)$", re.MULTILINE)
-_NAMED = re.compile(r"[\"']((?:engine_core|services|ringline|tests|benchmarks)(?:\.\w+)+)[\"']")
+_NAMED = re.compile(r"[\"']((?:engine_core|services|text_core|ringline|tests|benchmarks)(?:\.\w+)+)[\"']")
 
 
 class Sources:

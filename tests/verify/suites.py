@@ -86,11 +86,11 @@ SUITES = (
     Suite(
         name="grammars",
         what="JSON Schemas by the thousand, beside jsonschema",
-        arguments=(*_PYTEST, "--grammars", "tests/services/text/grammar", "tests/engine_core/structured_output"),
+        arguments=(*_PYTEST, "--grammars", "tests/text_core/grammar", "tests/engine_core/structured_output"),
         minutes=8,
         begins=("tests.conftest",),
         mark="grammars",
-        data=(*_DATA, "tests/services/text/grammar", "tests/engine_core/structured_output"),
+        data=(*_DATA, "tests/text_core/grammar", "tests/engine_core/structured_output"),
         figures=_TESTS,
     ),
     Suite(

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from ringline.engine.v1 import engine_pb2
 
 from services.common.links.redial import LinkRefused
-from services.text.tokenizer_files import fingerprint, is_tokenizer_file
+from text_core.tokenizer_files import fingerprint, is_tokenizer_file
 
 MAX_TOTAL_BYTES = 512 << 20
 TIMEOUT = 60.0

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from ringline.types.v1 import constraint_pb2, part_pb2
 
-from services.text.answer_grammar import AnswerForm, ToolCalls
-from services.text.grammar.constraints import (
+from text_core.answer_grammar import AnswerForm, ToolCalls
+from text_core.grammar.constraints import (
     Constraint,
     ConstraintError,
     Grammar,
@@ -21,7 +21,7 @@ from services.text.grammar.constraints import (
     StructuralTag,
     StructuralTags,
 )
-from services.text.parsing.tool_grammar import ToolSpec
+from text_core.parsing.tool_grammar import ToolSpec
 
 MAX_TOOLS = 512
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")

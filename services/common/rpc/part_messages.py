@@ -10,7 +10,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.types.v1 import part_pb2
 
 from services.ring.events import TypedParts
-from services.text.parsing.parts import Content, ParseOptions, Part, Reasoning, ToolCallPiece
+from text_core.parsing.parts import Content, ParseOptions, Part, Reasoning, ToolCallPiece
 
 _Messages = RepeatedCompositeFieldContainer[part_pb2.Part]
 # Upper estimates of wire sizes in bytes.

@@ -16,9 +16,9 @@ from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CONSTRAINT, FORM_BESIDE_TOOLS
-from services.text.answer_grammar import answer_grammar
-from services.text.grammar.constraints import ConstraintError
-from services.text.parsing.formats import NONE
+from text_core.answer_grammar import answer_grammar
+from text_core.grammar.constraints import ConstraintError
+from text_core.parsing.formats import NONE
 
 MAX_BYTES = 1 << 20
 """Of a constraint on the way to an engine, which refuses larger ones: of all tools that may be called, together."""

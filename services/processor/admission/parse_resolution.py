@@ -13,8 +13,8 @@ from services.common.rpc.constraint_messages import MAX_TOOLS, TOOL_NAME
 from services.processor.admission.tool_resolution import Tools
 from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
-from services.text.parsing import formats
-from services.text.parsing.formats import NONE
+from text_core.parsing import formats
+from text_core.parsing.formats import NONE
 
 MAX_TOOL_NAMES_BYTES = 4096
 """UTF-8 bytes of the tools' names together, where they go to the detokenizer: with the stop strings, in 16 KiB."""

@@ -35,9 +35,9 @@ from services.processor.served_models import ServedModel
 from services.ring.identity import ANSWER_STOPS, CONTENT_TOKENS, PARSE, PeerId, check_requires
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
-from services.text.chat_templates import ChatTemplateError, ChatTooLongError, UnknownTemplateError
-from services.text.incremental_decoder import left_context
-from services.text.parsing.formats import NONE
+from text_core.chat_templates import ChatTemplateError, ChatTooLongError, UnknownTemplateError
+from text_core.incremental_decoder import left_context
+from text_core.parsing.formats import NONE
 
 _NEUTRAL = {
     "temperature": 1.0,

@@ -12,7 +12,7 @@ from ringline.types.v1 import constraint_pb2
 
 from services.common.rpc.constraint_messages import read_tools
 from services.processor.admission.validation import refuse
-from services.text.grammar.constraints import ConstraintError
+from text_core.grammar.constraints import ConstraintError
 
 _Mode = inference_pb2.ToolChoice.Mode
 

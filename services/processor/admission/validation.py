@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.served_models import MAX_CHOICES, ModelLimits
+from services.processor.served_models import ModelLimits
 from services.ring.errors import Code, Reason, Refused, invalid_field
-from services.text.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
+from services.ring.limits import MAX_CHOICES, MAX_STOP_TOKEN_IDS
+from text_core.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_TOKENS = 100, 1024
 MAX_BAD_WORDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORD_TOKENS_TOGETHER = 128, 256, 1024
 MAX_REQUEST_ID_BYTES = 128
 MAX_CACHE_SALT_BYTES = 256
@@ -109,11 +109,12 @@ def check_sampling(sampling: inference_pb2.SamplingParams, limits: ModelLimits) 
     _check_float(sampling, "repetition_penalty", MIN_REPETITION_PENALTY, MAX_TEMPERATURE, high_open=True)
     if sampling.HasField("n"):
         _check_range("sampling.n", sampling.n, 1, MAX_CHOICES)
-    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
-        raise refuse("sampling.logit_bias", f"{len(sampling.logit_bias)} entries: expected at most {MAX_LOGIT_BIAS}")
+    if (count := len(sampling.logit_bias)) > MAX_LOGIT_BIAS_TOKENS:
+        raise refuse("sampling.logit_bias", f"{count} entries: expected at most {MAX_LOGIT_BIAS_TOKENS}")
     for token, bias in sampling.logit_bias.items():
-        if not -100 <= bias <= 100:
-            raise refuse(f"sampling.logit_bias[{token}]", f"{_number(bias)} is out of range: expected -100 to 100")
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            problem = f"{_number(bias)} is out of range: expected {-MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}"
+            raise refuse(f"sampling.logit_bias[{token}]", problem)
     check_token_ids("sampling.logit_bias", sampling.logit_bias, limits)
     if len(sampling.allowed_token_ids) > limits.vocab_size:
         problem = (

@@ -9,7 +9,7 @@ from ringline.types.v1 import constraint_pb2
 
 from services.processor.admission.validation import refuse
 from services.ring.errors import Refused
-from services.text.grammar.constraints import MAX_TAGS, MAX_TEXT_BYTES
+from text_core.grammar.constraints import MAX_TAGS, MAX_TEXT_BYTES
 
 FIELD = "sampling_params.structural_tag"
 

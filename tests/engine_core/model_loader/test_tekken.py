@@ -18,11 +18,11 @@ from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.tekken import read_tekken
 from engine_core.model_loader.tokenizer import tokenizer_directory
-from services.text.chat_templates import ChatTemplateError, ChatTemplates
-from services.text.tokenizer import Tokenizer as TextTokenizer
-from services.text.tokenizer_files import read_tokenizer_files
+from text_core.chat_templates import ChatTemplateError, ChatTemplates
+from text_core.tokenizer import Tokenizer as TextTokenizer
+from text_core.tokenizer_files import read_tokenizer_files
 
-from ...services.text.trained_tokenizers import CORPUS
+from ...text_core.trained_tokenizers import CORPUS
 
 PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}"

@@ -19,11 +19,11 @@ from engine_core.offline.model_text import ModelText
 from engine_core.request import FinishReason, Request
 from engine_core.request import SamplingParams as EngineSamplingParams
 from engine_core.validation import validate_request
-from services.text.chat_templates import ChatTemplates
-from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
-from services.text.incremental_decoder import left_context
-from services.text.tokenizer import Tokenizer
-from services.text.tokenizer_files import read_tokenizer_files
+from text_core.chat_templates import ChatTemplates
+from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
+from text_core.incremental_decoder import left_context
+from text_core.tokenizer import Tokenizer
+from text_core.tokenizer_files import read_tokenizer_files
 
 TINY = Path(__file__).resolve().parents[3] / "checkpoints" / "tiny"
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": "16MiB"}

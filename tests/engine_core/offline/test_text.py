@@ -11,10 +11,10 @@ import pytest
 from engine_core.errors import ConfigError
 from engine_core.llm import LLM, SamplingParams
 from engine_core.offline.text import text_after
-from services.text.incremental_decoder import IncrementalDecoder, left_context
-from services.text.tokenizer import Tokenizer
+from text_core.incremental_decoder import IncrementalDecoder, left_context
+from text_core.tokenizer import Tokenizer
 
-from ...services.text.trained_tokenizers import CORPUS, byte_level, sentencepiece_bpe, unigram
+from ...text_core.trained_tokenizers import CORPUS, byte_level, sentencepiece_bpe, unigram
 
 TINY = Path(__file__).resolve().parents[3] / "checkpoints" / "tiny"
 

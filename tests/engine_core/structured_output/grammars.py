@@ -13,7 +13,7 @@ import numpy as np
 from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.structured_output.matcher import Bits
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
-from tests.services.text.trained_tokenizers import byte_level, tokenizer_json
+from tests.text_core.trained_tokenizers import byte_level, tokenizer_json
 
 VOCAB = 500
 """More than the tokenizer has."""

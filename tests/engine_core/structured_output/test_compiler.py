@@ -9,10 +9,10 @@ import llguidance
 import pytest
 
 from engine_core.errors import InvalidRequestError
-from engine_core.request import WRITTEN_GRAMMAR
 from engine_core.structured_output import compiler as module
-from services.text.grammar.context_free import MARK
 from tests.engine_core.structured_output.grammars import PERSON, VOCAB, ids_of, new_compiler
+from text_core.grammar import limits
+from text_core.grammar.limits import WRITTEN_GRAMMAR
 
 
 class Counted:
@@ -108,7 +108,7 @@ def test_grammars_that_cannot_be_used(grammar: str, problem: str) -> None:
 
 
 def test_limits_of_a_mask_grow_with_the_vocabulary() -> None:
-    small, large = module._limits(VOCAB, module.MAX_ITEMS), module._limits(260_000, module.WRITTEN_ITEMS)
+    small, large = limits.parser_limits(VOCAB, ""), limits.parser_limits(260_000, WRITTEN_GRAMMAR)
     assert (small.step_lexer_fuel, small.step_max_items) == (200_000, 50_000)
     assert (large.step_lexer_fuel, large.step_max_items) == (1_040_000, 260_000)
     assert small.max_lexer_states == large.max_lexer_states
@@ -117,11 +117,10 @@ def test_limits_of_a_mask_grow_with_the_vocabulary() -> None:
 
 def test_a_grammar_that_a_client_wrote_may_be_less_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rules may make every token slower than the one before, which a schema's do not."""
-    assert MARK == WRITTEN_GRAMMAR
-    monkeypatch.setattr(module, "MAX_ITEMS", module.MAX_ITEMS // 10)  # else it takes 10 s
-    monkeypatch.setattr(module, "WRITTEN_ITEMS", module.WRITTEN_ITEMS // 10)
+    monkeypatch.setattr(limits, "MAX_ITEMS", limits.MAX_ITEMS // 10)  # else it takes 10 s
+    monkeypatch.setattr(limits, "MAX_WRITTEN_ITEMS", limits.MAX_WRITTEN_ITEMS // 10)
     rules, ways = 'start: s\ns: s s | "a"\n', []
-    for grammar in (rules, f"{MARK}\n{rules}"):
+    for grammar in (rules, f"{WRITTEN_GRAMMAR}\n{rules}"):
         matcher = new_compiler().matcher(grammar)
         matcher.advance(ids_of("a" * 60))
         ways.append(matcher.failed_at)

@@ -15,12 +15,12 @@ from jsonschema import Draft202012Validator
 
 from engine_core.llm import LLM, SamplingParams
 from engine_core.request import FinishReason
-from services.text.grammar.constraints import ConstraintError, JsonSchema
-from services.text.grammar.grammar_text import grammar_of
-from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
-from tests.services.text.grammar.matching import checker
-from tests.services.text.grammar.strategies import FORMAT_CHECKER, schemas
+from tests.text_core.grammar.matching import checker
+from tests.text_core.grammar.strategies import FORMAT_CHECKER, schemas
+from text_core.grammar.constraints import ConstraintError, JsonSchema
+from text_core.grammar.grammar_text import grammar_of
+from text_core.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.grammars, pytest.mark.timeout(3600)]
 

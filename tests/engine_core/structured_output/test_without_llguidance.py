@@ -38,9 +38,9 @@ from pathlib import Path
 from engine_core.llm import LLM
 from engine_core.offline.sampling_params import SamplingParams
 from engine_core.errors import InvalidRequestError
-from services.text.grammar.checker import GrammarChecker
-from services.text.grammar.constraints import ConstraintError
-from services.text.tokenizer import Tokenizer
+from text_core.grammar.checker import GrammarChecker
+from text_core.grammar.constraints import ConstraintError
+from text_core.tokenizer import Tokenizer
 
 ranks = int(sys.argv[1])
 with LLM({str(MODEL)!r}, tensor_parallel_size=ranks, kv_cache_memory_bytes=32 << 20, max_model_len=256) as llm:

@@ -13,8 +13,8 @@ from services.processor.inference_messages import TextEntry, ends_of, entries_of
 from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.outbox import Outboxes, RequestUpdate
-from services.text.parsing.parts import Content, Part, Reasoning, ToolCallPiece
 from tests.services.ring.token_logprobs import TokenLogprob, packed
+from text_core.parsing.parts import Content, Part, Reasoning, ToolCallPiece
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=5)
 statuses = st.builds(Status, st.sampled_from(Code), st.text(max_size=5), st.none() | st.integers(0, 10**6))

@@ -18,11 +18,11 @@ from services.ring.errors import Code
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.outbox import RequestUpdate
-from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
-from services.text.tokenizer import Tokenizer as TextTokenizer
 from tests.services.processor.model_specs import EOS_TEXT, files, tokenizer
 from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
-from tests.services.text.panicking import Panicking
+from tests.text_core.panicking import Panicking
+from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
+from text_core.tokenizer import Tokenizer as TextTokenizer
 
 TOKENIZER = tokenizer()
 EOS = TOKENIZER.token_id(EOS_TEXT)

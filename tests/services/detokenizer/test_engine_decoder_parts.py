@@ -17,8 +17,8 @@ from services.processor.inference_messages import ends_of, entries_of
 from services.ring.errors import Code
 from services.ring.events import ChoiceEnd, FinishReason, TypedParts
 from services.ring.identity import PeerId
-from services.text.parsing.parts import Content, Part, Reasoning, ToolCallPiece
 from tests.services.processor.model_specs import EOS_TEXT, tokenizer
+from text_core.parsing.parts import Content, Part, Reasoning, ToolCallPiece
 
 TOKENIZER = tokenizer()
 EOS = TOKENIZER.token_id(EOS_TEXT)

@@ -10,8 +10,8 @@ from ringline.engine.v1 import engine_pb2
 from services.common.links.redial import LinkRefused
 from services.detokenizer.engines import Engines
 from services.ring.identity import PeerId
-from services.text.tokenizer_files import fingerprint
 from tests.services.processor.model_specs import files
+from text_core.tokenizer_files import fingerprint
 
 
 class Stub:

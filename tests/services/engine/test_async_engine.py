@@ -27,11 +27,11 @@ from services.engine.step_loop import StepReport
 from services.ring.errors import Code, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId
-from services.text.grammar.constraints import Grammar
-from services.text.grammar.context_free import MARK
-from services.text.grammar.grammar_text import grammar_of
-from services.text.grammar.lark import literal
 from tests.services.ring.attach_harness import submission
+from text_core.grammar.constraints import Grammar
+from text_core.grammar.context_free import MARK
+from text_core.grammar.grammar_text import grammar_of
+from text_core.grammar.lark import literal
 
 
 class RecordingRegistry:

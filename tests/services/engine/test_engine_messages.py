@@ -20,9 +20,9 @@ from services.engine.engine_messages import end_of, status_of, submission_of
 from services.engine.submit_limits import check_size, frame_limits
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.events import ChoiceEnd, FinishReason
-from services.text.grammar.constraints import Regex
-from services.text.grammar.grammar_text import grammar_of
-from services.text.grammar.lark import literal
+from text_core.grammar.constraints import Regex
+from text_core.grammar.grammar_text import grammar_of
+from text_core.grammar.lark import literal
 
 MODEL = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), dtype="float32")
 

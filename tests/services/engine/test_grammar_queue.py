@@ -16,9 +16,9 @@ from engine_core.request import Request, SamplingParams
 from services.engine import grammar_queue
 from services.engine.grammar_queue import THREADS, EngineRequest, GrammarQueue
 from services.ring.errors import Code, Status
-from services.text.grammar.constraints import Constraint, Grammar, Regex
-from services.text.grammar.context_free import MARK
-from services.text.grammar.grammar_text import grammar_of
+from text_core.grammar.constraints import Constraint, Grammar, Regex
+from text_core.grammar.context_free import MARK
+from text_core.grammar.grammar_text import grammar_of
 
 
 class Compiler:

@@ -14,11 +14,11 @@ from transformers import AutoTokenizer
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from services.engine.tokenizer import CHUNK_BYTES, checked_tokenizer, chunks, read_tokenizer
-from services.text.tokenizer import Tokenizer
 from tests.programs import output_of
 from tests.ring import MODEL
-from tests.services.text.families import FAMILIES
-from tests.services.text.trained_tokenizers import byte_level, tokenizer_json
+from tests.text_core.families import FAMILIES
+from tests.text_core.trained_tokenizers import byte_level, tokenizer_json
+from text_core.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.long
 
@@ -77,7 +77,7 @@ from pathlib import Path
 from engine_core.config import ModelConfig
 from engine_core.model_loader import convert_tokenizer
 from services.engine.tokenizer import read_tokenizer
-from services.text.tokenizer import Tokenizer
+from text_core.tokenizer import Tokenizer
 
 checkpoint, later, texts = *map(Path, sys.argv[1:3]), json.loads(sys.argv[3])
 converted = [Tokenizer.from_files(read_tokenizer(ModelConfig(model=str(checkpoint))))]

@@ -25,9 +25,9 @@ from services.gateway.openai.answer_form import MAX_TAGS, StructuredOutputs, str
 from services.gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
 from services.gateway.rpc.envelope import decode, encode
 from services.gateway.token_texts import TokenTexts
-from services.text.grammar import constraints
 from tests.clients.scripted_server import admitted, delta, ended, started
 from tests.services.gateway.http_harness import CHAT, Running, running
+from text_core.grammar import constraints
 
 HI = {"role": "user", "content": "Hi"}
 

@@ -13,9 +13,9 @@ from engine_core.config import ModelSpec
 from services.processor.checked_grammars import CheckedGrammars
 from services.processor.served_models import ModelLimits, ServedModel, ServedModels, TextCodec
 from services.ring.model_generations import Generation
-from services.text.chat_templates import ChatTemplates
-from services.text.grammar.checker import GrammarChecker
-from services.text.tokenizer import Tokenizer as TextTokenizer
+from text_core.chat_templates import ChatTemplates
+from text_core.grammar.checker import GrammarChecker
+from text_core.tokenizer import Tokenizer as TextTokenizer
 
 MAX_MODEL_LEN = 48
 MAX_LOGPROBS = 20

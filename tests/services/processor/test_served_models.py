@@ -15,10 +15,10 @@ from services.common.rpc.shared_messages import status_from_proto
 from services.processor.served_models import ModelLimits, TextCodec
 from services.ring.errors import Code, Reason
 from services.ring.identity import PeerId
-from services.text.chat_templates import ChatTemplates
-from services.text.grammar.constraints import MAX_CHOICES, MAX_TEXT_BYTES
 from tests.services.processor.ring_requests import SEED, Ring, ask, expected, route_of
 from tests.services.ring.ring_simulation import MAX_GENERATIONS, NEXT, PRESENT
+from text_core.chat_templates import ChatTemplates
+from text_core.grammar.constraints import MAX_CHOICES, MAX_TEXT_BYTES
 
 
 def roll_out(world: Ring, *names: str) -> None:

@@ -26,11 +26,11 @@ from services.ring.errors import Code, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
-from services.text.tokenizer import Tokenizer
 from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model
 from tests.services.processor.service_harness import ServiceHarness, ask, read_ends, read_into, read_to_the_end, served
 from tests.services.streams import cancel, send
 from tests.waiting import until
+from text_core.tokenizer import Tokenizer
 
 
 async def test_a_client_that_reads_nothing_loses_its_requests(

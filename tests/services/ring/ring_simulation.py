@@ -38,10 +38,10 @@ from services.ring.ledger import Ledgers
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.outbound_link import OutboundLink, RejectedCommand
 from services.ring.poison import MAX_CRASH_RESUBMITS
-from services.text.chat_templates import ChatTemplates
-from services.text.tokenizer import Tokenizer
 from tests.services.processor.processor_core import ProcessorCore
 from tests.services.ring.token_logprobs import TokenLogprob, packed
+from text_core.chat_templates import ChatTemplates
+from text_core.tokenizer import Tokenizer
 
 ALPHABET = "abc"
 MAX_MODEL_LEN = 64

@@ -15,8 +15,8 @@ from services.detokenizer.detokenizer_messages import outputs_of
 from services.ring.events import ChoiceEnd, FinishReason, Prefill, TypedParts
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outbox, Outboxes, RequestUpdate
-from services.text.parsing.parts import Content
 from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
+from text_core.parsing.parts import Content
 
 LIMITS = st.sampled_from([0, 1, 50, 200, 1000, 1 << 20])
 NAMES = st.sampled_from(["1-1", "1-2", "1-3"])

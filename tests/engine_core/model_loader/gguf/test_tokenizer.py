@@ -21,11 +21,11 @@ from engine_core.model_loader.gguf.pre_tokenizers import PRE_TOKENIZERS
 from engine_core.model_loader.gguf.reader import GgufFile
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids, tokenizer_files
 from engine_core.model_loader.tokenizer import tokenizer_directory
-from services.text.chat_templates import ChatTemplates
-from services.text.tokenizer import Tokenizer as TextTokenizer
-from services.text.tokenizer_files import read_tokenizer_files
+from text_core.chat_templates import ChatTemplates
+from text_core.tokenizer import Tokenizer as TextTokenizer
+from text_core.tokenizer_files import read_tokenizer_files
 
-from ....services.text.trained_tokenizers import CORPUS
+from ....text_core.trained_tokenizers import CORPUS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

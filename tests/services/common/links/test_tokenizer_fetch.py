@@ -11,7 +11,7 @@ from ringline.engine.v1 import engine_pb2
 from services.common.links import tokenizer_fetch
 from services.common.links.redial import LinkRefused
 from services.common.links.tokenizer_fetch import TokenizerFetcher
-from services.text.tokenizer_files import fingerprint
+from text_core.tokenizer_files import fingerprint
 
 FILES = {"tokenizer.json": b"{}"}
 DIGEST = fingerprint(FILES)

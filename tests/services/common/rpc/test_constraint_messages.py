@@ -7,8 +7,8 @@ from ringline.types.v1.constraint_pb2 import CallableTool, Constraint
 from ringline.types.v1.part_pb2 import ParseParams
 
 from services.common.rpc.constraint_messages import MAX_TOOLS, read_answer_form, read_tools
-from services.text.answer_grammar import AnswerForm, ToolCalls
-from services.text.grammar.constraints import (
+from text_core.answer_grammar import AnswerForm, ToolCalls
+from text_core.grammar.constraints import (
     ConstraintError,
     Grammar,
     JsonObject,
@@ -18,7 +18,7 @@ from services.text.grammar.constraints import (
     StructuralTag,
     StructuralTags,
 )
-from services.text.parsing.tool_grammar import ToolSpec
+from text_core.parsing.tool_grammar import ToolSpec
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, PeerId
 from services.ring.routing_logic import Needs
-from services.text.chat_templates import ChatTemplates, TemplateSource
-from services.text.parsing import formats
 from tests.services.processor.model_specs import served_model, tokenizer
+from text_core.chat_templates import ChatTemplates, TemplateSource
+from text_core.parsing import formats
 
 ME = PeerId("processor-0", 77)
 TEMPLATE = (

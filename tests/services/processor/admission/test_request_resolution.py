@@ -13,12 +13,13 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.request_resolution import cache_salt, prompt_ids, render_chat, resolve_request
-from services.processor.admission.validation import MAX_CHOICES, MAX_PROBLEM_LENGTH, ModelLimits
+from services.processor.admission.validation import MAX_PROBLEM_LENGTH, ModelLimits
 from services.processor.request import ResolvedRequest
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
-from services.text.chat_templates import ChatTemplates, TemplateSource
+from services.ring.limits import MAX_CHOICES
 from tests.services.processor.model_specs import EOS_TEXT, MAX_MODEL_LEN, served_model, tokenizer
+from text_core.chat_templates import ChatTemplates, TemplateSource
 
 ME = PeerId("processor-0", 77)
 TOKENIZER = tokenizer()

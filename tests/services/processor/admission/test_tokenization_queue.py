@@ -23,7 +23,7 @@ from services.ring.events import FinishReason
 from services.ring.model_generations import Generation
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.queue_harness import LARGE, QueueHarness
-from tests.services.text.panicking import panic
+from tests.text_core.panicking import panic
 from tests.waiting import until
 
 

@@ -25,12 +25,12 @@ from services.processor.served_models import ServedModel, ServedModels, TextCode
 from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFacts
 from services.processor.vllm_engine_api.service import DESCRIPTION, VllmEngineService
 from services.ring.identity import PeerId
-from services.text.chat_templates import ChatTemplates
-from services.text.tokenizer_files import archive_of
 from tests.services.in_process import served, status_of
 from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model, tokenizer
 from tests.services.processor.service_harness import ServiceHarness
 from tests.waiting import until
+from text_core.chat_templates import ChatTemplates
+from text_core.tokenizer_files import archive_of
 
 
 @pytest.fixture

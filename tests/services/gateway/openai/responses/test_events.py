@@ -20,12 +20,12 @@ from services.common.rpc.part_messages import typed_parts, write_parts
 from services.gateway.http.api_error import ApiError
 from services.gateway.openai.responses.events import ResponseEvents
 from services.gateway.openai.responses.tools import Function
-from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
-from services.text.parsing import parts as text_parts
-from services.text.parsing.choice_parser import ChoiceParser
-from services.text.parsing.parts import ParseOptions
-from services.text.tokenizer import Tokenizer
 from tests.services.gateway.answers import answers, blocks, deltas, events_in, finished, is_call
+from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
+from text_core.parsing import parts as text_parts
+from text_core.parsing.choice_parser import ChoiceParser
+from text_core.parsing.parts import ParseOptions
+from text_core.tokenizer import Tokenizer
 
 USAGE = Usage(30, 10, 7, 2)
 CALL = '{"name": "f", "arguments": {}}'

@@ -1,0 +1,76 @@
+"""Parses texts for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from text_core.parsing.content_tokens import ContentTokens
+from text_core.parsing.formats import call_ids, make_parser
+from text_core.parsing.parts import Content, ParseOptions, Part, PartWriter, Reasoning, ToolCallPiece
+from text_core.parsing.reasoning_meter import ReasoningMeter
+
+NAMES = ("f", "g", "get_weather")
+
+
+def options_of(tool_calls: str, *, reasoning: str | None = None, inside: bool = False) -> ParseOptions:
+    """Options of a request with the tools ``NAMES``; reasoning is in gpt-oss's channels, or as most models write it."""
+    default = "harmony" if tool_calls == "harmony" else "think"
+    return ParseOptions(tool_calls, default if reasoning is None else reasoning, inside, NAMES, b"seed")
+
+
+def parse(pieces: Iterable[str], options: ParseOptions) -> list[list[Part]]:
+    """What is known after each piece, and at the end."""
+    tokens, text = ContentTokens(), ""
+    writer = PartWriter(call_ids(options, 0), content_tokens=tokens)
+    parser = make_parser(options, writer, ReasoningMeter())
+    known: list[list[Part]] = [[]]
+
+    def add() -> None:
+        parts = [_with_checked_tokens(part, text) for part in writer.take()]
+        known.append(merged([*known[-1], *parts]))
+
+    for piece in pieces:
+        for at in range(len(text), len(text) + len(piece)):
+            tokens.begin_token(at)
+        text += piece
+        parser.feed(piece, len(text) - len(piece))
+        add()
+    parser.finish()
+    add()
+    return known[1:]
+
+
+def _with_checked_tokens(part: Part, text: str) -> Part:
+    """A part whose tokens, each a character of ``text``, spell it if it is content; without them."""
+    if not isinstance(part, Content):
+        return part
+    assert "".join(text[token] for token in part.tokens) == part.text
+    return Content(part.text)
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """The parts, with pieces that continue each other joined."""
+    whole: list[Part] = []
+    for part in parts:
+        before = whole[-1] if whole else None
+        if isinstance(part, ToolCallPiece) and isinstance(before, ToolCallPiece) and not part.id:
+            assert part.index == before.index
+            whole[-1] = ToolCallPiece(before.index, before.id, before.name, before.arguments + part.arguments)
+        elif isinstance(part, Content) and isinstance(before, Content):
+            whole[-1] = Content(before.text + part.text, before.tokens + part.tokens)
+        elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
+            whole[-1] = Reasoning(before.text + part.text)
+        else:
+            whole.append(part)
+    return whole
+
+
+def shown(parts: Sequence[Part]) -> list[str | tuple[str, str]]:
+    """Parts as a test writes them: content, ``think: reasoning``, and name and arguments of a call."""
+    texts: list[str | tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, ToolCallPiece):
+            texts.append((part.name, part.arguments))
+        else:
+            texts.append(part.text if isinstance(part, Content) else f"think: {part.text}")
+    return texts

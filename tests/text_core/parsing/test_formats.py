@@ -1,0 +1,176 @@
+"""What each format's parser makes of answers, however they are cut, as text and as tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as HFTokenizer
+
+from tests.text_core import chat_template_samples, family_templates
+from tests.text_core.parsing.parsing import merged, options_of, parse, shown
+from tests.text_core.parsing.samples import MALFORMED, WHOLE, Shown
+from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
+from text_core.parsing import json_calls, text_parser
+from text_core.parsing.choice_parser import ChoiceParser
+from text_core.parsing.formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    begins_in_reasoning,
+    detect,
+    make_parser,
+    marker_texts,
+)
+from text_core.parsing.marks import mark
+from text_core.parsing.parts import ParseOptions, Part, PartWriter, call_id
+from text_core.parsing.reasoning_meter import ReasoningMeter
+from text_core.parsing.text_parser import ReadingParser
+from text_core.tokenizer import Tokenizer
+
+SAMPLES = [(name, *sample) for name, samples in WHOLE.items() for sample in samples + MALFORMED[name]]
+WITH_SPECIAL_TOKENS = [(name, *sample) for name, samples in WHOLE.items() for sample in samples]
+
+
+@pytest.mark.parametrize(("name", "text", "parts"), SAMPLES)
+def test_an_answer_cut_at_every_character(name: str, text: str, parts: Shown) -> None:
+    options = options_of(name)
+    *known, whole = parse(text, options)
+    assert shown(whole) == parts
+    for at in range(1, len(text)):
+        first, second, end = parse([text[:at], text[at:]], options)
+        assert (first, second, end) == (known[at - 1], known[-1], whole), at
+
+
+@pytest.mark.parametrize(("name", "text", "parts"), WITH_SPECIAL_TOKENS)
+def test_the_end_of_an_answer_may_cut_what_closes_its_last_call(name: str, text: str, parts: Shown) -> None:
+    if isinstance(parts[-1], tuple):
+        ends = [shown(parse([text[:at]], options_of(name))[-1]) for at in range(len(text) + 1)]
+        assert all(end == parts for end in ends[ends.index(parts) :])
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[bool, Tokenizer]:
+    """A token for each byte; the formats' markers are special tokens or not."""
+    forms = [*TOOL_FORMATS.values(), *REASONING_FORMATS.values()]
+    markers = dict.fromkeys(marker for form in forms for marker in form.markers)
+    made = {}
+    for special in (False, True):
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        library = HFTokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library.decoder = decoders.ByteLevel()
+        if special:
+            library.add_special_tokens([AddedToken(marker, special=True) for marker in markers])
+        made[special] = Tokenizer.from_files({"tokenizer.json": library.to_str().encode()})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("special", "name", "text", "parts"),
+    [(False, *sample) for sample in SAMPLES] + [(True, *sample) for sample in WITH_SPECIAL_TOKENS],
+)
+def test_an_answer_cut_at_every_byte(
+    tokenizers: dict[bool, Tokenizer], special: bool, name: str, text: str, parts: Shown
+) -> None:
+    tokenizer, options = tokenizers[special], options_of(name)
+    if special and '"</tool_call>' in text:
+        return  # a special token does not stand for the same text within a string
+    ids = tokenizer.encode(text)
+    for cuts in (range(1, len(ids) + 1), [len(ids)]):
+        assert shown(merged(tokens_parsed(tokenizer, options, ids, cuts))) == parts
+
+
+def tokens_parsed(
+    tokenizer: Tokenizer, options: ParseOptions, ids: Sequence[int], cuts: Sequence[int]
+) -> Iterator[Part]:
+    decode = DecodeOptions()
+    decoder = ChoiceDecoder(tokenizer.pieces(), decode)
+    parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=True)
+    for begin, end in zip([0, *cuts], cuts, strict=False):
+        delta = decoder.feed(ids[begin:end])
+        if delta is not None:
+            yield from parser.feed(delta)
+    yield from parser.feed(decoder.finish(), last=True)
+    yield from parser.finish()
+
+
+def test_changed_answers_are_parsed_alike_however_they_are_cut() -> None:
+    """What a model gets wrong: a piece of an answer is left out, doubled, or anything else comes between."""
+    chance = random.Random(37)
+    for name, text, _ in SAMPLES * 6:
+        options = options_of(name, reasoning=chance.choice([None, "none", "think"]), inside=chance.random() < 0.2)
+        for marker in marker_texts(options):
+            text = text.replace(marker, chance.choice([marker, marker, mark(marker)]))
+        for _ in range(chance.randrange(1, 4)):
+            at, to = chance.randrange(len(text)), chance.randrange(len(text))
+            some = text[at : at + chance.randrange(1, 6)]
+            text = chance.choice([text[:at] + text[at + len(some) :], text[:to] + some + text[to:], text[:at] + some])
+            text = text[:to] + chance.choice("{}[]()\"\\', =:\n<;é") + text[to:]
+        *known, whole = parse(text, options)
+        at = chance.randrange(1, len(text)) if len(text) > 1 else 0
+        first, second, end = parse([text[:at], text[at:]], options)
+        assert (second, end) == (known[-1], whole), (name, text, at)
+        assert not at or first == known[at - 1], (name, text, at)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_no_text_is_held_without_bound(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in (text_parser, json_calls):
+        monkeypatch.setattr(module, "MAX_HELD", 1024)
+    halves = [text[: len(text) * part // 8] for text, _ in WHOLE[name] for part in range(1, 8)]
+    for beginning in halves:
+        for repeated in ('"', "a", " ", "{", '{"name": "', '{"arguments": {"a": "', "\\", "<"):
+            parser = make_parser(options_of(name, reasoning="none"), PartWriter(str), ReasoningMeter())
+            assert isinstance(parser, ReadingParser)
+            parser.feed(beginning + repeated * 2048, 0)
+            assert parser.num_waiting <= 1024 + 256, (beginning, repeated)
+
+
+def test_a_template_tells_the_format() -> None:
+    formats = {
+        name: detect(text)
+        for module in (chat_template_samples, family_templates)
+        for name, text in vars(module).items()
+        if name.isupper()
+    }
+    assert {name: formats for name, formats in formats.items() if formats != ("none", "none")} == {
+        "HEADERS": ("llama3_json", "none"),
+        "CHATML": ("hermes", "think"),
+        "HARMONY": ("harmony", "harmony"),
+        "GLM_4": ("none", "think"),
+        "DEEPSEEK": ("deepseek", "think"),
+        "DEEPSEEK_V3": ("deepseek", "think"),
+        "DEEPSEEK_V3_1": ("deepseek", "none"),
+        "MINISTRAL_3": ("mistral", "none"),
+        "MISTRAL": ("mistral", "none"),
+        "SMOLLM_3": ("none", "think"),
+    }
+
+
+def test_a_prompt_tells_whether_it_opened_the_reasoning() -> None:
+    assert begins_in_reasoning("think", "<|im_start|>assistant\n<think>\n")
+    assert not begins_in_reasoning("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not begins_in_reasoning("none", "<think>\n")
+    assert begins_in_reasoning("harmony", "<|start|>assistant<|channel|>analysis<|message|>")
+
+
+def test_an_answer_that_begins_in_the_reasoning() -> None:
+    for text in ("Hm.\n</think>\n\nYes.", "<think>\nHm.\n</think>\n\nYes."):
+        assert shown(parse(text, options_of("hermes", inside=True))[-1]) == ["think: Hm.", "Yes."]
+
+
+def test_ids_of_calls() -> None:
+    ids = {call_id(seed, choice, index) for seed in (b"a", b"b") for choice in range(3) for index in range(3)}
+    assert len(ids) == 18
+    assert all(len(one) == 29 and one.startswith("call_") and one[5:].isalnum() for one in ids)
+    assert call_id(b"a", 1, 2) == call_id(b"a", 1, 2)
+    mistral = TOOL_FORMATS["mistral"].call_id(b"a", 0, 0)
+    assert len(mistral) == 9
+    assert mistral.isalnum()
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"reasoning: there is no format 'x': expected one of harmony, think, none"):
+        marker_texts(ParseOptions(reasoning="x"))

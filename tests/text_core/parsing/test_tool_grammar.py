@@ -1,0 +1,165 @@
+"""What a format's grammar lets a model write is what the format's parser reads: calls whose arguments fit."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from tests.text_core.parsing.parsing import merged
+from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
+from text_core.grammar.checker import GrammarChecker
+from text_core.grammar.constraints import ConstraintError
+from text_core.parsing.choice_parser import ChoiceParser
+from text_core.parsing.formats import TOOL_FORMATS
+from text_core.parsing.parts import Content, ParseOptions, Part, Reasoning, ToolCallPiece
+from text_core.parsing.tool_grammar import ToolSpec
+from text_core.tokenizer import Tokenizer
+
+TINY = "checkpoints/tiny"
+TOOLS = [
+    ToolSpec(
+        "f",
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": -5, "maximum": 99}, "b": {"enum": ["x", 'é"\n']}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+        strict=True,
+    ),
+    ToolSpec(
+        "get_weather",
+        {
+            "properties": {"s": {"type": "string", "maxLength": 3}, "n": {"$ref": "#/$defs/n"}},
+            "required": ["n"],
+            "additionalProperties": False,
+            "$defs": {"n": {"type": "array", "items": {"type": ["boolean", "null"]}, "maxItems": 2}},
+        },
+        strict=True,
+    ),
+]
+TRIGGERS = {
+    "harmony": " to=functions.",
+    "deepseek": "Hi <｜tool▁calls▁begin｜>",
+    "mistral": "Hi [TOOL_CALLS]",
+    "hermes": "Hi <tool_call>",
+    "pythonic": "[f(",
+    "llama3_json": '{"name": "',
+}
+"""How an answer may begin that goes on with a call."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_directory(TINY)
+
+
+@pytest.fixture(scope="module")
+def checker(tokenizer: Tokenizer) -> GrammarChecker:
+    return GrammarChecker(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+
+
+@pytest.fixture(scope="module")
+def masks(tokenizer: Tokenizer) -> LLTokenizer:
+    text = Path(TINY, "tokenizer.json").read_text()
+    return LLTokenizer(text, eos_token=sorted(tokenizer.eos_token_ids), slices=[])
+
+
+def walk(masks: LLTokenizer, grammar: str, beginning: Sequence[int], seed: int) -> list[int]:
+    """Ids of a random answer: short tokens, so that it ends; at most 400."""
+    chance = random.Random(seed)
+    matcher = LLMatcher(masks, grammar, log_level=0)
+    assert matcher.consume_tokens(list(beginning)), matcher.get_error()
+    ids = list(beginning)
+    while len(ids) < 400:
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [token for token in range(masks.vocab_size) if mask >> token & 1]
+        if set(allowed) <= set(masks.eos_tokens) or (matcher.is_accepting() and chance.random() < 0.4):
+            break
+        allowed = [token for token in allowed if token not in masks.eos_tokens]
+        chosen = chance.choice(sorted(allowed, key=lambda token: len(masks.decode_str([token])))[:60])
+        assert matcher.consume_token(chosen), matcher.get_error()
+        ids.append(chosen)
+    assert matcher.is_accepting(), masks.decode_str(ids)
+    return ids
+
+
+def parsed(tokenizer: Tokenizer, name: str, ids: Sequence[int]) -> list[Part]:
+    options = ParseOptions(name, "harmony" if name == "harmony" else "none", False, tuple(tool.name for tool in TOOLS))
+    decode = DecodeOptions()
+    parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=True)
+    delta = ChoiceDecoder(tokenizer.pieces(), decode).finish(ids)
+    return merged([*parser.feed(delta, last=True), *parser.finish()])
+
+
+def check_calls(parts: list[Part]) -> int:
+    """Check the arguments of all calls; returns how many there are."""
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    calls = [part for part in parts if isinstance(part, ToolCallPiece)]
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+    return len(calls)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_demanded_calls(checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str) -> None:
+    for single in (True, False):
+        tools = [replace(tool, strict=True) for tool in TOOLS]
+        grammar = TOOL_FORMATS[name].grammar(tools, required=True, single=single, marker=checker.marker)
+        checker.check(grammar)
+        for seed in range(2):
+            parts = parsed(tokenizer, name, walk(masks, grammar, (), seed))
+            assert not [part for part in parts if isinstance(part, Content)]
+            count = check_calls([part for part in parts if not isinstance(part, Reasoning)])
+            assert count == 1 if single else count
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_calls_once_begun(checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str) -> None:
+    grammar = TOOL_FORMATS[name].grammar(TOOLS, required=False, single=True, marker=checker.marker)
+    assert check_calls(parsed(tokenizer, name, walk(masks, grammar, tokenizer.encode(TRIGGERS[name]), 1))) == 1
+    free = tokenizer.encode("Hello, [you] {there}" if name != "harmony" else "<|channel|>final<|message|>Hello")
+    matcher = LLMatcher(masks, grammar, log_level=0)
+    assert matcher.consume_tokens(free)
+    assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_tool_without_properties_takes_no_arguments(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
+) -> None:
+    tool = ToolSpec("f", {"type": "object", "properties": {}}, strict=True)
+    grammar = TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker)
+    calls = parsed(tokenizer, name, walk(masks, grammar, (), 0))
+    assert [call.arguments for call in calls if isinstance(call, ToolCallPiece)] == ["{}"]
+
+
+def test_parameters_that_cannot_be_held_to() -> None:
+    def grammar(name: str, parameters: dict[str, object]) -> str:
+        tools = [ToolSpec("f", parameters, strict=True)]
+        return TOOL_FORMATS[name].grammar(tools, required=True, single=True, marker=json.dumps)
+
+    with pytest.raises(ConstraintError, match='expected "object"') as refused:
+        grammar("hermes", {"type": "string"})
+    assert refused.value.field == "tools[0].parameters_json"
+    with pytest.raises(ConstraintError, match="anyOf: is not supported in the format pythonic"):
+        grammar("pythonic", {"anyOf": [{}]})
+    with pytest.raises(ConstraintError, match="expected a name that Python allows"):
+        grammar("pythonic", {"properties": {"a-b": {}}})
+    with pytest.raises(ConstraintError, match=r"'#/properties/b' is not supported in the format pythonic"):
+        grammar("pythonic", {"properties": {"a": {"items": {"$ref": "#/properties/b"}}, "b": {}}})
+    many = {f"p{i}": {"$ref": "#/$defs/d"} for i in range(250)}
+    with pytest.raises(ConstraintError, match="bytes with a copy for each of 250 properties"):
+        grammar("pythonic", {"properties": many, "$defs": {"d": {"const": "x" * 9999}}})
+    for name in TOOL_FORMATS:
+        for parameters in ({"properties": {"a": 5}}, {"properties": []}, {"required": "a"}, {"pattern": 1}):
+            with pytest.raises(ConstraintError) as refused:
+                grammar(name, parameters)
+            assert refused.value.field == "tools[0].parameters_json"

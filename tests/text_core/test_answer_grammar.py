@@ -1,0 +1,138 @@
+"""The grammar of a whole answer: constraints and calls, with and without reasoning before them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.text_core.grammar.matching import Compiled, checker
+from text_core.answer_grammar import AnswerForm, ToolCalls, answer_grammar
+from text_core.grammar.constraints import ConstraintError, JsonObject, JsonSchema, Regex
+from text_core.parsing import formats
+from text_core.parsing.tool_grammar import ToolSpec
+
+CALLS = ToolCalls((ToolSpec("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}),), required=True)
+CALLS_OF_F = {
+    "harmony": [
+        '<|channel|>commentary to=functions.f<|message|>{"a": 1}',
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+        ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}',
+    ],
+    "deepseek": [
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ],
+    "mistral": ['[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]'],
+    "hermes": ['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'],
+    "pythonic": ["[f(a=1)]"],
+    "llama3_json": ['{"name": "f", "parameters": {"a": 1}}'],
+}
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+def compiled(form: AnswerForm) -> Compiled:
+    grammar = answer_grammar(form, checker().marker)
+    checker().check(grammar)
+    return Compiled(grammar)
+
+
+def test_reasoning_may_come_first_where_it_is_asked_for() -> None:
+    free = compiled(AnswerForm(Regex("yes|no"), after_reasoning=True, reasoning="think"))
+    assert free.accepts("yes")
+    assert free.accepts("<think>hm, no?</think>\n\nyes")
+    assert not free.accepts("hm</think>yes")
+    inside = compiled(AnswerForm(Regex("yes|no"), True, "think", begins_in_reasoning=True))
+    assert inside.accepts("hm</think>yes")
+    assert not inside.accepts("yes")
+    assert not compiled(AnswerForm(Regex("yes|no"), reasoning="think")).accepts("<think></think>yes")
+
+
+def test_calls_may_follow_reasoning_and_have_no_further_arguments() -> None:
+    calls = compiled(AnswerForm(CALLS, True, "think", tool_calls="hermes"))
+    assert calls.accepts(f"<think>so</think>{CALL}")
+    assert calls.accepts(CALL)
+    assert not calls.accepts(CALL.replace('"a": 1', '"a": 1, "b": 2'))
+
+
+def test_calls_in_channels_may_follow_reasoning_that_the_prompt_began() -> None:
+    call = "<|channel|>commentary to=functions.f<|message|>" + '{"a": 1}'
+    inside = compiled(AnswerForm(CALLS, True, "harmony", begins_in_reasoning=True, tool_calls="harmony"))
+    assert inside.accepts(f"hm<|end|><|start|>assistant{call}")
+    assert not inside.accepts(call)
+    assert compiled(AnswerForm(CALLS, True, "harmony", tool_calls="harmony")).accepts(call)
+
+
+@pytest.mark.parametrize("name", formats.TOOL_FORMATS)
+@pytest.mark.parametrize("reasoning", ["none", "think"])
+def test_a_form_beside_calls(name: str, reasoning: str) -> None:
+    """An answer is calls or has the form, and nothing else."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "b": {}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    tool = ToolSpec("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}, strict=True)
+    thought = "" if reasoning == "none" or name == "harmony" else "<think>so</think>\n"
+    final = "<|channel|>final<|message|>" if name == "harmony" else ""
+
+    def grammar(tool: ToolSpec, *, single: bool = False, required: bool = False) -> Compiled:
+        calls = ToolCalls((tool,), required, single, JsonSchema(json.dumps(schema)))
+        return compiled(AnswerForm(calls, bool(thought), reasoning, tool_calls=name))
+
+    either = grammar(tool)
+    for text in ('{"name": "f"}', '{"name": "g", "b": [1, {"c": null}]}'):
+        assert either.accepts(f"{thought}{final}{text}")
+    for call in CALLS_OF_F[name]:
+        assert either.accepts(thought + call)
+        assert not either.accepts(thought + call.replace("1", '"1"'))
+        assert not either.accepts(f"Hello {call}")
+        assert grammar(tool, required=True).accepts(thought + call)
+        assert grammar(replace(tool, strict=False)).accepts(thought + call.replace("1", '"1"'))
+    for text in ("Hello", '{"b": 1}', "[]"):
+        assert not either.accepts(f"{thought}{final}{text}")
+    assert not grammar(tool, required=True).accepts(thought + final + '{"name": "g"}')
+
+
+def test_a_form_may_follow_messages_in_channels() -> None:
+    calls = ToolCalls((ToolSpec("f", {}),), form=Regex("yes|no"))
+    for begun in (True, False):
+        either = compiled(AnswerForm(calls, True, "harmony", begun, "harmony"))
+        before = "" if begun else "<|channel|>analysis<|message|>"
+        assert either.accepts(f"{before}hm<|end|><|start|>assistant<|channel|>final<|message|>yes")
+        assert either.accepts(
+            f"{before}hm<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>" + "{}"
+        )
+        assert not either.accepts(f"{before}hm<|end|><|start|>assistant<|channel|>final<|message|>perhaps")
+
+
+def test_parameters_nested_too_deep_are_refused() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"items": deep}
+    with pytest.raises(ConstraintError, match="nest too deep"):
+        answer_grammar(AnswerForm(ToolCalls((ToolSpec("f", deep),), True), tool_calls="hermes"), checker().marker)
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        (AnswerForm(Regex("a"), after_reasoning=True), "after_reasoning"),
+        (AnswerForm(Regex("(?=a)")), "regex"),
+        (AnswerForm(CALLS), "tool_calls"),
+        (AnswerForm(replace(CALLS, form=Regex("(?=a)")), tool_calls="hermes"), "tool_calls.form.regex"),
+        (
+            AnswerForm(replace(CALLS, required=False, form=JsonObject(True)), tool_calls="llama3_json"),
+            "tool_calls.form.any_whitespace",
+        ),
+        (
+            AnswerForm(ToolCalls((ToolSpec("f", {"not": {}}),), required=True), tool_calls="hermes"),
+            "tool_calls.tools[0].parameters_json",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(form: AnswerForm, field: str) -> None:
+    with pytest.raises(ConstraintError) as refused:
+        answer_grammar(form, checker().marker)
+    assert refused.value.field == field

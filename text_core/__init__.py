@@ -1,0 +1,10 @@
+"""Tokenizers and text, for the services and for ``LLM``. Pure: no gRPC, no asyncio, no engine.
+
+In reading order:
+
+tokenizer_files, special_tokens, tokenizer         a checkpoint's tokenizer, loaded like in transformers
+chat_templates, template_sandbox                   messages → prompt text, within bounds of time and size
+pieces, incremental_decoder, stop_strings          ids → text one by one; stop strings in growing text
+choice_decoder                                     combines these for one choice: ids in, deltas out
+grammar                                            what a client asks of an answer's form → a grammar, checked
+"""

@@ -1,0 +1,450 @@
+"""Chat templates: render messages to the prompt's text, as transformers' ``apply_chat_template`` does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.utils import Namespace
+
+from text_core.parsing.formats import NONE, detect
+from text_core.special_tokens import read_special_tokens
+from text_core.system_messages import ARRANGEMENTS, has_more_than_the_first, marked, shows_all
+from text_core.template_sandbox import (
+    MAX_RENDERED_CHARS,
+    TIME_LIMIT_S,
+    BoundedEnvironment,
+    OutputTooLongError,
+    charge_for,
+)
+from text_core.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
+
+Message = Mapping[str, Any]
+"""A message: ``role``, ``content`` (text or a list of parts); optional ``tool_calls``, ``tool_call_id``, ``name``, …"""
+
+MAX_TEMPLATE_CHARS = 1 << 20
+
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys that a message may use for its reasoning; the first one present is used."""
+_CONTINUE_MARKER = "RINGLINE-CONTINUES-HERE "
+"""Appended to the message to be continued; its trailing blank shows whether the template trims."""
+
+_PROBED_CALL = {"name": "probed_call", "arguments": {"a": "probed_argument"}}
+_PROBE: list[dict[str, Any]] = [
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "probe0001", "type": "function", "function": _PROBED_CALL}],
+    },
+]
+"""Messages that call a tool; tool name and argument occur in no template's own text."""
+
+
+class ChatTemplateError(ValueError):
+    """The messages cannot be rendered; the text is one sentence."""
+
+
+class ChatTooLongError(ChatTemplateError):
+    """The prompt's text would be longer than allowed."""
+
+
+class UnknownTemplateError(ChatTemplateError):
+    """The model has no template of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A template's text."""
+
+    text: str
+    origin: str = "the chat template"
+    """Its source, such as a file name, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CallForm:
+    """The form in which a template expects messages that call tools; templates differ in it."""
+
+    null_content: bool = False
+    """Missing content must be null, as in OpenAI's API; otherwise the template does not show the calls."""
+    text_arguments: bool = False
+    """A call's arguments must be JSON text."""
+
+    def of(self, message: dict[str, Any]) -> dict[str, Any]:
+        """``message`` converted to this form if it calls tools, else unchanged."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        changed = dict(message)
+        if self.null_content and not message.get("content"):
+            changed["content"] = None
+        if self.text_arguments:
+            changed["tool_calls"] = [_with_text_arguments(call) for call in calls]
+        return changed
+
+
+_CALL_FORMS = (
+    _CallForm(),
+    _CallForm(null_content=True),
+    _CallForm(text_arguments=True),
+    _CallForm(null_content=True, text_arguments=True),
+)
+
+
+class ChatTemplates:
+    """A model's chat templates by name, usually only ``default``."""
+
+    def __init__(
+        self,
+        templates: Mapping[str, TemplateSource],
+        special_tokens: Mapping[str, str] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """``special_tokens``: variables such as ``bos_token``; ``now`` returns the time that ``strftime_now`` formats.
+
+        Raises ``ChatTemplateError`` for a template that cannot be compiled.
+        """
+        self._sources = dict(templates)
+        self._special_tokens = dict(special_tokens or {})
+        self._environment = _environment(now)
+        self._compiled = {name: self._compile(source) for name, source in self._sources.items()}
+        self._call_forms: dict[str, _CallForm] = {}
+        """The call form of each template that has rendered tool calls, keyed by the template's name."""
+        self._formats: dict[str, tuple[str, str]] = {}
+        """The formats of each template's answers, keyed by the template's name."""
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
+        """Load from a tokenizer's files; separate template files override those in ``tokenizer_config.json``.
+
+        Raises ``ChatTemplateError`` or ``TokenizerError``, naming the file.
+        """
+        return cls(_sources(files), read_special_tokens(files).named)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the templates; empty if the model has none."""
+        return tuple(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_name: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+        max_chars: int = MAX_RENDERED_CHARS,
+    ) -> str:
+        """The prompt's text. Encode it without adding special tokens: the template writes them.
+
+        A message that calls tools is converted to the form that the template expects: DeepSeek V3's wants null for
+        missing content and JSON text for arguments, on which other templates fail. Arguments that are a text, because
+        a model wrote no JSON object, stay one; a template that fails on it gets the text within an object.
+
+        Messages of the system that are not the first stay where they are if the template shows them there; else they
+        are merged or moved (``system_messages``).
+
+        ``tools`` and ``documents`` are passed to the template unchanged; documents may be among ``template_args``, too.
+        ``template_name`` defaults to ``tool_use`` if there are tools and the model has such a template, else to
+        ``default``. ``add_generation_prompt`` opens the assistant's message; ``continue_final_message`` instead leaves
+        the last message open. ``template_args`` are further variables. Raises ``ChatTemplateError``, among them
+        ``ChatTooLongError`` if the text is longer than ``max_chars``.
+        """
+        arguments = template_args or {}
+        if not messages:
+            raise ChatTemplateError("a chat needs at least one message")
+        if add_generation_prompt and continue_final_message:
+            raise ChatTemplateError(
+                "continue_final_message and add_generation_prompt are both set: expected one of the two"
+            )
+        if clash := sorted(set(arguments) & set(_OWN_VARIABLES)):
+            raise ChatTemplateError(f"template arguments must not be named {', '.join(clash)}")
+        name = self._choose(template_name, tools is not None)
+        chat = [_normalized(message) for message in messages]
+        if any(message.get("tool_calls") for message in chat):
+            form = self._call_form(name)
+            chat = [form.of(message) for message in chat]
+        variables = {
+            **self._special_tokens,
+            "documents": documents,
+            **arguments,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if has_more_than_the_first(chat):
+            chat = self._arranged(name, chat, variables)
+        continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
+        variables["messages"] = chat
+        try:
+            rendered = self._render(name, variables, max_chars)
+        except ChatTemplateError:
+            within = list(map(_with_object_arguments, chat))
+            if within == chat:
+                raise
+            rendered = self._render(name, variables | {"messages": within}, max_chars)
+        return rendered if continued is None else _cut_at_mark(rendered, continued)
+
+    def formats(self, template_name: str | None, has_tools: bool) -> tuple[str, str]:
+        """Names of the formats in which a template writes calls of tools, and reasoning; none without such a template.
+
+        The template is the one that ``render`` uses.
+        """
+        name = template_name or ("tool_use" if has_tools and "tool_use" in self._sources else "default")
+        if (source := self._sources.get(name)) is None:
+            return NONE, NONE
+        if name not in self._formats:
+            self._formats[name] = detect(source.text)
+        return self._formats[name]
+
+    def _choose(self, name: str | None, has_tools: bool) -> str:
+        if not self._sources:
+            raise ChatTemplateError(
+                "the model has no chat template (its checkpoint has no chat_template.jinja, and no chat_template in "
+                "tokenizer_config.json): send the prompt as text or as ids"
+            )
+        if name is None:
+            name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            known = ", ".join(sorted(self._sources))
+            raise UnknownTemplateError(f"the model has no chat template named {name!r}: expected one of {known}")
+        return name
+
+    def _call_form(self, name: str) -> _CallForm:
+        """The first form with which the template shows a call; the plain one if none does, or if it takes too long."""
+        if name not in self._call_forms:
+            end = time.monotonic() + TIME_LIMIT_S  # for all forms together; each rendering has its own limit, too
+            in_time = takewhile(lambda _: time.monotonic() < end, _CALL_FORMS)
+            self._call_forms[name] = next((form for form in in_time if self._shows_call(name, form)), _CALL_FORMS[0])
+        return self._call_forms[name]
+
+    def _shows_call(self, name: str, form: _CallForm) -> bool:
+        chat = [form.of(message) for message in _PROBE]
+        variables = {**self._special_tokens, "messages": chat, "tools": None, "documents": None}
+        try:
+            rendered = self._render(name, variables | {"add_generation_prompt": False}, MAX_RENDERED_CHARS)
+        except ChatTemplateError:
+            return False
+        # A template that prints the arguments unchanged expects JSON text. One that prints the whole call is fine: its
+        # output equals that of transformers.
+        in_pythons_notation = str(_PROBED_CALL["arguments"]) in rendered.replace(str(_PROBED_CALL), "")
+        return "probed_call" in rendered and "probed_argument" in rendered and not in_pythons_notation
+
+    def _arranged(self, name: str, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """``chat`` in the first arrangement in which the template shows all that the system says, else as it is."""
+        short, marks = marked(chat)
+        few_tools = {**variables, "tools": variables["tools"] and variables["tools"][:1]}
+        end = time.monotonic() + TIME_LIMIT_S  # for all together; each rendering has its own limit, too
+        for arranged in ARRANGEMENTS:
+            if time.monotonic() > end:  # to go on as it stands would be another prompt on a busy machine
+                raise ChatTemplateError(f"no place for the system's messages in {TIME_LIMIT_S:g} s: put them first")
+            try:
+                probe = few_tools | {"messages": list(map(_with_object_arguments, arranged(short)))}
+                if shows_all(self._render(name, probe, MAX_RENDERED_CHARS), marks):
+                    return arranged(chat)
+            except ChatTemplateError:
+                continue
+        return chat
+
+    def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:
+        try:
+            rendered = self._environment.render(self._compiled[name], variables, max_chars)
+            rendered.encode()
+        except UnicodeEncodeError as error:
+            raise ChatTemplateError("the rendered chat is not valid Unicode: it has half a surrogate pair") from error
+        except RecursionError as error:
+            raise ChatTemplateError("the chat template nests too deeply") from error
+        except OutputTooLongError as error:
+            raise ChatTooLongError(f"the chat is longer than {max_chars} characters") from error
+        except Exception as error:  # templates can raise anything
+            raise ChatTemplateError(f"the chat template failed: {_sentence(error)}") from error
+        return rendered
+
+    def _compile(self, source: TemplateSource) -> Template:
+        if len(source.text) > MAX_TEMPLATE_CHARS:
+            raise ChatTemplateError(f"{source.origin} is longer than {MAX_TEMPLATE_CHARS} characters")
+        try:
+            return self._environment.template(source.text)
+        except TemplateSyntaxError as error:
+            raise ChatTemplateError(f"{source.origin} has an error in line {error.lineno}: {error.message}") from error
+        except (SyntaxError, RecursionError) as error:  # Python's compiler allows 20 nested loops
+            raise ChatTemplateError(f"{source.origin} nests too deeply") from error
+
+
+def _sources(files: Mapping[str, bytes]) -> dict[str, TemplateSource]:
+    prefix = ADDITIONAL_TEMPLATES + "/"
+    own = {"default": "chat_template.jinja"} if "chat_template.jinja" in files else {}
+    own |= {
+        file.removeprefix(prefix).removesuffix(".jinja"): file
+        for file in files
+        if file.startswith(prefix) and file.endswith(".jinja")
+    }
+    if own:
+        return {name: TemplateSource(_decoded(file, files[file]), file) for name, file in own.items()}
+    declared = load_json(files, "tokenizer_config.json").get("chat_template")
+    if declared is None:
+        return {}
+    origin = "chat_template of tokenizer_config.json"
+    if isinstance(declared, str):
+        return {"default": TemplateSource(declared, origin)}
+    try:
+        pairs = declared.items() if isinstance(declared, dict) else [(t["name"], t["template"]) for t in declared]
+        return {str(name): TemplateSource(str(text), f"{origin} ({name})") for name, text in pairs}
+    except (TypeError, KeyError) as error:
+        raise TokenizerError(f"{origin} must be text or a list of named templates") from error
+
+
+def _decoded(file: str, content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{file} is not UTF-8") from error
+
+
+def _normalized(message: Message) -> dict[str, Any]:
+    """A copy without null fields, and with the reasoning under the keys that templates read."""
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError("every message must be an object")
+    chat = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((chat[name] for name in _REASONING if name in chat), None)
+    if reasoning is None:
+        return chat
+    return {"thinking": reasoning} | chat | {"reasoning_content": reasoning}
+
+
+def _with_text_arguments(call: Any) -> Any:
+    """A copy of a call whose arguments are JSON text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str | None):
+        return call
+    try:
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    except RecursionError as error:
+        raise ChatTemplateError("the arguments of a call nest too deeply") from error
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _with_object_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """``message`` with arguments that are a text within an object, for templates that list them by name."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(text := function.get("arguments"), str):
+            call = {**call, "function": {**function, "arguments": {"arguments": text}}}
+        calls.append(call)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _mark_final(chat: list[dict[str, Any]], source: str) -> str:
+    """Append the marker to the last message's text; returns that text."""
+    final = chat[-1]
+    content = final.get("content")
+    if content is None or "content" not in source:
+        raise ChatTemplateError(
+            "continue_final_message needs content in the last message, and a chat template that shows it"
+        )
+    if isinstance(content, str):
+        final["content"] = content + _CONTINUE_MARKER
+        return content
+    parts = [dict(part) for part in content]
+    text_parts = [part for part in parts if "text" in part]
+    if not text_parts:
+        raise ChatTemplateError("continue_final_message needs text in the last message")
+    text = str(text_parts[-1]["text"])
+    text_parts[-1]["text"] = text + _CONTINUE_MARKER
+    final["content"] = parts
+    return text
+
+
+def _cut_at_mark(rendered: str, continued: str) -> str:
+    """The prompt up to the end of the message that is continued."""
+    at = rendered.rfind(_CONTINUE_MARKER.strip())
+    if at < 0 or continued.strip() not in rendered:
+        raise ChatTemplateError("continue_final_message cannot be used: the chat template changes the last message")
+    if rendered.startswith(_CONTINUE_MARKER, at):
+        return rendered[:at]
+    return rendered[:at].rstrip()
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+def _environment(now: Callable[[], datetime]) -> BoundedEnvironment:
+    environment = BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: now().strftime(form),
+        "dict": _NewDict(),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+class _Generation(Extension):
+    """``{% generation %}`` … ``{% endgeneration %}`` marks assistant text for training; here it renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Namespace(Namespace):
+    """jinja2's ``namespace`` without names that begin with an underscore, which could reach Python's attributes."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a namespace must not have the name {name!r}")
+
+
+class _NewDict:
+    """``dict`` without the attributes of a class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    if (indent if isinstance(indent, int) else len(indent or "")) > 16:
+        raise SecurityError("tojson must not indent by more than 16")
+    charge_for(x)
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

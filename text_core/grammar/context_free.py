@@ -1,0 +1,304 @@
+"""Context-free grammars of clients: Lark, or GBNF converted to it.
+
+They are read here, roughly, before llguidance sees them: what they cost is counted, rules that can never end are
+found, and what would break a promise is refused, such as options that llguidance has and other notations lack.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
+from text_core.grammar.limits import WRITTEN_GRAMMAR
+from text_core.grammar.references import MAX_LEVELS, levels
+from text_core.grammar.regex import MAX_SIZE, RegexError, size_of, whole_match
+
+FIELD = "grammar"
+
+MAX_DEPTH = 50
+"""Groups within groups, and terminals within terminals."""
+MAX_RULES = 2_000
+MAX_ALTERNATIVES = 1_000
+"""Of one rule: at each point of an answer, any of them may follow."""
+MAX_GBNF_CHARS = 64 << 10
+"""The converter is slow."""
+MAX_REPETITIONS = 100_000
+
+_HEAD = re.compile(
+    r"^[ \t]*[?!]*(?P<name>[A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*(?P<options>\[[^\]\n]*\])?[ \t]*:(?!:)", re.MULTILINE
+)
+_LEXEME = re.compile(
+    r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)
+    |(?P<string>"(?:[^"\\\n]|\\.)*+"i?)
+    |(?P<regex>/(?:[^/\\\n]|\\.)++/(?P<flags>[a-z]*))
+    |(?P<special><[^<>\s]+>)
+    |(?P<alias>->[ \t]*\w+)
+    |(?P<count>\{[ \t]*(?P<low>\d*)[ \t]*(?:,[ \t]*(?P<high>\d*)[ \t]*)?\}
+        |~[ \t]*(?P<from>\d+)(?:[ \t]*\.\.[ \t]*(?P<to>\d+))?)
+    |(?P<name>[A-Za-z_][\w-]*)
+    |(?P<operator>[|()\[\]?*+])""",
+    re.VERBOSE,
+)
+_BLANK = re.compile(r"\s+|//[^\n]*|\#[^\n]*")
+_DIRECTIVE = re.compile(r"^[ \t]*%(?P<word>\w+)(?P<rest>[^\n]*)", re.MULTILINE)
+
+
+_Needs = str | tuple["_Needs", ...] | list["_Needs"]
+"""A name; all of a tuple; one of a list."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """A part of a rule: what it costs and refers to."""
+
+    size: int = 0
+    """Characters and classes as ``regex.MAX_SIZE`` counts, without those of ``uses``."""
+    uses: list[tuple[str, int]] = field(default_factory=list)
+    """Names, and how often each is repeated."""
+    needs: _Needs = ()
+    """What must end for this to end."""
+    levels: int = 1
+    """Groups and repetitions within each other."""
+
+
+def checked_grammar(text: str) -> str:
+    """``text`` in Lark's notation, its regular expressions rewritten (``regex``). Raises ``ConstraintError``."""
+    size = len(text.encode())
+    if size > MAX_TEXT_BYTES:
+        raise ConstraintError(
+            FIELD, f"has {size} bytes: expected at most {MAX_TEXT_BYTES} ({MAX_TEXT_BYTES >> 10} KiB)"
+        )
+    if not text.strip():
+        raise ConstraintError(FIELD, "is empty")
+    lark = text if re.search(r"(?m)^[ \t]*[?!]*start\b[^:\n]*:(?!:)", text) else _from_gbnf(text)
+    return _Reader(lark).checked()
+
+
+class _Reader:
+    """Reads a grammar in Lark's notation."""
+
+    def __init__(self, lark: str) -> None:
+        self._lark = lark
+        self._position = 0
+        self._parts: list[str] = []
+        """The text, rewritten."""
+        self._rules: dict[str, _Node] = {}
+        heads = [match.start() for pattern in (_HEAD, _DIRECTIVE) for match in pattern.finditer(lark)]
+        self._starts = sorted(heads)
+        """Where rules and directives begin."""
+
+    def checked(self) -> str:
+        while self._position < len(self._lark):
+            if match := _BLANK.match(self._lark, self._position):
+                self._position = match.end()
+                self._parts.append("\n" if "\n" in match[0] else "")
+            elif match := _DIRECTIVE.match(self._lark, self._position):
+                self._directive(match)
+            elif match := _HEAD.match(self._lark, self._position):
+                self._rule(match)
+            else:
+                self._refuse("expected a rule, such as 'start: \"text\"'")
+        if "start" not in self._rules:
+            raise ConstraintError(FIELD, "has no rule named start")
+        self._check_depth()
+        self._check_sizes()
+        self._check_ends()
+        return "\n".join([WRITTEN_GRAMMAR, "".join(self._parts).lstrip()])
+
+    def _refuse(self, problem: str) -> NoReturn:
+        line = self._lark.count("\n", 0, self._position) + 1
+        raise ConstraintError(FIELD, f"line {line}: {problem}")
+
+    def _directive(self, match: re.Match[str]) -> None:
+        if match["word"] == "import":
+            self._parts.append(match[0] + "\n")
+            self._position = match.end()
+        elif match["word"] == "ignore":
+            self._parts.append("%ignore ")
+            self._position = match.start("rest")
+            self._define(f"%ignore {self._position}", self._alternatives(0, match.end()))
+        else:
+            self._refuse(f"%{match['word']} is not supported: expected %ignore or %import")
+
+    def _rule(self, match: re.Match[str]) -> None:
+        if (match["options"] or "[lazy]").replace(" ", "") not in ("[lazy]", "[]"):
+            self._refuse(f"{match['options']} is not supported: expected [lazy]")
+        self._parts.append(match[0])
+        self._position = match.end()
+        later = bisect.bisect_left(self._starts, match.end())
+        end = self._starts[later] if later < len(self._starts) else len(self._lark)
+        self._define(match["name"], self._alternatives(0, end))
+        self._parts.append("\n")
+
+    def _define(self, name: str, node: _Node) -> None:
+        if len(self._rules) >= MAX_RULES:
+            self._refuse(f"the grammar has more than {MAX_RULES} rules")
+        if name in self._rules:
+            self._refuse(f"rule {name} is there twice")
+        self._rules[name] = node
+
+    def _alternatives(self, depth: int, end: int) -> _Node:
+        if depth > MAX_DEPTH:
+            self._refuse(f"groups nest deeper than {MAX_DEPTH}")
+        alternatives: list[list[_Node]] = [[]]
+        while self._position < end:
+            match = _LEXEME.match(self._lark, self._position, end)
+            if match is None:
+                self._refuse(f"{self._lark[self._position]!r} is not supported")
+            if match["operator"] in (")", "]"):
+                if depth == 0:
+                    self._refuse(f"there is a {match[0]!r} that closes nothing")
+                break
+            self._position = match.end()
+            self._parts.append(" " if match["blank"] else self._rewritten(match))
+            if match["operator"] == "|":
+                alternatives.append([])
+                if len(alternatives) > MAX_ALTERNATIVES:
+                    self._refuse(
+                        f"a rule has more than {MAX_ALTERNATIVES} alternatives: make it a terminal, in capitals"
+                    )
+            elif match["operator"] in ("(", "["):
+                alternatives[-1].append(self._group(match[0], depth, end))
+            elif match["count"] or match["operator"]:
+                if not alternatives[-1]:
+                    self._refuse(f"{match[0]!r} has nothing to repeat")
+                alternatives[-1].append(self._repeated(alternatives[-1].pop(), match))
+            elif match["name"]:
+                alternatives[-1].append(_Node(0, [(match["name"], 1)], match["name"]))
+            elif not match["blank"] and not match["alias"]:
+                alternatives[-1].append(_Node(self._size(match)))
+        nodes = [node for sequence in alternatives for node in sequence]
+        return _Node(
+            sum(node.size for node in nodes),
+            [use for node in nodes for use in node.uses],
+            [tuple(node.needs for node in sequence) for sequence in alternatives],
+            1 + max((node.levels for node in nodes), default=0),
+        )
+
+    def _group(self, opening: str, depth: int, end: int) -> _Node:
+        node = self._alternatives(depth + 1, end)
+        closing = self._lark[self._position : self._position + 1]
+        if closing != {"(": ")", "[": "]"}[opening] or self._position >= end:
+            self._refuse(f"a {opening!r} is not closed")
+        self._parts.append(closing)
+        self._position += 1
+        if opening == "[":
+            node.needs = ()
+        return node
+
+    def _rewritten(self, match: re.Match[str]) -> str:
+        if not match["regex"]:
+            return match[0]
+        if match["flags"].strip("is"):
+            self._refuse(f"the flag {match['flags']!r} is not supported: expected i or s")
+        body = match["regex"][1 : match["regex"].rindex("/")]
+        flags = f"(?{match['flags']})" if match["flags"] else ""
+        try:
+            return f"/{whole_match(flags + body)}/"
+        except RegexError as error:
+            self._refuse(f"the regular expression {error}")
+
+    def _size(self, match: re.Match[str]) -> int:
+        if match["regex"]:
+            return size_of(match["regex"][1 : match["regex"].rindex("/")])
+        return len(match[0]) if match["string"] else 1
+
+    def _repeated(self, node: _Node, match: re.Match[str]) -> _Node:
+        low, high = 0, 1
+        if match["operator"] == "+":
+            low = 1
+        elif match["count"]:
+            first, last = match["low"] or match["from"] or "0", match["high"] or match["to"] or ""
+            if len(first) > 6 or len(last) > 6 or max(int(first), int(last or 0)) > MAX_REPETITIONS:
+                self._refuse(f"{match[0]} repeats more than {MAX_REPETITIONS} times")
+            low, high = int(first), int(last or first)
+        count = max(low, high, 1)
+        uses = [(name, times * count) for name, times in node.uses]
+        return _Node(node.size * count, uses, node.needs if low else (), node.levels + 1)
+
+    def _check_depth(self) -> None:
+        graph = {name: {used for used, _ in node.uses if used in self._rules} for name, node in self._rules.items()}
+        if levels(graph, {name: node.levels for name, node in self._rules.items()}) > MAX_LEVELS:
+            raise ConstraintError(FIELD, f"nests rules and groups more than {MAX_LEVELS} deep: expected fewer levels")
+
+    def _check_sizes(self) -> None:
+        """Terminals, which are written out where they are used, may not be too large, nor use themselves."""
+        sizes: dict[str, int] = {}
+
+        def size(name: str, depth: int) -> int:
+            if depth > MAX_DEPTH:
+                raise ConstraintError(FIELD, f"terminal {name} uses itself, or nests deeper than {MAX_DEPTH} terminals")
+            if name not in sizes:
+                node = self._rules.get(name)
+                sizes[name] = 1 if node is None else node.size + sum(n * size(used, depth + 1) for used, n in node.uses)
+            return sizes[name]
+
+        total = 0
+        for name, node in self._rules.items():
+            terminal = name.lstrip("_").isupper() or name.startswith("%")
+            total += size(name, 0) if terminal else node.size
+            if total > MAX_SIZE:
+                raise ConstraintError(
+                    FIELD, f"has more than {MAX_SIZE} characters when its repetitions are written out"
+                )
+
+    def _check_ends(self) -> None:
+        """Every rule must be able to end."""
+        known = {name for name in self._rules if not name.startswith("%")}
+        users: defaultdict[str | int, list[str | int]] = defaultdict(list)
+        """By a name or the number of a part of a rule: the names and numbers of what needs it."""
+        left: dict[str | int, int] = {}
+        """How many of what each needs must still be found to end."""
+
+        def enter(key: str | int, needs: _Needs) -> None:
+            parts = [needs] if isinstance(needs, str) else needs
+            left[key] = 1 if isinstance(needs, list) else len(parts)
+            for part in parts:
+                if isinstance(part, str):
+                    users[part].append(key)
+                else:
+                    number = len(left)
+                    users[number].append(key)
+                    enter(number, part)
+
+        for name in known:
+            enter(name, self._rules[name].needs)
+        waiting = [key for key, count in left.items() if not count]
+        waiting += [key for key in users if key not in left]  # terminals of llguidance, for which it answers
+        ends: set[str | int] = set()
+        while waiting:  # each need is looked at once, as there may be many
+            key = waiting.pop()
+            ends.add(key)
+            for user in users[key]:
+                left[user] -= 1
+                if not left[user]:
+                    waiting.append(user)
+        if endless := sorted(known - ends):
+            raise ConstraintError(FIELD, f"rule {endless[0]} can never end: each of its alternatives demands it again")
+
+
+def _from_gbnf(text: str) -> str:
+    if len(text) > MAX_GBNF_CHARS:
+        raise ConstraintError(FIELD, f"has more than {MAX_GBNF_CHARS} characters of GBNF: write it in Lark's notation")
+    if not re.search(r"(?m)^[ \t]*root\s*::=", text):
+        raise ConstraintError(FIELD, "has no rule named start (Lark, 'start: …') or root (GBNF, 'root ::= …')")
+    depth = 0
+    # Strings and classes may lack their end, or each beginning within them would be tried.
+    for match in re.finditer(r'#[^\n]*|"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|[()]', text):
+        depth += (match[0] == "(") - (match[0] == ")")
+        if depth > MAX_DEPTH:
+            line = text.count("\n", 0, match.start()) + 1
+            raise ConstraintError(FIELD, f"line {line}: groups nest deeper than {MAX_DEPTH}")
+    if len(re.findall("::=", text)) > MAX_RULES:
+        raise ConstraintError(FIELD, f"has more than {MAX_RULES} rules")
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        lark: str = gbnf_to_lark(text)
+    except Exception as error:  # the converter raises plain Exceptions, and IndexErrors at the end of the text
+        raise ConstraintError(FIELD, f"cannot be read as GBNF: {str(error) or type(error).__name__}") from None
+    return lark.replace("%llguidance {}", "", 1)

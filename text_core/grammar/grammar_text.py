@@ -1,0 +1,105 @@
+"""Constraints to grammar text: checked within bounds, and in the notation that the engine compiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from text_core.grammar.constraints import (
+    MAX_CHOICE_BYTES,
+    MAX_CHOICES,
+    MAX_TEXT_BYTES,
+    Constraint,
+    ConstraintError,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    OneOf,
+    Regex,
+    StructuralTags,
+)
+from text_core.grammar.context_free import checked_grammar
+from text_core.grammar.json_schema import any_object, checked_schema
+from text_core.grammar.lark import leading_terminal, literal, until
+from text_core.grammar.regex import RegexError, whole_match
+from text_core.grammar.structural_tags import tags_grammar
+
+Marker = Callable[[str], str]
+"""Makes a Lark expression of a text that may have special tokens in it: ``GrammarChecker.marker``."""
+
+
+def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
+    """The grammar of a whole answer, as llguidance reads it.
+
+    Raises ``ConstraintError`` for what is not supported, too large or contradicts itself. What only compiling shows is
+    found by ``GrammarChecker.check``. ``marker`` is for the texts that begin and end structural tags.
+    """
+    match constraint:
+        case JsonSchema():
+            return f"start: %json {checked_schema(constraint.schema, constraint.any_whitespace)}"
+        case JsonObject():
+            return f"start: %json {any_object(constraint.any_whitespace)}"
+        case Regex():
+            return _regex(constraint.pattern)
+        case OneOf():
+            return _choice(constraint)
+        case Grammar():
+            return checked_grammar(constraint.text)
+        case StructuralTags():
+            return tags_grammar(constraint, marker)
+
+
+def with_parts(rules: str, parts: Mapping[str, str]) -> str:
+    """A grammar whose rules, and those of the grammars ``parts``, refer to parts: ``@name``."""
+    if len(parts) == 1 and rules in (f"start: @{name}" for name in parts):
+        return next(iter(parts.values()))
+    named = [{"name": name, "lark_grammar": grammar} for name, grammar in parts.items()]
+    return json.dumps({"grammars": [{"lark_grammar": rules}, *named]})
+
+
+def after_reasoning(
+    answer: str, parts: Mapping[str, str], opening: str | None, closing: str, begins_inside: bool, marker: Marker
+) -> str:
+    """A grammar of reasoning in free text up to ``closing``, and then of ``answer``, after at most two line breaks.
+
+    ``answer``: an expression of ``parts``, as in ``with_parts``. ``begins_inside``: the prompt has opened the
+    reasoning. Otherwise the answer may reason, by ``opening`` it, or not.
+    """
+    close = marker(closing)
+    if close.startswith("<"):  # no text contains a special token
+        rules, reasoning = [], f"/(?s:.*)/ {close}"
+    else:
+        first, rest = leading_terminal(close)
+        rules, reasoning = [f"reasoning[lazy]: {until(first)}"], f"reasoning{rest}"
+    reasoning += r" /\n{0,2}/"  # models are used to them
+    if not begins_inside:
+        reasoning = f"({marker(opening)} {reasoning})?" if opening else f"({reasoning})?"
+    return with_parts("\n".join([f"start: {reasoning} {answer}", *rules]), parts)
+
+
+def _regex(pattern: str) -> str:
+    if (size := len(pattern.encode())) > MAX_TEXT_BYTES:
+        raise ConstraintError(
+            "regex", f"has {size} bytes: expected at most {MAX_TEXT_BYTES} ({MAX_TEXT_BYTES >> 10} KiB)"
+        )
+    try:
+        return f"start: /{whole_match(pattern)}/"
+    except RegexError as error:
+        raise ConstraintError("regex", str(error)) from None
+
+
+def _choice(constraint: OneOf) -> str:
+    texts = constraint.texts
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        raise ConstraintError("choice.texts", f"has {len(texts)} texts: expected 1 to {MAX_CHOICES}")
+    sizes = [len(text.encode()) for text in texts]
+    for index, size in enumerate(sizes):
+        if not 1 <= size <= MAX_CHOICE_BYTES:
+            raise ConstraintError(f"choice.texts[{index}]", f"has {size} bytes: expected 1 to {MAX_CHOICE_BYTES}")
+    size = sum(sizes)
+    if size > MAX_TEXT_BYTES:
+        raise ConstraintError(
+            "choice.texts", f"have {size} bytes: expected at most {MAX_TEXT_BYTES} ({MAX_TEXT_BYTES >> 10} KiB)"
+        )
+    # one terminal, so that the parser sees one item, not thousands
+    return "start: CHOICE\nCHOICE: " + " | ".join(map(literal, dict.fromkeys(texts)))

@@ -1,0 +1,219 @@
+"""The keywords of JSON Schema, draft 2020-12: those that are enforced, and the values that they may have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from text_core.grammar.json_text import shortened, shown
+from text_core.grammar.regex import RegexError, search
+
+MAX_LENGTH = 1_000_000
+"""Of ``minLength``, ``maxLength`` and the counts of items and properties."""
+MAX_STRING = 16 << 10
+"""Characters of a name, or of a string in const or enum."""
+MAX_NUMBER = 2**53
+"""Integers up to it have one value in every reader; bounds that lie beyond, such as those of int64, mean it."""
+MAX_MULTIPLE = 10_000
+"""Of ``multipleOf``, its decimal point taken out."""
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+ANNOTATIONS = frozenset(
+    (
+        *("$comment", "$schema", "$id", "$anchor", "$defs", "definitions"),
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("contentEncoding", "contentMediaType", "contentSchema"),
+        *("example", "externalDocs", "xml"),  # OpenAPI's
+        *("markdownDescription", "enumDescriptions", "markdownEnumDescriptions", "defaultSnippets"),  # editors'
+        *("errorMessage", "patternErrorMessage", "deprecationMessage", "enumNames", "propertyOrdering"),
+    )
+)
+"""Keywords that restrict nothing."""
+
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LONG_MONTH, _SHORT_MONTH = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])", "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+_DAY = f"(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+
+_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-%d[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+
+FORMATS: Mapping[str, str | None] = {
+    "date-time": f"{_DATE}T{_TIME}",
+    "date": _DATE,
+    "time": _TIME,
+    "duration": None,
+    "email": None,
+    "hostname": None,
+    "ipv4": None,
+    "ipv6": None,
+    "uuid": None,
+    "uri": None,
+    **{f"uuid{version}": _UUID % version for version in (1, 3, 4, 5, 6, 7, 8)},
+}
+"""Formats that are enforced, and expressions for them where llguidance has none, or one that allows too much, such as
+the 30th of February. Any other annotates, as JSON Schema has it: ``int64``, ``double``, ``password``, ``path``."""
+
+_DRAFTS = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+    "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-04/schema",
+)
+
+
+class KeywordError(ValueError):
+    """A keyword's value cannot be used; the text says why."""
+
+
+def _number(value: Any) -> Any:
+    if not _is_number(value):
+        raise KeywordError("expected a number")
+    if abs(value) > MAX_NUMBER:
+        raise KeywordError(f"{shortened(str(value))} is too large: expected at most 2^53 (9007199254740992)")
+    if 0 < abs(value) < 1e-9:
+        raise KeywordError(f"{value} is too small: expected 0, or at least 1e-9")
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _lower_bound(value: Any) -> Any:
+    return -MAX_NUMBER if _is_number(value) and value < -MAX_NUMBER else _number(value)
+
+
+def _upper_bound(value: Any) -> Any:
+    return MAX_NUMBER if _is_number(value) and value > MAX_NUMBER else _number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _multiple(value: Any) -> Any:
+    value = _number(value)
+    if value <= 0:
+        raise KeywordError("expected a number above 0")
+    for decimals in range(10):
+        scaled = value * 10**decimals
+        if math.isclose(scaled, round(scaled), rel_tol=1e-12):
+            if round(scaled) > MAX_MULTIPLE:
+                break
+            return value
+    raise KeywordError(f"{value} has too many digits: expected at most {MAX_MULTIPLE} without its decimal point")
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise KeywordError("expected an integer of at least 0")
+    return value
+
+
+def _lower_count(value: Any) -> int:
+    if (count := _count(value)) > MAX_LENGTH:
+        raise KeywordError(f"{shortened(str(count))} is too large: expected at most {MAX_LENGTH}")
+    return count
+
+
+def _upper_count(value: Any) -> int:
+    return min(_count(value), MAX_LENGTH)
+
+
+def _type(value: Any) -> Any:
+    for name in [value] if isinstance(value, str) else (listed := value if isinstance(value, list) else [None]):
+        if name not in TYPES:
+            raise KeywordError(f"expected one of {', '.join(TYPES)}, or a list of them")
+    if not isinstance(value, str) and not listed:
+        raise KeywordError("is empty: expected at least one type")
+    return value
+
+
+def _pattern(value: Any) -> str:
+    if not isinstance(value, str):
+        raise KeywordError("expected a regular expression")
+    try:
+        return f"^(?:{search(value)})$"
+    except RegexError as error:
+        raise KeywordError(str(error)) from None
+
+
+def _format(value: Any) -> str:
+    if not isinstance(value, str):
+        raise KeywordError("expected a text")
+    return value
+
+
+def _required(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise KeywordError("expected a list of names")
+    for name in value:
+        check_text(name)
+    return list(dict.fromkeys(value))
+
+
+def check_text(text: str) -> None:
+    """Refuse what an answer cannot have, whose strings have no escapes by number; and what takes long to compile."""
+    if len(text) > MAX_STRING:
+        raise KeywordError(f"{shown(text)} is longer than {MAX_STRING} characters")
+    for char in text:
+        if (char < " " and char not in "\b\t\n\f\r") or char == "\x7f":
+            raise KeywordError(f"{shown(text)} has the control character U+{ord(char):04X}, which answers cannot have")
+
+
+def check_value(value: Any) -> int:
+    """Check a value of ``const`` or ``enum``; returns how many values it consists of."""
+    if isinstance(value, str):
+        check_text(value)
+    elif isinstance(value, list):
+        return 1 + sum(map(check_value, value))
+    elif isinstance(value, dict):
+        for name in value:
+            check_text(name)
+        return 1 + sum(map(check_value, value.values()))
+    elif not isinstance(value, bool) and value is not None:
+        _number(value)
+    return 1
+
+
+def check_draft(value: Any) -> None:
+    """Refuse a value of ``$schema`` that names another language."""
+    if not isinstance(value, str) or value.rstrip("#") not in _DRAFTS:
+        raise KeywordError(f"expected one of {', '.join(_DRAFTS)}")
+
+
+SIMPLE: Mapping[str, Callable[[Any], Any]] = {
+    "type": _type,
+    "minimum": _lower_bound,
+    "maximum": _upper_bound,
+    "exclusiveMinimum": _lower_bound,
+    "exclusiveMaximum": _upper_bound,
+    "multipleOf": _multiple,
+    "minLength": _lower_count,
+    "maxLength": _upper_count,
+    "pattern": _pattern,
+    "format": _format,
+    "minItems": _lower_count,
+    "maxItems": _upper_count,
+    "minProperties": _lower_count,
+    "maxProperties": _upper_count,
+    "required": _required,
+}
+"""Keywords without schemas in them: each returns its value as llguidance is given it, or raises ``KeywordError``."""
+
+WITH_SCHEMAS = (
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "prefixItems",
+    "items",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+)
+
+SUPPORTED = (*SIMPLE, "const", "enum", "uniqueItems", "propertyNames", *WITH_SCHEMAS)

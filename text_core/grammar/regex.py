@@ -1,0 +1,363 @@
+r"""Regular expressions: read in what Python's ``re``, ECMAScript and Rust's ``regex`` share, and rewritten in Rust's
+notation, so that a text that the result matches is matched by the original in any of the three.
+
+Where they differ, the narrower reading is meant (``\d`` is 0-9, ``\D`` is no digit of any script), or the expression
+is refused. Reading it also bounds what an expression costs, before llguidance sees it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NoReturn
+
+from text_core.grammar.look_ahead import without_look_ahead
+
+MAX_DEPTH = 50
+"""Groups within groups."""
+MAX_SIZE = 20_000
+"""Characters and classes once every repetition is written out."""
+
+ANY_TEXT = "(?s:.*)"
+
+_NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t-\r\x20"}
+_WIDE = {"d": r"\d", "w": r"\w\p{N}", "s": r"\s\x{1c}-\x{1f}\x{feff}"}
+"""The largest set that any of the dialects means, for complements."""
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+_LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
+_MAX_LEADING = 3
+"""Look-aheads at the beginning of a pattern: no more patterns are compiled for one text."""
+_LEADING = re.compile(r"\^\(\?=(?P<ahead>(?:[^()\[\\]|\\.|\[(?:[^\]\\]|\\.)+\]|\((?:[^()\[\\]|\\.)*\))*+)\)")
+"""A look-ahead at the beginning of a pattern, with groups in it that have no others."""
+_GROUP = re.compile(r"\(\?(?:P?<[A-Za-z_][A-Za-z0-9_]*>|(?P<flags>[is]*):)")
+_FLAGS = re.compile(r"\(\?(?P<flags>[is]+)\)")
+_COUNT = re.compile(r"\{(?P<low>[0-9]+)(?P<comma>,(?P<high>[0-9]+)?)?\}")
+_HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}|U([0-9A-Fa-f]{8})")
+_PROPERTY = re.compile(r"[pP](?:\{[A-Za-z_]{1,40}(?:=[A-Za-z_]{1,40})?\}|[LMNPSZC])")
+
+
+class RegexError(ValueError):
+    """An expression cannot be used; the text says why, and where."""
+
+
+class _Edge(Enum):
+    """Anchors."""
+
+    START = auto()
+    END = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A piece of an expression, rewritten."""
+
+    text: str
+    size: int
+    """As ``MAX_SIZE`` counts."""
+    branches: tuple[_Branch, ...] = ()
+    """Those of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """One of the alternatives of a group, or of the whole."""
+
+    parts: tuple[_Part | _Edge, ...]
+
+
+def whole_match(pattern: str) -> str:
+    """``pattern`` in Rust's notation, to be matched with a whole text.
+
+    The result has no slash, quote or line break. Raises ``RegexError``.
+    """
+    return "|".join(_anchored(branch, "", "") for branch in _read(pattern))
+
+
+def search(pattern: str) -> str:
+    """An expression in Rust's notation that matches the texts in which ``pattern`` is found. Raises ``RegexError``."""
+    return "|".join(_anchored(branch, ANY_TEXT, ANY_TEXT) for branch in _read(pattern))
+
+
+def conjuncts(pattern: str) -> list[str]:
+    """Patterns that all are found where ``pattern`` is: the look-aheads that it begins with, and the rest.
+
+    ``pattern`` alone if it does not begin so, or cannot be taken apart.
+    """
+    found: list[str] = []
+    rest = pattern
+    while len(found) < _MAX_LEADING and (match := _LEADING.match(rest)) is not None:
+        found.append(f"^(?:{match['ahead']})")
+        rest = f"^{rest[match.end() :]}"
+    if not found:
+        return [pattern]
+    try:
+        return [*found, rest] if all(len(_read(each)) == 1 for each in (*found, rest)) else [pattern]
+    except RegexError:
+        return [pattern]
+
+
+def size_of(pattern: str) -> int:
+    """Its size, as ``MAX_SIZE`` counts. Raises ``RegexError``."""
+    return sum(map(_size, _read(pattern)))
+
+
+def _read(pattern: str) -> tuple[_Branch, ...]:
+    reader = _Reader(without_look_ahead(pattern))
+    branches = reader.alternatives(0)
+    if reader.position < len(reader.pattern):
+        reader.refuse("there is a ')' without a '('")
+    if sum(_size(branch) for branch in branches) > MAX_SIZE:
+        raise RegexError(f"is larger than {MAX_SIZE} characters when its repetitions are written out")
+    return branches
+
+
+def _anchored(branch: _Branch, before: str, after: str) -> str:
+    """``branch`` with ``before`` and ``after`` in the place of missing anchors."""
+    parts = list(branch.parts)
+    while parts and parts[0] is _Edge.START:
+        before = ""
+        parts.pop(0)
+    while parts and parts[-1] is _Edge.END:
+        after = ""
+        parts.pop()
+    if len(parts) == 1 and isinstance(parts[0], _Part) and parts[0].branches:
+        return "(?:" + "|".join(_anchored(inner, before, after) for inner in parts[0].branches) + ")"
+    if any(isinstance(part, _Edge) or _has_edges(part) for part in parts):
+        raise RegexError("has an anchor (^ or $) that is not at the beginning or end of the expression")
+    return before + "".join(part.text for part in parts if isinstance(part, _Part)) + after
+
+
+def _has_edges(part: _Part) -> bool:
+    return any(isinstance(inner, _Edge) or _has_edges(inner) for branch in part.branches for inner in branch.parts)
+
+
+def _size(branch: _Branch) -> int:
+    return sum(part.size for part in branch.parts if isinstance(part, _Part))
+
+
+class _Reader:
+    """Reads an expression from left to right."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.position = 0
+        self.flags = ""
+        """Those that apply to what follows."""
+        self._count = 0
+
+    def refuse(self, problem: str) -> NoReturn:
+        raise RegexError(f"{problem}, at character {self.position + 1}")
+
+    def alternatives(self, depth: int) -> tuple[_Branch, ...]:
+        if depth > MAX_DEPTH:
+            self.refuse(f"groups nest deeper than {MAX_DEPTH}")
+        branches: list[_Branch] = []
+        parts: list[_Part | _Edge] = []
+        while (char := self._peek()) not in ("", ")"):
+            if char == "|":
+                self.position += 1
+                branches.append(_Branch(tuple(parts)))
+                parts = []
+            elif match := _FLAGS.match(self.pattern, self.position):
+                if depth or branches or parts:
+                    self.refuse("flags are not at the beginning")
+                self.flags += match["flags"]
+                self.position = match.end()
+            else:
+                parts.append(self._repeated(self._atom(depth)))
+        return (*branches, _Branch(tuple(parts)))
+
+    def _counted(self) -> None:
+        self._count += 1
+        if self._count > MAX_SIZE:
+            raise RegexError(f"has more than {MAX_SIZE} characters and classes")
+
+    def _peek(self) -> str:
+        return self.pattern[self.position : self.position + 1]
+
+    def _atom(self, depth: int) -> _Part | _Edge:
+        self._counted()
+        char = self._peek()
+        if char == "(":
+            return self._group(depth)
+        if char == "[":
+            return self._class()
+        self.position += 1
+        match char:
+            case "^":
+                return _Edge.START
+            case "$":
+                return _Edge.END
+            case ".":
+                return _Part(self._flagged("."), 1)
+            case "\\":
+                return self._escape()
+            case "*" | "+" | "?":
+                self.position -= 1
+                self.refuse(f"{char!r} has nothing to repeat")
+        return _Part(self._flagged(_quoted(char)), 1)
+
+    def _flagged(self, text: str) -> str:
+        return f"(?{''.join(sorted(set(self.flags)))}:{text})" if self.flags else text
+
+    def _group(self, depth: int) -> _Part:
+        start, flags = self.position, self.flags
+        for opening in _LOOK_AROUND:
+            if self.pattern.startswith(opening, start):
+                self.refuse("look-around is not supported")
+        if match := _GROUP.match(self.pattern, start):
+            self.flags += match["flags"] or ""
+            self.position = match.end()
+        elif self.pattern.startswith("(?", start):
+            self.refuse(f"{self.pattern[start : start + 3]!r} is not supported")
+        else:
+            self.position += 1
+        branches = self.alternatives(depth + 1)
+        if self._peek() != ")":
+            self.position = start
+            self.refuse("a '(' is not closed")
+        self.position += 1
+        self.flags = flags
+        texts = ("".join(part.text for part in branch.parts if isinstance(part, _Part)) for branch in branches)
+        return _Part("(?:" + "|".join(texts) + ")", 1 + sum(map(_size, branches)), branches)
+
+    def _repeated(self, part: _Part | _Edge) -> _Part | _Edge:
+        char = self._peek()
+        low, high = 0, 0
+        if char and char in "*+?":
+            self.position += 1
+            written, low, high = char, int(char == "+"), 1
+        elif char == "{" and (match := _COUNT.match(self.pattern, self.position)):
+            self.position = match.end()
+            if max(len(match["low"]), len(match["high"] or "")) > 6:
+                self.refuse(f"it repeats more than {MAX_SIZE} times")
+            low = int(match["low"])
+            high = int(match["high"]) if match["high"] else low
+            upper = match["high"] or "" if match["comma"] else None
+            written = f"{{{low}}}" if upper is None else f"{{{low},{upper}}}"
+            if high < low:
+                self.refuse(f"the count {written} ends before it begins")
+        elif char == "{" and self.pattern.startswith("{,", self.position):
+            self.refuse("a count has no lower limit: write {0,n}")
+        else:
+            return part
+        if isinstance(part, _Edge) or _has_edges(part):
+            self.refuse("an anchor is repeated")
+        if self._peek() == "?":  # lazy: which match is found first makes no difference
+            self.position += 1
+        following = self._peek()
+        if (following and following in "*+?") or _COUNT.match(self.pattern, self.position):
+            self.refuse("a repetition is repeated, or possessive")
+        return _Part(f"(?:{part.text}){written}", max(1, part.size * max(low, high)))
+
+    def _escape(self) -> _Part | _Edge:
+        letter = self._peek()
+        if letter in ("A", "Z", "z"):
+            self.position += 1
+            return _Edge.START if letter == "A" else _Edge.END
+        if letter in ("b", "B"):
+            self.refuse("word boundaries are not supported")
+        if letter in ("d", "w", "s", "D", "W", "S"):
+            self.position += 1
+            return _Part(_set(letter, complemented=False), 1)
+        if match := _PROPERTY.match(self.pattern, self.position):
+            self.position = match.end()
+            return _Part(f"\\{match[0]}", 1)
+        return _Part(self._flagged(_quoted(self._escaped_char())), 1)
+
+    def _escaped_char(self) -> str:
+        """The character of the escape whose backslash has been read."""
+        if match := _HEX.match(self.pattern, self.position):
+            self.position = match.end()
+            code = int(next(filter(None, match.groups())), 16)
+            if 0xD800 <= code < 0xDC00:  # ECMAScript without its flag u
+                low = _HEX.match(self.pattern, self.position + 1)
+                if (
+                    low is not None
+                    and low[2]
+                    and self._peek() == "\\"
+                    and 0xDC00 <= (second := int(low[2], 16)) < 0xE000
+                ):
+                    self.position = low.end()
+                    code = 0x10000 + ((code - 0xD800) << 10) + second - 0xDC00
+            if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+                self.refuse(f"{code:#x} is no character")
+            return chr(code)
+        letter = self._peek()
+        following = self.pattern[self.position + 1 : self.position + 2]
+        self.position += 1
+        if letter in _CONTROLS:
+            return _CONTROLS[letter]
+        if letter == "c" and following.isascii() and following.isalpha():
+            self.position += 1
+            return chr(ord(following) % 32)
+        if letter == "0" and not following.isdigit():
+            return "\0"
+        self.position -= 1
+        if letter == "":
+            self.refuse("it ends in a backslash")
+        if letter.isdigit():
+            self.refuse("back-references are not supported")
+        if letter.isalpha():
+            self.refuse(f"the escape '\\{letter}' is not supported")
+        self.position += 1
+        return letter
+
+    def _class(self) -> _Part:
+        start = self.position
+        self.position += 1
+        negated = self._peek() == "^"
+        self.position += negated
+        if self._peek() == "]":
+            self.refuse("a ']' comes first in its class: write '\\]'")
+        members: list[str] = []
+        while (char := self._peek()) != "]":
+            if char == "":
+                self.position = start
+                self.refuse("a '[' is not closed")
+            self._counted()
+            first = self._member(negated)
+            rest = self.pattern[self.position : self.position + 2]
+            if len(first) > 1 or not rest.startswith("-") or rest == "-]":
+                members.append(first if len(first) > 1 else _quoted(first))
+                continue
+            self.position += 1
+            last = self._member(negated)
+            if len(last) > 1:
+                members += [_quoted(first), _quoted("-"), last]
+            elif last < first:
+                self.refuse(f"the range {first}-{last} ends before it begins")
+            else:
+                members.append(f"{_quoted(first)}-{_quoted(last)}")
+        self.position += 1
+        return _Part(self._flagged(f"[{'^' if negated else ''}{''.join(members)}]"), 1)
+
+    def _member(self, negated: bool) -> str:
+        """A single character, or a set's text in Rust's notation."""
+        char = self._peek()
+        self.position += 1
+        if char != "\\":
+            return char
+        letter = self._peek()
+        if letter in ("d", "w", "s", "D", "W", "S"):
+            self.position += 1
+            return _set(letter, complemented=negated)
+        if match := _PROPERTY.match(self.pattern, self.position):
+            self.position = match.end()
+            return f"\\{match[0]}"
+        if letter == "b":
+            self.position += 1
+            return "\b"
+        return self._escaped_char()
+
+
+def _set(letter: str, *, complemented: bool) -> str:
+    r"""A class for ``\d`` and the like, in such a way that the whole means no more than any dialect does."""
+    excluding = letter.isupper()
+    members = (_WIDE if excluding != complemented else _NARROW)[letter.lower()]
+    return f"[{'^' if excluding else ''}{members}]"
+
+
+def _quoted(char: str) -> str:
+    return char if char.isalnum() and char.isascii() else f"\\x{{{ord(char):x}}}"

@@ -1,0 +1,95 @@
+"""A model's tokens as llguidance takes them: their bytes, and which of them are special."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from text_core.panics import TokenizerPanic, panics_as_errors
+from text_core.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+WORD_SLICES = ("[a-zA-Z0-9 ]{1,10}", "[a-zA-Z0-9 ]{1,30}")
+"""Tokens that a mask allows all at once where an expression allows such texts: half of most vocabularies. llguidance's
+own slices are of what a JSON string may have in it."""
+
+
+class TokenTableError(ValueError):
+    """Grammars cannot be matched with a model's tokens; the text says why."""
+
+
+def token_table(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int], *, with_slices: bool
+) -> LLTokenizer:
+    """The tokens of ``tokenizer``, for logits of ``vocab_size`` tokens: ids that it does not have are never allowed.
+
+    ``with_slices`` takes longer once, and makes masks faster. Raises ``TokenTableError``.
+    """
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise TokenTableError(f"llguidance is not installed: {error}") from None
+    if not eos_token_ids:
+        raise TokenTableError("the model has no eos token, with which an output could end")
+    slices = [*LLTokenizer.json_slices(), *WORD_SLICES] if with_slices else []
+    try:
+        with panics_as_errors():
+            text = _for_llguidance(tokenizer.to_json(), vocab_size)
+            return LLTokenizer(text, n_vocab=vocab_size, eos_token=sorted(eos_token_ids), slices=slices)
+    except TokenTableError:
+        raise
+    except (ValueError, TokenizerPanic) as error:
+        raise TokenTableError(f"the tokenizer cannot be used for grammars: {error}") from error
+
+
+def _for_llguidance(text: str, vocab_size: int) -> str:
+    """``tokenizer.json`` with a decoder that llguidance reads, and without added tokens that have no logits."""
+    spec = json.loads(text)
+    added = [token for token in spec["added_tokens"] if token["id"] < vocab_size]
+    decoder = _readable(spec["decoder"])
+    if decoder == spec["decoder"] and len(added) == len(spec["added_tokens"]):
+        return text
+    return json.dumps(spec | {"added_tokens": added, "decoder": decoder})
+
+
+def _readable(decoder: Any) -> Any:
+    """``decoder``, or one that gives tokens the same bytes, in the forms that llguidance reads."""
+    parts = list(_flat(decoder))
+    kinds = {part["type"] for part in parts}
+    if kinds <= {"ByteLevel", "Fuse"} and "ByteLevel" in kinds:
+        return decoder
+    spaces = [part for part in parts if part["type"] in ("Replace", "Metaspace")]
+    characters = [_space(part) for part in spaces]
+    is_known = kinds <= {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"} and (
+        spaces or "ByteFallback" in kinds
+    )
+    if not is_known or None in characters or len(spaces) > 1:
+        names = ", ".join(part["type"] for part in parts) or "none"
+        raise TokenTableError(
+            f"the tokenizer's decoder ({names}) is not one of byte-level or byte-fallback tokenizers, whose tokens "
+            "grammars can be matched with"
+        )
+    if "Metaspace" not in kinds and "ByteFallback" in kinds:
+        return decoder
+    replaced = [{"type": "Replace", "pattern": {"String": space}, "content": " "} for space in characters]
+    return {"type": "Sequence", "decoders": [*replaced, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+
+
+def _flat(decoder: Any) -> Iterator[dict[str, Any]]:
+    if decoder is None:
+        return
+    for part in decoder["decoders"] if decoder["type"] == "Sequence" else ():
+        yield from _flat(part)
+    if decoder["type"] != "Sequence":
+        yield decoder
+
+
+def _space(part: dict[str, Any]) -> str | None:
+    """The character that a part of a decoder turns into a space; None if it does something else."""
+    if part["type"] == "Metaspace":
+        return str(part.get("replacement", "▁"))
+    pattern = part["pattern"].get("String")
+    return pattern if part["content"] == " " and isinstance(pattern, str) and len(pattern) == 1 else None

@@ -1,0 +1,75 @@
+"""The formats by name, and which of them a chat template writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from text_core.parsing import deepseek, harmony, hermes, llama3_json, mistral, pythonic, think
+from text_core.parsing.format import ReasoningFormat, ToolFormat
+from text_core.parsing.parts import ParseOptions, PartWriter, call_id
+from text_core.parsing.reasoning_meter import ReasoningMeter
+from text_core.parsing.text_parser import Plain, TextParser
+
+NONE = "none"
+"""Name that stands for no format."""
+
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "harmony": harmony.TOOL_FORMAT,
+    "deepseek": deepseek.TOOL_FORMAT,
+    "mistral": mistral.TOOL_FORMAT,
+    "hermes": hermes.TOOL_FORMAT,
+    "pythonic": pythonic.TOOL_FORMAT,
+    "llama3_json": llama3_json.TOOL_FORMAT,
+}
+"""By name, those whose marks in a template are the surest first."""
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "harmony": harmony.REASONING_FORMAT,
+    "think": think.REASONING_FORMAT,
+}
+
+
+def detect(template_text: str) -> tuple[str, str]:
+    """Names of the formats in which a chat template writes calls of tools and reasoning; ``none`` if it writes none."""
+    calls = (name for name, form in TOOL_FORMATS.items() if form.is_in(template_text))
+    reasoning = (name for name, form in REASONING_FORMATS.items() if form.is_in(template_text))
+    return next(calls, NONE), next(reasoning, NONE)
+
+
+def begins_in_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
+    """Whether a prompt that ends like this has opened the reasoning."""
+    form = REASONING_FORMATS.get(reasoning)
+    return form is not None and prompt_tail_text.rstrip().endswith(form.opening)
+
+
+def make_parser(options: ParseOptions, writer: PartWriter, meter: ReasoningMeter) -> TextParser:
+    """A parser of one choice; raises ``ValueError`` for an unknown format."""
+    tools, reasoning = _formats(options)
+    answer: TextParser = Plain(writer) if tools is None else tools.parser(writer, frozenset(options.tool_names))
+    return answer if reasoning is None else reasoning.parser(writer, answer, meter, options.begins_in_reasoning)
+
+
+def marker_texts(options: ParseOptions) -> tuple[str, ...]:
+    """Markers of the formats, which may be special tokens."""
+    return tuple(marker for form in _formats(options) if form is not None for marker in form.markers)
+
+
+def call_ids(options: ParseOptions, choice: int) -> Callable[[int], str]:
+    """A function from a call's number to its id."""
+    tools, _ = _formats(options)
+    make = call_id if tools is None else tools.call_id
+    return partial(make, options.call_id_seed, choice)
+
+
+def _formats(options: ParseOptions) -> tuple[ToolFormat | None, ReasoningFormat | None]:
+    tools, reasoning = options.tool_calls, options.reasoning
+    check_format("tool_calls", tools, TOOL_FORMATS)
+    check_format("reasoning", reasoning, REASONING_FORMATS)
+    return TOOL_FORMATS.get(tools), REASONING_FORMATS.get(reasoning)
+
+
+def check_format(field: str, name: str, formats: Mapping[str, object]) -> None:
+    """Raise ``ValueError`` if there is no format of that name."""
+    if name != NONE and name not in formats:
+        raise ValueError(f"{field}: there is no format {name!r}: expected one of {', '.join(formats)}, {NONE}")

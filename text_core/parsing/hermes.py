@@ -1,0 +1,47 @@
+"""Calls as Hermes and Qwen write them: ``<tool_call>{"name": "f", "arguments": {…}}</tool_call>``.
+
+Line breaks may stand between the markers and the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from text_core.parsing.format import ToolFormat
+from text_core.parsing.json_calls import SPACE, JsonCallParser
+from text_core.parsing.text_parser import Reading, search_for
+from text_core.parsing.tool_grammar import Marker, ToolSpec, json_calls, marked
+
+_OPEN, _CLOSE = MARKERS = ("<tool_call>", "</tool_call>")
+_SEARCH = search_for(_OPEN)
+
+
+class HermesParser(JsonCallParser):
+    """Content, and calls between markers."""
+
+    def _read(self) -> Reading[None]:
+        while (yield from self._read_until(_SEARCH, self._send_content)) is not None:
+            yield from self._read_run(SPACE)
+            if not (yield from self._read_call()):
+                self._release()
+                continue
+            yield from self._read_run(SPACE)
+            yield from self._read_closing(_CLOSE)
+            yield from self._read_run(SPACE)
+            self._drop()
+
+
+def is_in(template: str) -> bool:
+    """Whether a template writes this; GLM and Qwen Coder use the same marker around a form of their own."""
+    return _OPEN in template and "<arg_key>" not in template and "<function=" not in template
+
+
+def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``."""
+    line = r'"\n"?'
+    rules = marked(marker(_OPEN), required=required, single=single, between=line)
+    rules += [f"call: {line} object {line} {marker(_CLOSE)}", *json_calls(tools, required, "arguments")]
+    return "\n".join(rules)
+
+
+TOOL_FORMAT = ToolFormat(HermesParser, MARKERS, is_in, grammar)

@@ -1,0 +1,202 @@
+"""Reads calls whose arguments are JSON, and those that are JSON as a whole: ``{"name": …, "arguments": …}``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Set
+from typing import Protocol
+
+from text_core.parsing.json_scanner import JsonScanner
+from text_core.parsing.parts import PartWriter
+from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, ReadingParser
+
+SPACE = re.compile(r"\s+")
+
+_SIMPLE_STRING = re.compile(f'"[^"\\\\\x00-\x1f\ud800-\udfff]{{0,{MAX_NAME - 2}}}"')
+
+
+class Scanner(Protocol):
+    """Follows a value through text, as ``JsonScanner`` does."""
+
+    done: bool
+
+    def feed(self, text: str, at: int) -> tuple[int, str]: ...
+
+
+_MAX_ESCAPED = len("\\ud83d\\ude00")
+"""Characters of one character as JSON escapes it."""
+_ARGUMENTS = ("arguments", "parameters")
+"""Keys of the arguments: formats differ in it, and models mix them up."""
+
+
+class JsonCallParser(ReadingParser):
+    """A parser of a format whose arguments, at least, are JSON.
+
+    A method that returns False or None has met what is no call: its caller releases what is held.
+    """
+
+    def __init__(self, writer: PartWriter, tool_names: Set[str]) -> None:
+        self._tool_names = tool_names
+        self._in_call = False
+        """A call has begun whose arguments are not complete."""
+        super().__init__(writer)
+
+    def _read_call(self, allowed: Set[str] | None = None) -> Reading[bool]:
+        """Read a call that is one JSON object. It begins once its name is known; keys that mean nothing are dropped.
+
+        ``allowed``: the names that make it a call. Default: all.
+        """
+        name: str | None = None
+        arguments: list[str] | None = None
+        if not (yield from self._read_one("{")):
+            return False
+        while True:
+            key = yield from self._read_key()
+            if key is None:
+                return False
+            if key == "name" and name is None:
+                name = yield from self._read_string()
+                if name is None or not is_name(name) or (allowed is not None and name not in allowed):
+                    return False
+                self._begin_call(name)
+                self._writer.arguments("".join(arguments or ()))
+            elif key in _ARGUMENTS and arguments is None:
+                arguments = []
+                if not (yield from self._read_arguments(None if name is not None else arguments.append)):
+                    return False
+            elif not (yield from self._read_value(MAX_HELD)):
+                return False
+            yield from self._read_run(SPACE)
+            separator = yield from self._read_one(",", "}")
+            if separator is None:
+                return False
+            if separator == "}":
+                break
+        if name is None:
+            return False
+        if arguments is None:
+            self._writer.arguments("{}")
+        self._in_call = False
+        self._drop()
+        return True
+
+    def _begin_call(self, name: str) -> None:
+        self._drop()
+        self._in_call = True
+        self._writer.call(name)
+
+    def _release(self) -> None:
+        if self._in_call and self._ended and self._at == len(self._text):
+            self._drop()  # the beginning of what would have been the rest of the call
+        self._in_call = False
+        super()._release()
+
+    def _read_arguments(self, early: Callable[[str], None] | None = None) -> Reading[bool]:
+        """Read an object: the arguments of the call begun last; ``early``: of one whose name is not yet known.
+
+        It may be the content of a string, as some models write it; null is an object without members.
+        """
+        first = yield from self._peek()
+        if first == "{" and early is not None:
+            return (yield from self._read_value(MAX_HELD, early))
+        if first == "{":
+            self._drop()
+            self._in_call = not (yield from self._read_value(None, self._send_arguments))
+            return not self._in_call
+        arguments: str | None = None
+        if first == '"':
+            arguments = yield from self._read_quoted()
+        elif first == "n" and (yield from self._read_one("null")):
+            arguments = "{}"
+        if arguments is None:
+            return False
+        (early or self._send_arguments)(arguments)
+        if early is None:
+            self._drop()
+            self._in_call = False
+        return True
+
+    def _read_quoted(self) -> Reading[str | None]:
+        """Read and hold a string with an object in it; of an answer that ends within, what there is of the object."""
+        pieces: list[str] = []
+        is_whole = yield from self._read_value(MAX_HELD, pieces.append)
+        if is_whole:
+            text = _unquoted("".join(pieces)).strip() or "{}"
+        elif self._ended and self._at == len(self._text):
+            text = _unquoted_beginning("".join(pieces)).lstrip()
+        else:
+            return None
+        scanner = JsonScanner()
+        end, arguments = scanner.feed(text, 0)
+        if end < len(text) or (is_whole and not scanner.done) or not "{".startswith(text[:1]):
+            return None
+        return arguments
+
+    def _send_arguments(self, text: str) -> None:
+        self._writer.arguments(text)
+
+    def _read_key(self) -> Reading[str | None]:
+        """Read and hold a key and its colon."""
+        yield from self._read_run(SPACE)
+        key = yield from self._read_string()
+        yield from self._read_run(SPACE)
+        if key is None or not (yield from self._read_one(":")):
+            return None
+        yield from self._read_run(SPACE)
+        return key
+
+    def _read_string(self) -> Reading[str | None]:
+        """Read and hold a string; None if it is none, or too long for a name."""
+        simple = _SIMPLE_STRING.match(self._text, self._at)
+        if simple is not None and self._num_held + len(simple[0]) <= MAX_HELD:  # only to be quick
+            self._hold(simple.end())
+            return simple[0][1:-1]
+        if (yield from self._peek()) != '"':
+            return None
+        pieces: list[str] = []
+        if not (yield from self._read_value(MAX_NAME, pieces.append)):
+            return None
+        return str(json.loads("".join(pieces)))
+
+    def _read_value(
+        self, hold: int | None, send: Callable[[str], None] | None = None, scanner: Scanner | None = None
+    ) -> Reading[bool]:
+        """Read a value, of at most ``hold`` characters, which are held; None: of any length, and not held."""
+        scanner = scanner or JsonScanner()
+        limit = min(hold or 0, MAX_HELD - self._num_held)
+        while True:
+            if hold is None:
+                self._at, piece = scanner.feed(self._text, self._at)
+            else:
+                length, piece = scanner.feed(self._text[self._at : self._at + limit], 0)
+                limit -= length
+                self._hold(self._at + length)
+            if send is not None:
+                send(piece)
+            if scanner.done:
+                return True
+            if self._at < len(self._text) or self._ended:
+                return False
+            yield
+
+
+def is_name(text: str) -> bool:
+    """Whether it can be a tool's name."""
+    return 0 < len(text) <= MAX_NAME and text.isprintable()
+
+
+def _unquoted(string: str) -> str:
+    return str(json.loads(string))
+
+
+def _unquoted_beginning(string: str) -> str:
+    """The content of a string that was cut, without the characters that the cut left unfinished."""
+    for end in range(len(string), max(0, len(string) - _MAX_ESCAPED), -1):
+        try:
+            text = _unquoted(string[:end] + '"')
+            text.encode()
+        except ValueError:
+            continue
+        return text
+    return ""

@@ -1,0 +1,83 @@
+"""Calls as Mistral's models write them.
+
+Older ones write a list, ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``, newer ones each call by itself,
+``[TOOL_CALLS]f[ARGS]{…}``. Ids are 9 letters and digits: templates demand it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from text_core.grammar.lark import literal
+from text_core.parsing.format import ToolFormat
+from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
+from text_core.parsing.parts import call_id
+from text_core.parsing.text_parser import MAX_NAME, Reading, search_for
+from text_core.parsing.tool_grammar import Marker, ToolSpec, argument_rules, json_calls, marked
+
+_CALLS, _ARGS, _ID = MARKERS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+_SEARCH = search_for(_CALLS)
+_NAME = re.compile(r"[\w.-]+")
+
+
+class MistralParser(JsonCallParser):
+    """Content, and calls after markers."""
+
+    def _read(self) -> Reading[None]:
+        while (yield from self._read_until(_SEARCH, self._send_content)) is not None:
+            yield from self._read_run(SPACE)
+            read = self._read_list if (yield from self._peek()) == "[" else self._read_named
+            if not (yield from read()):
+                self._release()
+
+    def _read_list(self) -> Reading[bool]:
+        yield from self._read_one("[")
+        separator: str | None = ","
+        while separator == ",":
+            yield from self._read_run(SPACE)
+            if not (yield from self._read_call()):
+                return False
+            yield from self._read_run(SPACE)
+            separator = yield from self._read_one(",", "]")
+        yield from self._read_run(SPACE)
+        self._drop()
+        return True
+
+    def _read_named(self) -> Reading[bool]:
+        name = yield from self._read_run(_NAME, MAX_NAME)
+        if (yield from self._read_marker(_ID)):
+            yield from self._read_run(_NAME, MAX_NAME)
+        yield from self._read_marker(_ARGS)
+        yield from self._read_run(SPACE)
+        if not is_name(name) or (yield from self._peek()) != "{":
+            return False
+        self._begin_call(name)
+        if not (yield from self._read_arguments()):
+            return False
+        yield from self._read_run(SPACE)
+        self._drop()
+        return True
+
+
+def is_in(template: str) -> bool:
+    """Whether a template writes this."""
+    return _CALLS in template
+
+
+def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``."""
+    rules = marked(marker(_CALLS), required=required, single=single)
+    args = marker(_ARGS)
+    if args.startswith("<"):  # a vocabulary with this token is that of a newer model
+        calls = [f"{literal(tool.name)} {args} arguments_{index}" for index, tool in enumerate(tools)]
+        rules += [f"call: {' | '.join(calls)}", *argument_rules(tools)]
+    else:
+        rules = marked(marker(_CALLS), required=required, single=True)
+        objects = "object" if single else 'object (", " object)*'
+        rules += [f'call: " "? "[" {objects} "]"', *json_calls(tools, required, "arguments")]
+    return "\n".join(rules)
+
+
+TOOL_FORMAT = ToolFormat(MistralParser, MARKERS, is_in, grammar, call_id=partial(call_id, prefix="", length=9))

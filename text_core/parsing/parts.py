@@ -1,0 +1,147 @@
+"""The typed parts of an answer, how an answer is to be divided into them, and the writer that parsers write them to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from string import ascii_letters, digits
+
+from text_core.parsing.content_tokens import ContentTokens
+from text_core.parsing.marks import marker_text, unmarked_runs, without_marks
+
+_LETTERS_AND_DIGITS = bytes(ord((digits + ascii_letters)[byte % 62]) for byte in range(256))
+"""What stands for each byte of an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A piece of the answer itself."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    """Positions of the tokens that wrote it, if they were asked for; one that began an earlier piece is not among them.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """A piece of a call of a tool. The first one of a call has its id and name, later ones continue its arguments."""
+
+    index: int
+    """Number of the call in its choice, from 0."""
+    id: str
+    """Empty in later pieces."""
+    name: str
+    """Empty in later pieces."""
+    arguments: str
+    """The next piece of a JSON object's text."""
+
+
+Part = Content | Reasoning | ToolCallPiece
+
+
+@dataclass(frozen=True, slots=True)
+class ParseOptions:
+    """How an answer is divided into parts; the same for all choices of a request."""
+
+    tool_calls: str = "none"
+    """Name of a format in ``formats.TOOL_FORMATS``, or none."""
+    reasoning: str = "none"
+    """Name of a format in ``formats.REASONING_FORMATS``, or none."""
+    begins_in_reasoning: bool = False
+    """The prompt has opened the reasoning."""
+    tool_names: tuple[str, ...] = ()
+    """Tools that may be called. What looks like an unmarked call of another tool is content."""
+    call_id_seed: bytes = b""
+    """Ids of calls are made of this, the choice and the call's number."""
+    content_tokens: bool = False
+    """Whether pieces of content have their tokens."""
+
+
+def call_id(seed: bytes, choice: int, index: int, *, prefix: str = "call_", length: int = 24) -> str:
+    """The id of a call: ``prefix`` and ``length`` ≤ 64 letters and digits."""
+    key = seed + choice.to_bytes(4, "little") + index.to_bytes(4, "little")
+    return prefix + blake2b(key).digest()[:length].translate(_LETTERS_AND_DIGITS).decode()
+
+
+class PartWriter:
+    """Collects parts; pieces of one kind that follow each other become one."""
+
+    def __init__(
+        self,
+        call_id: Callable[[int], str],
+        *,
+        skip_special_tokens: bool = True,
+        content_tokens: ContentTokens | None = None,
+    ) -> None:
+        """``call_id`` returns the id of the call with a number; ``content_tokens``: None if they are not asked for."""
+        self._call_id = call_id
+        self._skips_marks = skip_special_tokens
+        self._content_tokens = content_tokens
+        self._calls = 0
+        self._done: list[Part] = []
+        self._kind: type[Part] = Content
+        """Kind of the piece being collected."""
+        self._texts: list[str] = []
+        self._opening = ("", "")
+        """Id and name, if that piece is a call's first."""
+        self._tokens: list[int] = []
+        """Of that piece, if it is content."""
+
+    def content(self, text: str, origin: int) -> None:
+        """``origin``: where the text begins in what the parsers of this answer were fed."""
+        self._add(Content, self._plain(text))
+        if self._content_tokens is not None:
+            for begin, end in unmarked_runs(text) if self._skips_marks else [(0, len(text))]:
+                self._tokens += self._content_tokens.take(origin + begin, origin + end)
+
+    def reasoning(self, text: str) -> None:
+        self._add(Reasoning, self._plain(text))
+
+    def call(self, name: str) -> None:
+        """Begin a call."""
+        self._close()
+        self._kind, self._texts = ToolCallPiece, [""]
+        self._opening = (self._call_id(self._calls), name)
+        self._calls += 1
+
+    def arguments(self, json_text: str) -> None:
+        """Continue the arguments of the call begun last."""
+        self._add(ToolCallPiece, json_text)
+
+    def take(self) -> tuple[Part, ...]:
+        """Remove and return the parts collected so far."""
+        self._close()
+        done, self._done = self._done, []
+        return tuple(done)
+
+    def _plain(self, text: str) -> str:
+        return without_marks(text) if self._skips_marks else marker_text(text)
+
+    def _add(self, kind: type[Part], text: str) -> None:
+        if not text:
+            return
+        if kind is not self._kind:
+            self._close()
+            self._kind = kind
+        self._texts.append(text)
+
+    def _close(self) -> None:
+        if not self._texts:
+            return
+        text = "".join(self._texts)
+        if self._kind is ToolCallPiece:
+            self._done.append(ToolCallPiece(self._calls - 1, *self._opening, text))
+        elif self._kind is Content:
+            self._done.append(Content(text, tuple(self._tokens)))
+        else:
+            self._done.append(Reasoning(text))
+        self._texts, self._opening, self._tokens = [], ("", ""), []

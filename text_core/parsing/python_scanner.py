@@ -1,0 +1,203 @@
+"""Converts the arguments of a call in Python's notation to JSON, as they come: ``a=1, b='x')``, ``{"a": 1, "b": "x"}``.
+
+Values are literals: strings without prefix, numbers as in JSON, ``True``, ``False``, ``None``, lists, tuples and
+dictionaries whose keys are strings. JSON's own literals are understood, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from string import hexdigits
+
+from text_core.parsing.json_scanner import MALFORMED, MAX_DEPTH, JsonScanner
+
+_MAX_IDENTIFIER = 256
+_WORDS = {python[0]: (python, text) for python, text in (("True", "true"), ("False", "false"), ("None", "null"))}
+_WORDS |= {text[0]: (text, text) for _, text in _WORDS.values()}
+"""A word and its JSON, which is as long, by the first character."""
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+_STRING_TEXT = re.compile("[^'\"\\\\\x00-\x1f\ud800-\udfff]+")
+_ESCAPES = {"a": "\x07", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
+_ESCAPES |= dict(zip("\\'\"/", "\\'\"/", strict=True))
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+class ArgumentsScanner:
+    """Scans what follows the opening parenthesis, up to the closing one."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._stack = [")"]
+        """The brackets that will close the open ones."""
+        self._step: Callable[[str, int], int] = self._item
+        """Scans what is at an index; returns where the rest begins, or ``MALFORMED``."""
+        self._out = ["{"]
+        self._first = True
+        """No item has come since the last opening bracket."""
+        self._identifier = ""
+        self._quote = ""
+        self._is_key = False
+        """The string is a key of a dictionary."""
+        self._digits = ""
+        self._digits_left = 0
+        self._word = ("", "")
+        self._number = JsonScanner()
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        """As ``JsonScanner.feed``."""
+        while at < len(text) and not self.done:
+            after = self._step(text, at)
+            if after == MALFORMED:
+                break
+            at = after
+        out, self._out = self._out, []
+        return at, "".join(out)
+
+    def _item(self, text: str, at: int) -> int:
+        """After an opening bracket or a comma."""
+        character, closing = text[at], self._stack[-1]
+        if character.isspace():
+            return at + 1
+        if character == closing:
+            return self._close(at)
+        if not self._first:
+            self._out.append(", ")
+        self._first = False
+        if len(self._stack) == 1:
+            self._identifier, self._step = "", self._name
+            return at
+        if closing == "}":
+            if character not in "'\"":
+                return MALFORMED
+            self._is_key = True
+        return self._value(text, at)
+
+    def _name(self, text: str, at: int) -> int:
+        """The name of an argument."""
+        character = text[at]
+        if character == "=" and self._identifier:
+            self._out.append(json.dumps(self._identifier, ensure_ascii=False) + ": ")
+            self._step = self._value
+            return at + 1
+        longer = self._identifier + character
+        if len(longer) > _MAX_IDENTIFIER or not longer.isidentifier():
+            return MALFORMED
+        self._identifier = longer
+        return at + 1
+
+    def _value(self, text: str, at: int) -> int:
+        character = text[at]
+        if character.isspace():
+            self._step = self._value
+            return at + 1
+        if character in "'\"":
+            self._quote, self._step = character, self._string
+            self._out.append('"')
+        elif character in _CLOSING and len(self._stack) < MAX_DEPTH:
+            self._stack.append(_CLOSING[character])
+            self._out.append("{" if character == "{" else "[")
+            self._first, self._step = True, self._item
+        elif character in _WORDS:
+            self._word, self._step = _WORDS[character], self._in_word
+            return at
+        elif character in "-0123456789":
+            self._number, self._step = JsonScanner(), self._in_number
+            return at
+        else:
+            return MALFORMED
+        return at + 1
+
+    def _next(self, text: str, at: int) -> int:
+        """After an item."""
+        if text[at].isspace():
+            return at + 1
+        if text[at] == self._stack[-1]:
+            return self._close(at)
+        if text[at] != ",":
+            return MALFORMED
+        self._step = self._item
+        return at + 1
+
+    def _close(self, at: int) -> int:
+        closing = self._stack.pop()
+        self.done = not self._stack
+        self._out.append("}" if self.done or closing == "}" else "]")
+        self._first, self._step = False, self._next
+        return at + 1
+
+    def _colon(self, text: str, at: int) -> int:
+        if text[at].isspace():
+            return at + 1
+        if text[at] != ":":
+            return MALFORMED
+        self._out.append(": ")
+        self._step = self._value
+        return at + 1
+
+    def _string(self, text: str, at: int) -> int:
+        run = _STRING_TEXT.match(text, at)
+        if run is not None:
+            self._out.append(run[0])
+            return run.end()
+        character = text[at]
+        if character == self._quote:
+            self._out.append('"')
+            self._step = self._colon if self._is_key else self._next
+            self._is_key = False
+        elif character == "\\":
+            self._step = self._escape
+        elif "\ud800" <= character <= "\udfff":
+            return MALFORMED
+        else:
+            self._out.append(_json_text(character))
+        return at + 1
+
+    def _escape(self, text: str, at: int) -> int:
+        character = text[at]
+        if character in _HEX_DIGITS:
+            self._digits, self._digits_left, self._step = "", _HEX_DIGITS[character], self._hex
+            return at + 1
+        if "\ud800" <= character <= "\udfff":
+            return MALFORMED
+        self._out.append(_json_text(_ESCAPES.get(character, "\\" + character)))
+        self._step = self._string
+        return at + 1
+
+    def _hex(self, text: str, at: int) -> int:
+        if text[at] not in hexdigits:
+            return MALFORMED
+        self._digits += text[at]
+        self._digits_left -= 1
+        if not self._digits_left:
+            code = int(self._digits, 16)
+            if code > 0x10FFFF:
+                return MALFORMED
+            self._out.append(f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code))[1:-1])
+            self._step = self._string
+        return at + 1
+
+    def _in_word(self, text: str, at: int) -> int:
+        word, json_text = self._word
+        if text[at] != word[0]:
+            return MALFORMED
+        self._out.append(json_text[0])
+        self._word = (word[1:], json_text[1:])
+        if len(word) == 1:
+            self._step = self._next
+        return at + 1
+
+    def _in_number(self, text: str, at: int) -> int:
+        end, number = self._number.feed(text, at)
+        self._out.append(number)
+        if self._number.done:
+            self._step = self._next
+        elif end == at:
+            return MALFORMED
+        return end
+
+
+def _json_text(text: str) -> str:
+    """``text`` as it stands within a string of JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,0 +1,148 @@
+"""Calls in Python's notation: ``[f(a=1, b="x"), g()]``, in Llama 4 between ``<|python_start|>`` and ``<|python_end|>``.
+
+An answer that begins with a list of calls of known tools is one; after the marker it is one anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence, Set
+
+from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
+from text_core.grammar.json_schema import checked_schema
+from text_core.grammar.lark import literal
+from text_core.parsing.format import ToolFormat
+from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
+from text_core.parsing.python_scanner import ArgumentsScanner
+from text_core.parsing.text_parser import MAX_NAME, MAX_SPACE, Reading, search_for
+from text_core.parsing.tool_grammar import Marker, ToolSpec, object_schema, regex_text, unmarked
+
+_START, _END = MARKERS = ("<|python_start|>", "<|python_end|>")
+_SEARCH = search_for(_START)
+_NAME = re.compile(r"[\w.-]+")
+_DEFINITIONS = ("$defs", "definitions")
+_KEYWORDS = frozenset(
+    (
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        *_DEFINITIONS,
+        "title",
+        "description",
+        "$schema",
+    )
+)
+"""Of a tool's parameters: those that can be enforced argument by argument, or say nothing."""
+
+
+class PythonicParser(JsonCallParser):
+    """A list of calls at the beginning or after a marker, and content."""
+
+    def _read(self) -> Reading[None]:
+        yield from self._read_run(SPACE, MAX_SPACE)
+        allowed: Set[str] | None = self._tool_names
+        if (yield from self._read_marker(_START)):
+            allowed = None
+        while True:
+            if not (yield from self._read_list(allowed)):
+                self._release()
+            if (yield from self._read_until(_SEARCH, self._send_content)) is None:
+                return
+            allowed = None
+
+    def _read_list(self, allowed: Set[str] | None) -> Reading[bool]:
+        yield from self._read_run(SPACE, MAX_SPACE)
+        separator = "," if (yield from self._read_one("[")) else None
+        while separator == ",":
+            yield from self._read_run(SPACE)
+            name = yield from self._read_run(_NAME, MAX_NAME)
+            if not is_name(name) or (allowed is not None and name not in allowed):
+                return False
+            if not (yield from self._read_one("(")):
+                return False
+            self._begin_call(name)
+            if not (yield from self._read_value(None, self._send_arguments, ArgumentsScanner())):
+                return False
+            self._in_call = False
+            yield from self._read_run(SPACE)
+            separator = yield from self._read_one(",", "]")
+        if separator is None:
+            return False
+        yield from self._read_run(SPACE)
+        yield from self._read_closing(_END)
+        yield from self._read_run(SPACE)
+        self._drop()
+        return True
+
+
+def is_in(template: str) -> bool:
+    """Whether a template writes this."""
+    return _START in template or "[func_name" in template
+
+
+def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``. Values are JSON, which means the same here."""
+    names = "|".join(regex_text(tool.name) for tool in tools)
+    rules = unmarked(rf"\s*\[\s*(?:{names})\(", marker(_START), required=required)
+    # "[f(" is one terminal, because free text that begins with "[" would be taken for the longer one
+    first = [f'{literal(f"[{tool.name}(")} arguments_{index} ")"' for index, tool in enumerate(tools)]
+    later = [f'{literal(f", {tool.name}(")} arguments_{index} ")"' for index, tool in enumerate(tools)]
+    rules += [f'calls: first {"" if single else "later*"} "]"', f"first: {' | '.join(first)}"]
+    rules += [] if single else [f"later: {' | '.join(later)}"]
+    for index, tool in enumerate(tools):
+        rules += _arguments(tool, index) if tool.strict else [f"arguments_{index}: any_arguments"]
+    rules += [
+        'any_arguments: (any_argument (", " any_argument)*)?',
+        f"any_argument: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {literal('=')} any_value",
+        f"any_value: %json {checked_schema('{}')}",
+    ]
+    return "\n".join(rules)
+
+
+def _arguments(tool: ToolSpec, index: int) -> list[str]:
+    """Rules of a tool's arguments, in the order of its properties; those that are not required may be left out."""
+    field = f"tools[{index}].parameters_json"
+    schema = object_schema(tool, index)
+    checked_schema(json.dumps(schema), field=field)  # so that all below is what a schema may have
+    if unknown := sorted(set(schema) - _KEYWORDS):
+        raise ConstraintError(field, f"{unknown[0]}: is not supported in the format pythonic")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    referring = {name for name, value in properties.items() if _refers(value, field)}
+    _refers(list(definitions.values()), field)
+    if (size := len(json.dumps(definitions)) * len(referring)) > MAX_TEXT_BYTES:
+        problem = f"$defs: {size} bytes with a copy for each of {len(referring)} properties, which the format pythonic"
+        raise ConstraintError(field, f"{problem} needs: expected at most {MAX_TEXT_BYTES}")
+    rules, count = [], len(properties)
+    for number, (name, value) in enumerate(properties.items()):
+        if not name.isidentifier():
+            raise ConstraintError(field, f"{name!r}: expected a name that Python allows")
+        own = {**value, **definitions} if name in referring else value
+        rules.append(f"value_{index}_{number}: %json {checked_schema(json.dumps(own), field=field)}")
+        here = f"{literal(name + '=')} value_{index}_{number} more_{index}_{number + 1}"
+        skip = name not in required
+        rules.append(f"first_{index}_{number}: {here}" + (f" | first_{index}_{number + 1}" if skip else ""))
+        rules.append(f'more_{index}_{number}: ", " {here}' + (f" | more_{index}_{number + 1}" if skip else ""))
+    if missing := sorted(set(required) - set(properties)):
+        raise ConstraintError(field, f"required: {missing[0]!r} is no property")
+    return [*rules, f"first_{index}_{count}: ", f"more_{index}_{count}: ", f"arguments_{index}: first_{index}_0"]
+
+
+def _refers(schema: object, field: str) -> bool:
+    """Whether anything within a schema has references, which may be to definitions alone: others are not copied."""
+    found, stack = False, [schema]
+    while stack:
+        part = stack.pop()
+        stack += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        reference = part.get("$ref") if isinstance(part, dict) else None
+        if isinstance(reference, str):
+            found = True
+            if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
+                problem = f"$ref: {reference[:80]!r} is not supported in the format pythonic: expected #/$defs/…"
+                raise ConstraintError(field, problem)
+    return found
+
+
+TOOL_FORMAT = ToolFormat(PythonicParser, MARKERS, is_in, grammar, needs_names=True)
