@@ -8,10 +8,10 @@ from pathlib import Path
 import gguf
 import torch
 
-from engine_core.layers.features import LinearShape
-from engine_core.layers.weights import Weights
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.quantization.base import QuantMethod, Unquantized, take_bias, take_weight
+from engine_core.weights.features import LinearShape
+from engine_core.weights.source import Weights
 
 
 class GgmlLibrary:

@@ -29,24 +29,15 @@ import torch
 from benchmarks.attention_steps import BLOCK_SIZE, AttentionStep
 from benchmarks.limits import Gauge, threads_of_torch
 from benchmarks.report import Row, emit, output_options, print_table
+from engine_core.activation import Activation
 from engine_core.attention.base import AttentionBackend, AttentionOptions, KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.kernels.library import load_int8_kernels
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, MLAAttentionSpec, group_layers
-from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.model_loader.dummy import DummyWeights
 from engine_core.models.roofline import Cost
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import (
-    ExpertsOp,
-    ExpertsShape,
-    ExpertWeights,
-    HeadNorms,
-    HeadsShape,
-    QuantizedExpertWeights,
-)
-from engine_core.ops.quantized_weight import SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
+from engine_core.ops.base import ExpertsOp, HeadNorms, HeadsShape
 from engine_core.ops.selector import choose_ops
 from engine_core.quantization.base import Unquantized
 from engine_core.quantization.int8 import Int8, Int8Linear
@@ -57,6 +48,9 @@ from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
 from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
+from engine_core.weights.expert_tensors import SeparateExperts
+from engine_core.weights.experts import ExpertsShape, ExpertWeights, QuantizedExpertWeights
+from engine_core.weights.quantized_weight import SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 
 _HIDDEN, _INNER, _VOCABULARY = 1024, 3072, 151_936
 _HEADS, _KV_HEADS, _HEAD_DIM = 16, 8, 128

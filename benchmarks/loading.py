@@ -18,15 +18,16 @@ from safetensors.torch import save_file
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure
 from benchmarks.startup import forget
+from engine_core.activation import Activation
 from engine_core.kernels.library import load_kernels
-from engine_core.layers.expert_tensors import ExpertTensors, SeparateExperts, StackedExperts
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.expected import ExpectedTensors
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsShape, UnloadedExperts
+from engine_core.ops.base import UnloadedExperts
 from engine_core.ops.native import NativeBackend
 from engine_core.quantization.base import Unquantized
+from engine_core.weights.expert_tensors import ExpertTensors, SeparateExperts, StackedExperts
+from engine_core.weights.experts import ExpertsShape
 
 _LAYERS_PER_FILE = 12
 

@@ -34,8 +34,6 @@ from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.forward_context import ForwardContext
 from engine_core.kernels.library import load_int8_kernels, load_kernels
-from engine_core.layers.features import LinearShape
-from engine_core.layers.weights import Weights
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
@@ -46,6 +44,8 @@ from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import OneMethod, QuantMethod, Unquantized, take_bias, take_weight
 from engine_core.quantization.int4 import Int4
 from engine_core.quantization.int8 import Int8, Int8Linear
+from engine_core.weights.features import LinearShape
+from engine_core.weights.source import Weights
 
 CPU = torch.device("cpu")
 BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"

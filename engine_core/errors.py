@@ -12,6 +12,8 @@ EngineError
 ├── ExecutorError          a step failed; the engine cannot go on
 ├── StandstillError        requests wait, and no step can be planned for them; the engine cannot go on
 └── ClosedError            the LLM is closed
+
+RankFailedError is none of them: it ends a rank's computing, and never reaches a user.
 """
 
 from __future__ import annotations
@@ -116,6 +118,10 @@ class QueueFullError(RequestError):
 
 class ExecutorError(EngineError):
     """A step failed; the engine's state can no longer be trusted."""
+
+
+class RankFailedError(Exception):
+    """Another rank has failed or is gone: nothing that this one computes is of use."""
 
 
 class StandstillError(EngineError):

@@ -22,7 +22,7 @@ from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.ops.base import LinearOp
 from engine_core.ops.gpu import GpuBackend
-from engine_core.ops.quantized_weight import FP8, SIGNED4, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import FP8, SIGNED4, QuantFormat, QuantizedWeight
 
 _UNCACHED_BYTES = 256 << 20
 """Weights rotate over as many bytes, several times a GPU's cache."""

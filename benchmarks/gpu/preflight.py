@@ -112,7 +112,7 @@ def _native_kernels() -> dict[str, Any]:
 
 def _first_kernel() -> Row:
     """Triton compiles one kernel, with the C compiler that it finds, and torch's GPU runs it."""
-    from engine_core.ops.activation import Activation
+    from engine_core.activation import Activation
     from engine_core.ops.gpu import GpuBackend
 
     begun = time.monotonic()

@@ -8,10 +8,6 @@ from collections.abc import Sequence
 import torch
 
 
-class RankFailedError(Exception):
-    """Another rank has failed or is gone: nothing that this one computes is of use."""
-
-
 class TensorCollectives(ABC):
     """What the ranks of one stage do together. All of them make the same calls, in the same order."""
 

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
-from engine_core.distributed.collectives import RankFailedError, StageLinks, TensorCollectives
+from engine_core.distributed.collectives import StageLinks, TensorCollectives
+from engine_core.errors import RankFailedError
 
 _LOOK_SECONDS = 0.05
 """Whoever waits looks this often whether it should."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine_core.distributed.collectives import RankFailedError
+from engine_core.errors import RankFailedError
 
 REGION_BYTES = 1 << 36
 """Of addresses. Memory is taken page by page, as it is first written."""

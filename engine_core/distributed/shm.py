@@ -26,8 +26,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from engine_core.distributed.collectives import RankFailedError, TensorCollectives
+from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.shared_region import REGION_BYTES, SharedRegion, share_region
+from engine_core.errors import RankFailedError
 from engine_core.kernels.arguments import structures
 from engine_core.kernels.capture import Kernel, check, current_capture
 from engine_core.kernels.library import Kernels

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
 
-from engine_core.distributed.collectives import RankFailedError, StageLinks, TensorCollectives
+from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.distributed.process_group import (
     Group,
     ProcessGroupCollectives,
@@ -19,6 +19,7 @@ from engine_core.distributed.process_group import (
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.distributed.shm import ShmCollectives
+from engine_core.errors import RankFailedError
 from engine_core.kernels.library import KernelLibrary, load_kernels
 
 _ANSWER_SECONDS = 3600.0

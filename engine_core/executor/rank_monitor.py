@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from engine_core.distributed.collectives import RankFailedError
-from engine_core.errors import ExecutorError
+from engine_core.errors import ExecutorError, RankFailedError
 from engine_core.executor.rank_connection import BEAT, BEAT_INTERVAL, Raised
 from engine_core.executor.rank_process import RankProcess
 

@@ -19,9 +19,8 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from engine_core.config import EngineConfig
-from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.ranks import Rank
-from engine_core.errors import ConfigError, ExecutorError
+from engine_core.errors import ConfigError, ExecutorError, RankFailedError
 from engine_core.executor.base import PendingResult, RankPlace
 from engine_core.executor.collective import CollectiveExecutor, OnProgress
 from engine_core.executor.grammars import open_grammars

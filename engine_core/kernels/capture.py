@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine_core.distributed.collectives import RankFailedError
+from engine_core.errors import RankFailedError
 from engine_core.kernels.arguments import DONE, NO_MEMORY, RANK_FAILED, structures
 from engine_core.kernels.memory import streaming_bytes
 

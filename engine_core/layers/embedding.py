@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from engine_core.layers.features import Features, LinearShape
 from engine_core.layers.linear import ParallelLMHead
 from engine_core.layers.part import Part
 from engine_core.layers.shares import TokenShares
-from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.quantization.base import QuantMethod
+from engine_core.weights.features import Features, LinearShape
+from engine_core.weights.source import TensorRows, Weights
 
 
 class VocabParallelEmbedding(Part):

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.layers.expert_tensors import ExpertTensors
-from engine_core.layers.features import Features, LinearShape
 from engine_core.layers.linear import ColumnParallelLinear
 from engine_core.layers.part import Part, StepWeights
 from engine_core.layers.shares import Shares
-from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, OpsBackend, Routing
+from engine_core.ops.base import ExpertsOp, OpsBackend, Routing
 from engine_core.quantization.base import QuantMethod
+from engine_core.weights.expert_tensors import ExpertTensors
+from engine_core.weights.experts import ExpertsShape
+from engine_core.weights.features import Features, LinearShape
+from engine_core.weights.source import Weights
 
 
 @dataclass(frozen=True, slots=True)

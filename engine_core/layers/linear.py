@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from engine_core.distributed.ranks import SAMPLING_RANK
-from engine_core.layers.features import LinearShape
 from engine_core.layers.part import Part
 from engine_core.layers.shares import GatheredOutputs, TokenShares
-from engine_core.layers.weights import Weights
 from engine_core.ops.base import Greatest, LinearOp, OpsBackend, greatest_of
 from engine_core.quantization.base import QuantMethod
+from engine_core.weights.features import LinearShape
+from engine_core.weights.source import Weights
 
 
 class ColumnParallelLinear(Part):

@@ -14,11 +14,11 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionOptions, RotaryOp
 from engine_core.forward_context import LayerContext
-from engine_core.layers.features import Features
 from engine_core.layers.part import Part
-from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.base import GroupedLinearOp, HeadsShape, OpsBackend
 from engine_core.quantization.base import QuantMethod
+from engine_core.weights.features import Features
+from engine_core.weights.source import TensorRows, Weights
 
 
 @dataclass(frozen=True, slots=True)

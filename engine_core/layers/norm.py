@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from engine_core.layers.features import Features
 from engine_core.layers.part import Part
 from engine_core.layers.shares import OwnHeads
-from engine_core.layers.weights import Weights
 from engine_core.ops.base import NormOp, OpsBackend
+from engine_core.weights.features import Features
+from engine_core.weights.source import Weights
 
 
 class Norm(Part):

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from engine_core.layers.weights import Weights
+from engine_core.weights.source import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,18 @@ from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.layers.attention import Attention, HeadNormNames
 from engine_core.layers.embedding import VocabParallelEmbedding
-from engine_core.layers.expert_tensors import ExpertTensors
-from engine_core.layers.features import Features, LinearShape, rows_of
 from engine_core.layers.fused_moe import FusedMoE, RouterTensors
 from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead, SigmoidGate
 from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
 from engine_core.layers.norm import HeadsRMSNorm, LayerNorm, RMSNorm
 from engine_core.layers.part import Part
 from engine_core.layers.shares import Shares
-from engine_core.layers.weights import TensorRows
-from engine_core.ops.base import ExpertsShape, HeadsShape, OpsBackend, Routing
+from engine_core.ops.base import HeadsShape, OpsBackend, Routing
 from engine_core.quantization.base import OneMethod, QuantizationConfig, Unquantized
+from engine_core.weights.expert_tensors import ExpertTensors
+from engine_core.weights.experts import ExpertsShape
+from engine_core.weights.features import Features, LinearShape, rows_of
+from engine_core.weights.source import TensorRows
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 

@@ -170,16 +170,6 @@ class Rotary:
         )
 
 
-def rotate(x: torch.Tensor, angles: Angles, *, interleaved: bool = False) -> torch.Tensor:
-    """[T, heads, D] float32: ``x`` with each pair of a head rotated by its angle, and then what is not rotated."""
-    count = 2 * angles.cos.shape[-1]
-    turned, rest = torch.split(x.float(), [count, x.shape[-1] - count], dim=-1)
-    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
-    halves = first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin
-    rotated = torch.stack(halves, dim=-1).flatten(-2) if interleaved else torch.cat(halves, dim=-1)
-    return torch.cat([rotated, rest], dim=-1)
-
-
 def _inverse_frequencies(parameters: RopeParameters, max_positions: int) -> torch.Tensor:
     """[rotary_dim / 2] float32, in transformers' order of operations: at far positions, a wrong last bit is a wrong
     angle.

@@ -13,8 +13,9 @@ import torch
 
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import UNIT, Rank, cut
-from engine_core.layers.features import Features
-from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertsSplit, HeadsShape, OpsBackend
+from engine_core.ops.base import ExpertsSplit, HeadsShape, OpsBackend
+from engine_core.weights.experts import ExpertsShape, ExpertsShard
+from engine_core.weights.features import Features
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
 """[T, all columns] of a rank's columns [T, its width]."""

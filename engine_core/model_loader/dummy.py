@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from engine_core.layers.weights import ProgressCallback, Staging, TensorRows
-from engine_core.ops.quantized_weight import Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.source import ProgressCallback, Staging, TensorRows
 
 _STANDARD_DEVIATION = 0.02
 _POOL_SIZE = 2**20 + 7

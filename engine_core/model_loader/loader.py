@@ -13,7 +13,6 @@ from engine_core.attention.torch_reference import TorchAttention
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.layers.part_factory import PartFactory
-from engine_core.layers.weights import ProgressCallback, Weights
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import Digest, TakenBytes, WeightsDigest
 from engine_core.model_loader.dummy import DummyWeights
@@ -24,9 +23,10 @@ from engine_core.model_loader.gguf.weights import GgufWeights
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
-from engine_core.ops.selector import outline_quantization
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.selector import outline_quantization
+from engine_core.weights.source import ProgressCallback, Weights
 
 
 def make_model(

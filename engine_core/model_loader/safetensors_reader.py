@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 
 from engine_core.errors import CheckpointError
 from engine_core.garbage import no_garbage_collected
-from engine_core.layers.weights import ProgressCallback, Staging, TensorRows
 from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
 from engine_core.model_loader.expected import ExpectedTensors, check_tensors, some
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_weights
+from engine_core.weights.source import ProgressCallback, Staging, TensorRows
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

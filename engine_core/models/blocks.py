@@ -8,10 +8,10 @@ from engine_core.attention.base import AttentionOptions
 from engine_core.forward_context import LayerContext
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.attention import HeadNormNames
-from engine_core.layers.features import Features
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.ops.base import HeadsShape
+from engine_core.weights.features import Features
 
 
 class SelfAttention:

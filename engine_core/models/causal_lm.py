@@ -18,10 +18,10 @@ from transformers import PretrainedConfig
 from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import Rotary
-from engine_core.layers.weights import Weights
 from engine_core.models.language_model import StagedModel, group_of_layers
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.ops.base import DecoderStack, Greatest
+from engine_core.weights.source import Weights
 
 
 class DecoderLayer(Protocol):

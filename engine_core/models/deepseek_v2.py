@@ -19,7 +19,8 @@ from engine_core.models.deepseek_v3 import (
     sparse_from,
 )
 from engine_core.models.model_config import Mixture, positive_number
-from engine_core.ops.base import ExpertsShape, Routing
+from engine_core.ops.base import Routing
+from engine_core.weights.experts import ExpertsShape
 
 
 class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):

@@ -14,8 +14,6 @@ from transformers import PretrainedConfig
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.forward_context import LayerContext
 from engine_core.kv_cache_interface import LayerCacheSpec, MLAAttentionSpec
-from engine_core.layers.expert_tensors import SeparateExperts
-from engine_core.layers.features import Features
 from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.mla import MLAShape
 from engine_core.layers.part_factory import PartFactory
@@ -31,7 +29,10 @@ from engine_core.models.model_config import (
     read_experts,
     whole_number,
 )
-from engine_core.ops.base import ExpertsShape, Routing, Scoring
+from engine_core.ops.base import Routing, Scoring
+from engine_core.weights.expert_tensors import SeparateExperts
+from engine_core.weights.experts import ExpertsShape
+from engine_core.weights.features import Features
 
 _LATENT_EPS = 1e-6
 """The epsilon of the norms of latents; ``rms_norm_eps`` is that of the other norms."""

@@ -13,8 +13,6 @@ from transformers import PretrainedConfig
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
-from engine_core.layers.expert_tensors import StackedExperts
-from engine_core.layers.features import Features
 from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part_factory import PartFactory
@@ -33,6 +31,8 @@ from engine_core.models.model_config import (
     windows_of_layers,
 )
 from engine_core.ops.base import DecoderStack, Routing
+from engine_core.weights.expert_tensors import StackedExperts
+from engine_core.weights.features import Features
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PretrainedConfig
 
+from engine_core.activation import Activation
 from engine_core.errors import UnsupportedModelError
 from engine_core.forward_context import LayerContext
-from engine_core.layers.expert_tensors import InterleavedExperts
 from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import SelfAttention
@@ -22,8 +22,8 @@ from engine_core.models.model_config import (
     read_experts,
     windows_of_layers,
 )
-from engine_core.ops.activation import Activation
 from engine_core.ops.base import Routing
+from engine_core.weights.expert_tensors import InterleavedExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

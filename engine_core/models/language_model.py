@@ -20,9 +20,9 @@ from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
-from engine_core.layers.weights import Weights
 from engine_core.models.model_config import ModelShape
 from engine_core.ops.base import Greatest, greatest_of
+from engine_core.weights.source import Weights
 
 
 class LanguageModel(ABC):

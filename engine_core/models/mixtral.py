@@ -6,13 +6,13 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.forward_context import LayerContext
-from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import SelfAttention
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig, Mixture, common_fields, read_experts, sliding_window
 from engine_core.ops.base import Routing
+from engine_core.weights.expert_tensors import SeparateExperts
 
 
 class MixtralLayer:

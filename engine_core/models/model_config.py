@@ -9,13 +9,14 @@ from typing import Any, Self
 
 from transformers import PretrainedConfig
 
+from engine_core.activation import Activation, read_activation
 from engine_core.distributed.ranks import UNIT, cut_layers
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 from engine_core.models.stage_work import work_of_head, work_of_layers
-from engine_core.ops.activation import Activation, read_activation
-from engine_core.ops.base import ExpertsShape, Routing
+from engine_core.ops.base import Routing
+from engine_core.weights.experts import ExpertsShape
 
 _MOST, MOST_LAYERS = 2**24, 4096
 """Limits of any size, and of layers."""

@@ -8,11 +8,11 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.forward_context import LayerContext
-from engine_core.layers.features import Features
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention, heads_shape
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig, common_fields
+from engine_core.weights.features import Features
 
 
 class Olmo2Layer:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
+from engine_core.activation import read_activation
 from engine_core.errors import CheckpointError
 from engine_core.forward_context import LayerContext
 from engine_core.layers.linear import ColumnParallelLinear
@@ -18,7 +19,6 @@ from engine_core.layers.rotary import MOST_POSITIONS
 from engine_core.models.blocks import SelfAttention
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import MOST_LAYERS, ArchitectureConfig, positive
-from engine_core.ops.activation import read_activation
 
 _NORM_EPS = 1e-5
 _FIRST_POSITION = 2

@@ -9,7 +9,6 @@ from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
 from engine_core.forward_context import LayerContext
-from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
@@ -23,6 +22,7 @@ from engine_core.models.model_config import (
     windows_of_layers,
 )
 from engine_core.ops.base import Routing
+from engine_core.weights.expert_tensors import SeparateExperts
 
 
 class QwenMoeBlock:

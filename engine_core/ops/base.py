@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
+from engine_core.activation import Activation
 from engine_core.attention.base import RotaryOp
 from engine_core.distributed.collectives import TensorCollectives
-from engine_core.distributed.ranks import UNIT, cut
 from engine_core.forward_context import ForwardContext
-from engine_core.ops.activation import Activation
-from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights, QuantizedExpertWeights
+from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
 
 
 class LinearOp(ABC):
@@ -118,62 +118,6 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsShape:
-    """Gated feed-forward blocks of one size."""
-
-    num_experts: int
-    top_k: int
-    hidden_size: int
-    intermediate_size: int
-    activation: Activation
-    bias: bool = False
-    swiglu_limit: float = 0.0
-    """For ``Activation.CLAMPED_SWIGLU``, like ``swiglu_alpha``."""
-    swiglu_alpha: float = 0.0
-
-    @property
-    def whole(self) -> ExpertsShard:
-        """What one rank alone has."""
-        return ExpertsShard(range(self.num_experts), range(self.intermediate_size), range(self.hidden_size))
-
-    def shards(self, ranks: int, *, expert_parallel: bool) -> tuple[ExpertsShard, ...]:
-        """What each of ``ranks`` ranks has: with ``expert_parallel`` whole experts, else the same outputs of all."""
-        whole = self.whole
-        if expert_parallel:
-            return tuple(replace(whole, experts=experts) for experts in cut(self.num_experts, ranks))
-        parts = zip(cut(self.intermediate_size, ranks, UNIT), cut(self.hidden_size, ranks, UNIT), strict=True)
-        return tuple(replace(whole, inner=inner, hidden=hidden) for inner, hidden in parts)
-
-    @property
-    def inputs(self) -> tuple[int, int, int]:
-        """Of gate, up and down."""
-        return self.hidden_size, self.hidden_size, self.intermediate_size
-
-    @property
-    def num_weights(self) -> int:
-        """Numbers in all experts."""
-        return self.num_weights_of(self.whole)
-
-    def num_weights_of(self, shard: ExpertsShard) -> int:
-        """Numbers that a rank has."""
-        inner, hidden = len(shard.inner), len(shard.hidden)
-        biases = 2 * inner + hidden if self.bias else 0
-        products = 2 * inner * self.hidden_size + hidden * self.intermediate_size
-        return len(shard.experts) * (products + biases)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsShard:
-    """What one rank has of experts."""
-
-    experts: range
-    inner: range
-    """The outputs that it has of each one's gate, and of its up."""
-    hidden: range
-    """Those of its down."""
-
-
-@dataclass(frozen=True, slots=True)
 class ExpertsSplit:
     """How the ranks of a stage share experts."""
 
@@ -200,37 +144,6 @@ class ExpertsSplit:
         """[M · k, H] of ``x`` [M · k, H], a row from the rank that has its expert, of ``ids`` [M, k]."""
         owned = [shard.experts for shard in self.shards]
         return self.tp.gather_rows(x, ids.flatten(), owned, groups=ids.shape[1])
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertWeights:
-    """The weights of one expert."""
-
-    tensors: Iterator[torch.Tensor]
-    """Gate [I, H], up [I, H] and down [H, I]; of a shard, its outputs [I′, H] and [H′, I]. Take one after the other:
-    each is read when it is asked for.
-    """
-    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    """[I], [I] and [H]; of a shard, [I′] and [H′]."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedExpertWeights:
-    """The weights of one expert that stay quantized."""
-
-    tensors: Iterator[Iterable[QuantizedWeight]]
-    """As in ``ExpertWeights``, the rows of each a few at a time."""
-    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    """As in ``ExpertWeights``."""
-    input_orders: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Of gate and up [H], and of down [I]: which input each column is for; None: they are in order."""
-
-    def expanded(self, dtype: torch.dtype) -> ExpertWeights:
-        whole = (torch.cat([part.dequantized().to(dtype) for part in parts]) for parts in self.tensors)
-        if self.input_orders is not None:
-            of_inputs, of_inner = (order.argsort() for order in self.input_orders)
-            whole = (weight[:, order] for weight, order in zip(whole, (of_inputs, of_inputs, of_inner), strict=True))
-        return ExpertWeights(whole, self.biases)
 
 
 class ExpertsOp(ABC):

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 import torch
 import triton
 
+from engine_core.activation import Activation
 from engine_core.attention.base import Angles, RotaryOp
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.activation import activate
 from engine_core.kernels.triton.norm import normalize
 from engine_core.kernels.triton.rope import rotate
-from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
-    ExpertsShape,
     ExpertsSplit,
     GroupedLinearOp,
     HeadNorms,
@@ -28,8 +27,9 @@ from engine_core.ops.base import (
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
 from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
 from engine_core.ops.gpu_quantized import GpuQuantizedLinear
-from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 from engine_core.ops.torch import TorchBackend, TorchNorm
+from engine_core.weights.experts import ExpertsShape
+from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
 
 _HEADS_TOGETHER = 8
 _ACTIVATIONS_TOGETHER = 1024

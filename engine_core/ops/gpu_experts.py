@@ -11,9 +11,10 @@ import triton
 
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.experts import expand_rows, reduce_rows, sum_experts
-from engine_core.ops.base import ExpertsShape, ExpertsSplit, ExpertWeights, GroupedLinearOp, UnloadedExperts
+from engine_core.ops.base import ExpertsSplit, GroupedLinearOp, UnloadedExperts
 from engine_core.ops.gpu_linear import InvariantLinear
 from engine_core.ops.torch import TorchGroupedLinear
+from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 _SUMMED_TOGETHER = 1024
 

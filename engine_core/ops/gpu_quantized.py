@@ -11,7 +11,7 @@ from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.quantized import multiply_quantized
 from engine_core.ops.base import LinearOp
 from engine_core.ops.gpu_linear import ProductTiles
-from engine_core.ops.quantized_weight import Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedWeight
 
 
 class GpuQuantizedLinear(LinearOp):

@@ -11,10 +11,11 @@ import torch
 
 from engine_core.errors import ConfigError
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import ExpertsShape, ExpertsSplit
+from engine_core.ops.base import ExpertsSplit
 from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuantizedWeights
 from engine_core.ops.native_quantized_experts import NativeQuantizedExperts
-from engine_core.ops.quantized_weight import Offset, QuantFormat
+from engine_core.weights.experts import ExpertsShape
+from engine_core.weights.quantized_weight import Offset, QuantFormat
 
 _MOST_SPREAD = 127
 """Between the integers of a codebook of 16: the sum of two products must fit into 16 bits."""

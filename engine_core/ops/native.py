@@ -9,15 +9,14 @@ from collections.abc import Iterable
 
 import torch
 
+from engine_core.activation import Activation
 from engine_core.attention.base import Angles, RotaryOp
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
-from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
     DecoderStack,
     ExpertsOp,
-    ExpertsShape,
     ExpertsSplit,
     GroupedLinearOp,
     HeadNorms,
@@ -25,7 +24,6 @@ from engine_core.ops.base import (
     LinearOp,
     NormOp,
     OpsBackend,
-    QuantizedExpertWeights,
     Routing,
     UnloadedExperts,
 )
@@ -36,7 +34,8 @@ from engine_core.ops.native_linear import NativeLinear
 from engine_core.ops.native_packing import PANEL, padded_width
 from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuantizedWeights, keeps
 from engine_core.ops.native_quantized_experts import NativeQuantizedExperts, keeps_experts
-from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.weights.experts import ExpertsShape, QuantizedExpertWeights
+from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
 
 
 class NativeNorm:

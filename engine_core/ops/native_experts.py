@@ -13,8 +13,9 @@ import torch
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import Kernel, kernel_output
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, Routing, UnloadedExperts
+from engine_core.ops.base import ExpertsOp, ExpertsSplit, Routing, UnloadedExperts
 from engine_core.ops.native_packing import TILE, PackedWeights, interleave, padded_width
+from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 
 class NativeGroupedLinear:

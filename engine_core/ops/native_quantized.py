@@ -12,7 +12,7 @@ from engine_core.kernels.library import Kernels
 from engine_core.kernels.memory import empty_for_streaming
 from engine_core.ops.native_linear import PackedLinear
 from engine_core.ops.native_packing import PANEL, TILE
-from engine_core.ops.quantized_weight import Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedWeight
 
 
 def keeps(kept: QuantFormat, inputs: int) -> bool:

@@ -8,11 +8,12 @@ from ctypes import addressof
 import torch
 
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import ExpertsShape, ExpertsSplit, QuantizedExpertWeights
+from engine_core.ops.base import ExpertsSplit
 from engine_core.ops.native_experts import PackedExperts, factor_type, load_biases, rooms_for_factors
 from engine_core.ops.native_packing import PANEL, TILE
 from engine_core.ops.native_quantized import PackedQuantizedWeights, keeps
-from engine_core.ops.quantized_weight import QuantFormat
+from engine_core.weights.experts import ExpertsShape, QuantizedExpertWeights
+from engine_core.weights.quantized_weight import QuantFormat
 
 
 def keeps_experts(shape: ExpertsShape, gate_up: QuantFormat, down: QuantFormat) -> bool:

@@ -1,4 +1,4 @@
-"""Which backend computes a model's ops on CPU, and why; and how its linear layers are quantized."""
+"""Which backend computes a model's ops on a CPU, and why."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ import torch
 from engine_core.errors import ConfigError
 from engine_core.kernels.library import (
     KernelLibrary,
-    Kernels,
     KernelsUnavailableError,
     load_int8_kernels,
-    load_kernels,
     load_kernels_for,
 )
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.int8_activations import Int8Activations
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import OneMethod, QuantizationConfig, QuantMethod
-from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE, Int4
-from engine_core.quantization.int8 import Int8
 
 
 def choose_ops(
@@ -41,45 +36,3 @@ def choose_ops(
     if rounding is not None:
         chosen += f", those with inputs in 8 bits for {rounding.kernels.instruction_set}"
     return NativeBackend(kernels, rounding), chosen
-
-
-def outline_quantization(
-    quantization: str | None, stored: QuantizationConfig | None = None, group_size: int | None = None
-) -> QuantizationConfig | None:
-    """As ``choose_quantization``, where weights are only counted."""
-    return stored if quantization is None else OneMethod(_rounding(quantization, group_size, None))
-
-
-def choose_quantization(
-    quantization: str | None,
-    stored: QuantizationConfig | None = None,
-    library: KernelLibrary | None = None,
-    group_size: int | None = None,
-) -> QuantizationConfig | None:
-    """How layers are quantized: as ``ModelConfig.quantization`` says, or else as they are ``stored`` in the checkpoint.
-
-    ``group_size`` is that of int4, None its default. Raises ``ConfigError`` where it cannot be computed.
-    """
-    if quantization is None:
-        return None if stored is None else _read_fast(stored, library or KernelLibrary())
-    try:
-        kernels = (load_int8_kernels if quantization == "int8" else load_kernels)(library=library)
-    except KernelsUnavailableError as error:
-        raise ConfigError(
-            "quantization", quantization, f"no value, because it needs native kernels: {error}"
-        ) from error
-    method = _rounding(quantization, group_size, kernels)
-    return OneMethod(method, f"{quantization} layers by native kernels for {kernels.instruction_set}")
-
-
-def _read_fast(stored: QuantizationConfig, library: KernelLibrary) -> QuantizationConfig:
-    """With native kernels if they were built for anything else: to build them takes longer than to read without."""
-    try:
-        return stored.read_by(load_kernels(library=library)) if library.is_built() else stored
-    except KernelsUnavailableError:
-        return stored
-
-
-def _rounding(quantization: str, group_size: int | None, kernels: Kernels | None) -> QuantMethod:
-    """Without ``kernels``, weights are only counted."""
-    return Int8(kernels) if quantization == "int8" else Int4(group_size or DEFAULT_GROUP_SIZE, kernels)

@@ -9,13 +9,10 @@ from collections.abc import Iterable
 
 import torch
 
+from engine_core.activation import Activation
 from engine_core.attention.base import Angles, RotaryOp
-from engine_core.layers.rotary import rotate
-from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
-    ExpertsShape,
     ExpertsSplit,
-    ExpertWeights,
     GroupedLinearOp,
     HeadNorms,
     HeadsShape,
@@ -26,6 +23,7 @@ from engine_core.ops.base import (
     Scoring,
     UnloadedExperts,
 )
+from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 
 class TorchLinear(LinearOp):
@@ -117,6 +115,16 @@ class TorchRotary:
     def _normalize(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         assert self._norms is not None
         return torch.nn.functional.rms_norm(x, weight.shape, weight, self._norms.eps)
+
+
+def rotate(x: torch.Tensor, angles: Angles, *, interleaved: bool = False) -> torch.Tensor:
+    """[T, heads, D] float32: ``x`` with each pair of a head rotated by its angle, and then what is not rotated."""
+    count = 2 * angles.cos.shape[-1]
+    turned, rest = torch.split(x.float(), [count, x.shape[-1] - count], dim=-1)
+    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    halves = first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin
+    rotated = torch.stack(halves, dim=-1).flatten(-2) if interleaved else torch.cat(halves, dim=-1)
+    return torch.cat([rotated, rest], dim=-1)
 
 
 class TorchGroupedLinear:

@@ -22,7 +22,7 @@ from engine_core.kv_cache_interface import MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.selector import choose_ops, choose_quantization
+from engine_core.ops.selector import choose_ops
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import (
     instruction_sets,
@@ -33,6 +33,7 @@ from engine_core.platforms.host_memory import (
     usable_memory,
 )
 from engine_core.platforms.kv_cache_size import MemoryProfile, request_memory, size
+from engine_core.quantization.selector import choose_quantization
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
 from engine_core.worker.dummy_batches import largest_step, step_seconds

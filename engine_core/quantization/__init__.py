@@ -3,6 +3,7 @@
 base               the interface, and the method of layers that are not quantized   (read first)
 stored             what methods share that read quantized checkpoints: of linear layers, and (stored_experts) of experts
 row_padding        zeros after some outputs of a layer that is quantized
+selector           which method a model has: an option's, or its checkpoint's
 registry           quantization_config of a checkpoint: a method is one file and a line there
 schemes            methods that give each layer a scheme, or none
 config_fields      fields of quantization_config, checked; packing: codes out of packed words

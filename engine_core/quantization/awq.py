@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.quantized_weight import UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 from engine_core.quantization.config_fields import ConfigFields, groups_in_words, is_linear
 from engine_core.quantization.packing import bytes_apart, some_rows, take, take_scales
 from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, is_listed, scale_dtype
+from engine_core.weights.quantized_weight import UNSIGNED4, Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.source import TensorRows, Weights
 
 _TOGETHER = 8
 """Outputs of a word."""

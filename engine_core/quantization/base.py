@@ -8,18 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.kernels.library import Kernels
-from engine_core.layers.expert_tensors import ExpertTensors
-from engine_core.layers.features import LinearShape
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.base import (
-    ExpertsOp,
-    ExpertsShape,
-    ExpertsShard,
-    ExpertsSplit,
-    LinearOp,
-    OpsBackend,
-    UnloadedExperts,
-)
+from engine_core.ops.base import ExpertsOp, ExpertsSplit, LinearOp, OpsBackend, UnloadedExperts
+from engine_core.weights.expert_tensors import ExpertTensors
+from engine_core.weights.experts import ExpertsShape, ExpertsShard
+from engine_core.weights.features import LinearShape
+from engine_core.weights.source import TensorRows, Weights
 
 
 class QuantMethod(ABC):

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.quantized_weight import NF4, SIGNED8, QuantFormat, QuantizedWeight
 from engine_core.quantization.config_fields import ConfigFields, is_linear
 from engine_core.quantization.packing import nibbles_of, some_rows, take, take_scales
 from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, is_listed
+from engine_core.weights.quantized_weight import NF4, SIGNED8, QuantFormat, QuantizedWeight
+from engine_core.weights.source import TensorRows, Weights
 
 _BLOCK = 64
 _NESTED_BLOCK = 256

@@ -8,17 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.errors import CheckpointError
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.quantized_weight import (
-    FP4,
-    SIGNED4,
-    SIGNED8,
-    UNSIGNED4,
-    UNSIGNED8,
-    Offset,
-    QuantFormat,
-    QuantizedWeight,
-)
 from engine_core.quantization.packing import (
     columns_of,
     fields_of,
@@ -30,6 +19,17 @@ from engine_core.quantization.packing import (
     take_scales,
 )
 from engine_core.quantization.schemes import Scheme
+from engine_core.weights.quantized_weight import (
+    FP4,
+    SIGNED4,
+    SIGNED8,
+    UNSIGNED4,
+    UNSIGNED8,
+    Offset,
+    QuantFormat,
+    QuantizedWeight,
+)
+from engine_core.weights.source import TensorRows, Weights
 
 FP4_FORMATS = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
 """Inputs of a group."""

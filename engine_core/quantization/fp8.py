@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from engine_core.errors import CheckpointError
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.quantized_weight import FP8, QuantFormat, QuantizedWeight
 from engine_core.quantization.config_fields import ConfigFields, is_linear
 from engine_core.quantization.packing import some_rows, take, take_scales
 from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, is_listed, scale_dtype
+from engine_core.weights.quantized_weight import FP8, QuantFormat, QuantizedWeight
+from engine_core.weights.source import TensorRows, Weights
 
 SCALES = ("weight_scale_inv", "weight_scale")
 """What scales are called; weights are multiplied by either."""

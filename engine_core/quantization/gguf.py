@@ -12,12 +12,12 @@ import torch
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.kernels.library import Kernels
-from engine_core.layers.features import LinearShape
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 from engine_core.quantization.base import QuantizationConfig, QuantMethod
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from engine_core.quantization.stored import StoredMethod
+from engine_core.weights.features import LinearShape
+from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.weights.source import TensorRows, Weights
 
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 _READ_AT_ONCE = 2**21

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.kernels.library import Kernels
-from engine_core.ops.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 
 _IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
 _Read = Callable[[torch.Tensor, QuantFormat], QuantizedWeight]

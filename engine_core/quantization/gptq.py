@@ -16,8 +16,11 @@ from typing import Any
 import torch
 
 from engine_core.errors import CheckpointError
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.quantized_weight import (
+from engine_core.quantization.config_fields import ConfigFields, groups_in_words, is_linear
+from engine_core.quantization.name_patterns import Matches, NamePatterns
+from engine_core.quantization.packing import columns_of, fields_of, order_of_groups, some_rows, take, take_scales
+from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, scale_dtype
+from engine_core.weights.quantized_weight import (
     SIGNED4,
     SIGNED8,
     UNSIGNED4,
@@ -26,10 +29,7 @@ from engine_core.ops.quantized_weight import (
     QuantFormat,
     QuantizedWeight,
 )
-from engine_core.quantization.config_fields import ConfigFields, groups_in_words, is_linear
-from engine_core.quantization.name_patterns import Matches, NamePatterns
-from engine_core.quantization.packing import columns_of, fields_of, order_of_groups, some_rows, take, take_scales
-from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, scale_dtype
+from engine_core.weights.source import TensorRows, Weights
 
 BITS = (4, 8)
 _LEFT_OUT, _TAKEN = "-:", "+:"

@@ -13,22 +13,14 @@ import torch
 
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.library import Kernels
-from engine_core.layers.expert_tensors import ExpertTensors
-from engine_core.layers.features import LinearShape
-from engine_core.layers.weights import Weights
-from engine_core.ops.base import (
-    ExpertsOp,
-    ExpertsShape,
-    ExpertsShard,
-    ExpertsSplit,
-    ExpertWeights,
-    LinearOp,
-    OpsBackend,
-    QuantizedExpertWeights,
-)
-from engine_core.ops.quantized_weight import Offset, QuantFormat, QuantizedWeight
+from engine_core.ops.base import ExpertsOp, ExpertsSplit, LinearOp, OpsBackend
 from engine_core.quantization.base import QuantMethod, take_bias, take_weight
 from engine_core.quantization.stored_experts import ExpertFormats
+from engine_core.weights.expert_tensors import ExpertTensors
+from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights, QuantizedExpertWeights
+from engine_core.weights.features import LinearShape
+from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.source import Weights
 
 _LEVELS = (3.0, 10.0, 17.0, 24.0, 32.0, 40.0, 51.0, 63.0)
 """``kInt4Levels`` of kernels/cpu/int4_round.h."""

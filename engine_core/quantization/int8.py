@@ -16,14 +16,15 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
-from engine_core.layers.expert_tensors import ExpertTensors
-from engine_core.layers.features import LinearShape
-from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend, UnloadedExperts
+from engine_core.ops.base import ExpertsSplit, LinearOp, OpsBackend, UnloadedExperts
 from engine_core.ops.native_packing import padded_width
 from engine_core.quantization.base import QuantMethod, take_bias, take_weight
 from engine_core.quantization.int8_experts import Int8Experts, experts_bytes
 from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes, require_summable
+from engine_core.weights.expert_tensors import ExpertTensors
+from engine_core.weights.experts import ExpertsShape, ExpertsShard
+from engine_core.weights.features import LinearShape
+from engine_core.weights.source import Weights
 
 
 class Int8(QuantMethod):

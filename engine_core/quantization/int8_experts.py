@@ -8,10 +8,11 @@ import torch
 
 from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertsSplit
+from engine_core.ops.base import ExpertsSplit
 from engine_core.ops.native_experts import PackingExperts
 from engine_core.ops.native_packing import padded_width
 from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes
+from engine_core.weights.experts import ExpertsShape, ExpertsShard
 
 
 def experts_bytes(shape: ExpertsShape, shard: ExpertsShard) -> int:

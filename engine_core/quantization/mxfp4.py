@@ -17,20 +17,14 @@ from typing import Any
 import torch
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.layers.expert_tensors import ExpertTensors, InterleavedExperts, own_biases
-from engine_core.layers.weights import Weights
-from engine_core.ops.base import (
-    ExpertsOp,
-    ExpertsShape,
-    ExpertsShard,
-    ExpertsSplit,
-    OpsBackend,
-    QuantizedExpertWeights,
-)
-from engine_core.ops.quantized_weight import FP4, QuantFormat, QuantizedWeight
+from engine_core.ops.base import ExpertsOp, ExpertsSplit, OpsBackend
 from engine_core.quantization.base import QuantizationConfig, QuantMethod, Unquantized
 from engine_core.quantization.packing import nibbles_of, take, take_powers
 from engine_core.quantization.stored_experts import ExpertFormats
+from engine_core.weights.expert_tensors import ExpertTensors, InterleavedExperts, own_biases
+from engine_core.weights.experts import ExpertsShape, ExpertsShard, QuantizedExpertWeights
+from engine_core.weights.quantized_weight import FP4, QuantFormat, QuantizedWeight
+from engine_core.weights.source import Weights
 
 MXFP4 = QuantFormat(FP4, group_size=32, scale_dtype=torch.bfloat16)
 _BLOCK_BYTES = MXFP4.group_size // 2

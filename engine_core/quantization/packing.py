@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from engine_core.errors import CheckpointError
-from engine_core.layers.weights import Weights
+from engine_core.weights.source import Weights
 
 _CODES_AT_ONCE = 2**22
 """More would not stay in a processor's caches between two passes."""

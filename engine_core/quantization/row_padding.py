@@ -8,9 +8,9 @@ from itertools import accumulate
 
 import torch
 
-from engine_core.layers.features import Features
 from engine_core.ops.base import OpsBackend
-from engine_core.ops.quantized_weight import QuantizedWeight
+from engine_core.weights.features import Features
+from engine_core.weights.quantized_weight import QuantizedWeight
 
 
 class RowPadding:

@@ -9,11 +9,11 @@ from typing import Protocol
 
 import torch
 
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 from engine_core.quantization.base import QuantizationConfig, QuantMethod
 from engine_core.quantization.packing import FLOATS
 from engine_core.quantization.stored import StoredMethod
+from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.weights.source import TensorRows, Weights
 
 
 class TensorInfo(Protocol):

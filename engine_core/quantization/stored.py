@@ -9,15 +9,16 @@ from typing import ClassVar
 
 import torch
 
-from engine_core.layers.expert_tensors import ExpertTensors
-from engine_core.layers.features import LinearShape
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
-from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.ops.base import ExpertsOp, ExpertsSplit, LinearOp, OpsBackend
 from engine_core.ops.segmented_linear import SegmentedLinear
 from engine_core.quantization.base import QuantMethod, take_bias
 from engine_core.quantization.row_padding import RowPadding
 from engine_core.quantization.stored_experts import StoredExperts
+from engine_core.weights.expert_tensors import ExpertTensors
+from engine_core.weights.experts import ExpertsShape, ExpertsShard
+from engine_core.weights.features import LinearShape
+from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.weights.source import TensorRows, Weights
 
 
 class StoredMethod(QuantMethod):

@@ -9,18 +9,11 @@ from typing import Protocol
 
 import torch
 
-from engine_core.layers.expert_tensors import ExpertProjections, SeparateExperts, biases_of
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.base import (
-    ExpertsOp,
-    ExpertsShape,
-    ExpertsShard,
-    ExpertsSplit,
-    ExpertWeights,
-    OpsBackend,
-    QuantizedExpertWeights,
-)
-from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.ops.base import ExpertsOp, ExpertsSplit, OpsBackend
+from engine_core.weights.expert_tensors import ExpertProjections, SeparateExperts, biases_of
+from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights, QuantizedExpertWeights
+from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.weights.source import TensorRows, Weights
 
 InputOrders = tuple[torch.Tensor, torch.Tensor]
 """As in ``QuantizedExpertWeights``."""

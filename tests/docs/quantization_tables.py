@@ -12,13 +12,13 @@ from typing import Any
 
 from engine_core.model_loader.gguf import config as gguf_config
 from engine_core.models.registry import ARCHITECTURES
-from engine_core.ops.quantized_weight import Offset, QuantFormat
 from engine_core.quantization.compressed_schemes import FP4_FORMATS
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from engine_core.quantization.int4 import Int4
 from engine_core.quantization.mxfp4 import MXFP4
 from engine_core.quantization.registry import STORED
 from engine_core.quantization.stored import StoredMethod
+from engine_core.weights.quantized_weight import Offset, QuantFormat
 from tests.docs.documents import ROOT, Generated
 from tests.engine_core.models.families import SHAPES
 from tests.engine_core.models.tiny_models import CASES

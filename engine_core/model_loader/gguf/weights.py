@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from engine_core.errors import CheckpointError
-from engine_core.layers.weights import ProgressCallback, Staging, TensorRows
 from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
 from engine_core.model_loader.expected import ExpectedTensors, check_tensors
 from engine_core.model_loader.gguf.names import GgufLatents, GgufRows, Source
 from engine_core.model_loader.gguf.reader import GgufTensor
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
+from engine_core.weights.source import ProgressCallback, Staging, TensorRows
 
 _FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SHORT = 2

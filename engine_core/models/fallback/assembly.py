@@ -14,7 +14,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.features import Features
 from engine_core.layers.linear import ParallelLMHead
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.fallback.modules import (
@@ -28,6 +27,7 @@ from engine_core.models.fallback.modules import (
     RemainingTensors,
     replaced,
 )
+from engine_core.weights.features import Features
 
 _MIXING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._NormBase, nn.MultiheadAttention)
 """Modules whose rows depend on each other."""

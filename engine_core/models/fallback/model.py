@@ -22,7 +22,6 @@ from engine_core.forward_context import ForwardContext
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import MOST_POSITIONS
-from engine_core.layers.weights import Weights
 from engine_core.models.fallback.assembly import assemble
 from engine_core.models.fallback.modules import IMPLEMENTATION, LayerAttention, StepAttention, replaced, set_attention
 from engine_core.models.fallback.rows import require_separate_rows
@@ -31,6 +30,7 @@ from engine_core.models.fallback.trial import Outline, outline_of, refusing
 from engine_core.models.language_model import LanguageModel, group_of_layers
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, positive
 from engine_core.ops.base import Greatest
+from engine_core.weights.source import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,14 +17,14 @@ from transformers import AttentionInterface
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from engine_core.activation import NAMES, Activation
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
 from engine_core.errors import UnsupportedModelError
 from engine_core.layers.embedding import VocabParallelEmbedding
 from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead
 from engine_core.layers.part import Part
-from engine_core.layers.weights import Weights
-from engine_core.ops.activation import NAMES, Activation
 from engine_core.ops.base import Greatest, OpsBackend
+from engine_core.weights.source import Weights
 
 IMPLEMENTATION = "ringline"
 """What the engine's attention is called among transformers' attention functions. No mask function has that name, so no

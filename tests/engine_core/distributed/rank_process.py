@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.shm import ShmCollectives
+from engine_core.errors import RankFailedError
 from engine_core.kernels.library import load_kernels
 from tests.engine_core.distributed.rounds import run_rounds
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.process_group import ProcessGroupCollectives, ProcessGroupLinks, gloo_group
+from engine_core.errors import RankFailedError
 
 HOST = "127.0.0.1"
 CPU = torch.device("cpu")

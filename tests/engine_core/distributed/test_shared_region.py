@@ -16,8 +16,8 @@ from unittest.mock import Mock
 import pytest
 
 from engine_core.distributed import shared_region
-from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.shared_region import SharedRegion, share_region
+from engine_core.errors import RankFailedError
 
 KEY_BYTES = 8
 

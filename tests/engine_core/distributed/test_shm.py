@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from engine_core.distributed import shm
-from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.shm import ShmCollectives
+from engine_core.errors import RankFailedError
 from engine_core.kernels.capture import BufferPool, Captured, capturing
 from engine_core.kernels.library import load_kernels
 

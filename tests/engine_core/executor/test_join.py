@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.process_group import ProcessGroupCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
+from engine_core.errors import RankFailedError
 from engine_core.executor import join as joining
 from engine_core.executor.join import join
 from engine_core.kernels.library import KernelLibrary

@@ -9,9 +9,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.ranks import Rank
-from engine_core.errors import ExecutorError
+from engine_core.errors import ExecutorError, RankFailedError
 from engine_core.executor import rank_monitor
 from engine_core.executor.rank_connection import BEAT, Raised, RankConnections
 from engine_core.executor.rank_monitor import RankMonitor

@@ -25,14 +25,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from engine_core.activation import Activation
 from engine_core.attention.base import Angles, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsShape, HeadNorms, HeadsShape
+from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
-from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
+from engine_core.weights.experts import ExpertsShape
+from engine_core.weights.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from tests.engine_core.attention.sequences import Geometry
 
 META = torch.device("meta")

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from engine_core.distributed.collectives import RankFailedError
+from engine_core.errors import RankFailedError
 from engine_core.kernels.arguments import DONE, NO_MEMORY, RANK_FAILED, RANKS_DISAGREE
 from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing, check
 from engine_core.kernels.library import load_kernels

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_core.layers.weights import TensorRows
 from engine_core.model_loader.dummy import DummyWeights
-from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
+from engine_core.weights.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
+from engine_core.weights.source import TensorRows
 
 CPU = torch.device("cpu")
 SHAPES = {"a.weight": (1500, 1000), "b.weight": (700, 1000), "b.bias": (700,), "norm.weight": (1000,)}

@@ -15,14 +15,15 @@ from engine_core.config import LoadConfig, ModelConfig
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.forward_context import ForwardContext
-from engine_core.layers.weights import ProgressCallback
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import Digest
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.selector import choose_ops, choose_quantization
+from engine_core.ops.selector import choose_ops
+from engine_core.quantization.selector import choose_quantization
+from engine_core.weights.source import ProgressCallback
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

@@ -15,7 +15,7 @@ from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import StagedModel
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.selector import choose_quantization
+from engine_core.quantization.selector import choose_quantization
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of
 
 

@@ -7,10 +7,11 @@ from functools import cache
 
 import torch
 
+from engine_core.activation import Activation
 from engine_core.kernels.capture import BufferPool, Captured, capturing
 from engine_core.kernels.library import load_kernels
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, UnloadedExperts
+from engine_core.ops.base import ExpertsOp, UnloadedExperts
+from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SHAPES = {

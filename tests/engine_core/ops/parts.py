@@ -13,7 +13,8 @@ from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import UNIT, cut
 from engine_core.kernels.capture import BufferPool, Captured, capturing, kernel_output
 from engine_core.kernels.library import load_kernels
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, LinearOp, UnloadedExperts
+from engine_core.ops.base import ExpertsOp, ExpertsSplit, LinearOp, UnloadedExperts
+from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 from .experts import chosen, load, numbers, weights_of
 

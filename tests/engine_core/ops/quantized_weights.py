@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.ops.quantized_weight import Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedWeight
 
 
 def random_weight(kept: QuantFormat, outputs: int, inputs: int, seed: int = 0) -> QuantizedWeight:

@@ -12,8 +12,8 @@ from engine_core.kernels.library import Kernels, load_int8_kernels, load_kernels
 from engine_core.ops.base import LinearOp
 from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsLinear, has_integer_codes
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED8, Offset, QuantFormat, QuantizedWeight
 from engine_core.quantization.int4 import CODEBOOK
+from engine_core.weights.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED8, Offset, QuantFormat, QuantizedWeight
 
 from .experts import numbers
 from .test_native_quantized import DTYPES, FORMATS, weight_of

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine_core.kernels.library import Kernels, load_int8_kernels, load_kernels
-from engine_core.ops.base import ExpertsShape
 from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsExperts
 from engine_core.ops.native import NativeBackend
+from engine_core.weights.experts import ExpertsShape
 
 from .experts import chosen, numbers
 from .parts import by_kind, check_experts, check_replayed_experts

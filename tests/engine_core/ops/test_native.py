@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine_core.activation import Activation
 from engine_core.attention.base import Angles
 from engine_core.kernels import memory
 from engine_core.kernels.library import Kernels
 from engine_core.layers.rotary import RopeParameters, Rotary
-from engine_core.ops.activation import Activation
 from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.native_linear import NativeLinear

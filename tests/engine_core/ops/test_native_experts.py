@@ -18,9 +18,10 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from engine_core.kernels.capture import BufferPool
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import ExpertsShape, Routing, Scoring
+from engine_core.ops.base import Routing, Scoring
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.torch import TorchBackend
+from engine_core.weights.experts import ExpertsShape
 
 from .experts import SHAPES, activated, check_replay, chosen, load, numbers, weights_of
 

@@ -14,7 +14,7 @@ from engine_core.kernels.library import Kernels
 from engine_core.ops.base import LinearOp
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.native_quantized import NativeQuantizedLinear
-from engine_core.ops.quantized_weight import (
+from engine_core.weights.quantized_weight import (
     FP4,
     SIGNED4,
     SIGNED8,

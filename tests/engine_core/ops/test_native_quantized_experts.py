@@ -11,13 +11,14 @@ from functools import cache, partial
 import pytest
 import torch
 
+from engine_core.activation import Activation
 from engine_core.kernels.library import Kernels
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, QuantizedExpertWeights
+from engine_core.ops.base import ExpertsOp, ExpertsSplit
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.native_quantized_experts import NativeQuantizedExperts
-from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 from engine_core.ops.torch import TorchBackend
+from engine_core.weights.experts import ExpertsShape, QuantizedExpertWeights
+from engine_core.weights.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 
 from .experts import activated, chosen, numbers
 from .parts import by_kind, check_experts, check_replayed_experts

@@ -12,9 +12,9 @@ from gguf.constants import GGMLQuantizationType
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.kernels.library import Kernels
-from engine_core.layers.weights import TensorRows
 from engine_core.quantization.gguf import GgufConfig, GgufMethod
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
+from engine_core.weights.source import TensorRows
 from tests.engine_core.model_loader.gguf.written import random_blocks
 
 

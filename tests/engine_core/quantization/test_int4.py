@@ -9,10 +9,10 @@ import torch
 
 from engine_core.kernels.build import SOURCES
 from engine_core.kernels.library import INSTRUCTION_SETS, Kernels, KernelsUnavailableError, load_kernels
-from engine_core.layers.expert_tensors import StackedExperts
-from engine_core.layers.features import Features, LinearShape
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.int4 import CODEBOOK, OUTER_SIZE, Int4
+from engine_core.weights.expert_tensors import StackedExperts
+from engine_core.weights.features import Features, LinearShape
 
 from ..ops.experts import SHAPES
 

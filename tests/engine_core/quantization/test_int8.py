@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_core.activation import Activation
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels import memory
 from engine_core.kernels.library import Kernels, load_int8_kernels
-from engine_core.layers.features import Features, LinearShape
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsShape
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.quantization.int8_packing import MOST_INPUTS, Int8Weights
+from engine_core.weights.experts import ExpertsShape
+from engine_core.weights.features import Features, LinearShape
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 KERNELS = load_int8_kernels()

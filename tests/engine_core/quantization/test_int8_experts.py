@@ -10,14 +10,14 @@ from functools import partial
 import pytest
 import torch
 
+from engine_core.activation import Activation
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.library import Kernels
-from engine_core.layers.expert_tensors import SeparateExperts
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsShape
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.int8 import Int8
 from engine_core.quantization.int8_experts import Int8Experts
+from engine_core.weights.expert_tensors import SeparateExperts
+from engine_core.weights.experts import ExpertsShape
 
 from ..ops.experts import SHAPES, activated, chosen, load, numbers, weights_of
 from .test_int8 import DTYPES, KERNELS, held_bytes, rounded

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from engine_core.kernels.library import Kernels
-from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.ops.base import ExpertsSplit
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.quantization.int8_experts import Int8Experts
+from engine_core.weights.expert_tensors import SeparateExperts
 
 from ..ops.experts import SHAPES
 from ..ops.parts import LateRank, by_kind, by_ranks, check_experts, check_linear, check_replayed_experts

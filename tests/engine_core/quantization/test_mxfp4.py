@@ -14,10 +14,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.layers.fused_moe import FusedMoE
 from engine_core.model_loader.loader import model_outline
-from engine_core.ops.quantized_weight import QuantizedWeight
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.mxfp4 import MXFP4
 from engine_core.quantization.packing import nibbles_of, powers_of_two
+from engine_core.weights.quantized_weight import QuantizedWeight
 from tests.engine_core.distributed.ranks import assert_bits, on_ranks
 from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at

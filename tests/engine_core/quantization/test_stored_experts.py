@@ -13,19 +13,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine_core.activation import Activation
 from engine_core.distributed.ranks import Rank
-from engine_core.layers.expert_tensors import ExpertTensors, InterleavedExperts, SeparateExperts, StackedExperts
 from engine_core.layers.fused_moe import FusedMoE, RouterTensors
 from engine_core.layers.shares import Shares
-from engine_core.layers.weights import TensorRows, Weights
 from engine_core.model_loader.dummy import DummyWeights
 from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, QuantizedExpertWeights, Routing
-from engine_core.ops.quantized_weight import SIGNED4, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
+from engine_core.ops.base import ExpertsOp, ExpertsSplit, Routing
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import Unquantized
 from engine_core.quantization.stored import StoredMethod
+from engine_core.weights.expert_tensors import ExpertTensors, InterleavedExperts, SeparateExperts, StackedExperts
+from engine_core.weights.experts import ExpertsShape, QuantizedExpertWeights
+from engine_core.weights.quantized_weight import SIGNED4, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.source import TensorRows, Weights
 
 from ..ops.experts import numbers
 from ..ops.parts import LateRank

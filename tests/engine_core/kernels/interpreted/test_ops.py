@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_core.activation import Activation
 from engine_core.attention.base import Angles, KVCacheSpec
 from engine_core.attention.paged import CachingRotaryOp
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
+from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
 from engine_core.ops.gpu_linear import InvariantLinear, ProductTiles
-from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from engine_core.ops.torch import TorchBackend
+from engine_core.weights.experts import ExpertsShape, ExpertWeights
+from engine_core.weights.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from tests.engine_core.ops.experts import chosen, numbers, weights_of
 from tests.engine_core.ops.parts import Parts, assert_same_bits
 from tests.engine_core.ops.quantized_weights import random_weight

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
 
 ProgressCallback = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""

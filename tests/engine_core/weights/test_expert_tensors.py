@@ -12,20 +12,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine_core.activation import Activation
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import CheckpointError
 from engine_core.kernels.library import load_int8_kernels, load_kernels
-from engine_core.layers.expert_tensors import ExpertTensors, InterleavedExperts, SeparateExperts, StackedExperts
 from engine_core.layers.fused_moe import FusedMoE, RouterTensors
 from engine_core.layers.shares import Shares
 from engine_core.model_loader.expected import ExpectedTensors
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
-from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsOp, ExpertsShape, OpsBackend, Routing
+from engine_core.ops.base import ExpertsOp, OpsBackend, Routing
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import QuantMethod, Unquantized
 from engine_core.quantization.int8 import Int8
+from engine_core.weights.expert_tensors import ExpertTensors, InterleavedExperts, SeparateExperts, StackedExperts
+from engine_core.weights.experts import ExpertsShape
 
 from ..ops.experts import load, numbers, weights_of
 

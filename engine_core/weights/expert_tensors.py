@@ -9,8 +9,8 @@ from typing import Self
 
 import torch
 
-from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertWeights
+from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights
+from engine_core.weights.source import TensorRows, Weights
 
 
 class ExpertTensors(ABC):

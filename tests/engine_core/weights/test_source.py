@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.layers.weights import Staging
+from engine_core.weights.source import Staging
 
 
 def test_what_is_still_used_is_not_lent_again() -> None:

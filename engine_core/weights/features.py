@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
-from engine_core.layers.weights import TensorRows
-from engine_core.ops.base import OpsBackend
+from engine_core.weights.source import TensorRows
+
+
+class Pads(Protocol):
+    """What of an ``OpsBackend`` decides the padding."""
+
+    def padded(self, width: int) -> int:
+        """``width`` rounded up to what the kernels need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +37,11 @@ class Features:
         """Features without padding."""
         return self.groups * self.size
 
-    def padded(self, backend: OpsBackend) -> int:
+    def padded(self, backend: Pads) -> int:
         """The size of a group with its padding."""
         return self.size if self.fixed else sum(backend.padded(part) for part in self.parts or (self.size,))
 
-    def pad(self, x: torch.Tensor, dim: int, backend: OpsBackend) -> torch.Tensor:
+    def pad(self, x: torch.Tensor, dim: int, backend: Pads) -> torch.Tensor:
         """``x``, which has these features along ``dim``, with zeros after each part; ``x`` itself without padding."""
         if (size := self.padded(backend)) == self.size:
             return x
