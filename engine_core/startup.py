@@ -1,17 +1,39 @@
-"""Starts an engine from an ``EngineConfig``, stage by stage: configuration, compile kernels (if need be),
-device, load weights, profile, allocate KV cache, warm up, serving.
+"""Starts an engine from an ``EngineConfig``, stage by stage: configuration, start ranks, compile kernels, device, join
+ranks, load weights, profile, allocate KV cache, warm up, serving. Some of them are there only where they are needed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, ModelSpec
+from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.engine import EngineCore
-from engine_core.errors import ConfigError
+from engine_core.errors import CheckpointError, ConfigError
 from engine_core.executor.base import Executor
-from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.executor.collective import CollectiveExecutor, StartedModel
+from engine_core.executor.ranks.identity import require_equal
+from engine_core.executor.uniproc import UniProcWorker
+from engine_core.executor.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
+from engine_core.executor.workers import Workers
+from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
+from engine_core.model_loader.digest import digest_of
+from engine_core.model_loader.loader import WeightsOnDisk
+from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
+from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
+from engine_core.worker.input_batch import BatchLimits
+
+_UNSTABLE = (
+    "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "
+    "that moves to another engine may continue with other tokens than it would have had, which are as valid"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +53,7 @@ def start_engine(config: EngineConfig, progress: StartupProgress, name: str = ""
 
     If it raises ``EngineError`` (``ConfigError``, ``CheckpointError``, ``OutOfMemoryError``), everything is closed.
     """
-    executor = _executor(config, name)
-    executor.start(progress)
+    executor = start_executor(choose_workers(config, name), progress)
     try:
         with progress.stage("serving"):
             return StartedEngine(EngineCore(config, executor), executor)
@@ -41,8 +62,8 @@ def start_engine(config: EngineConfig, progress: StartupProgress, name: str = ""
         raise
 
 
-def _executor(config: EngineConfig, name: str) -> Executor:
-    """Where ``config`` lets workers run. What an executor needs is imported only for it."""
+def choose_workers(config: EngineConfig, name: str = "") -> Workers:
+    """Where ``config`` lets workers run. What an implementation needs is imported only for it."""
     parallel = config.parallel
     if parallel.ray_address is not None and parallel.backend != "ray":
         accepted = "no value without --distributed-executor-backend ray"
@@ -51,11 +72,248 @@ def _executor(config: EngineConfig, name: str) -> Executor:
         if parallel.world_size > 1:
             ranks = f"tensor_parallel_size × pipeline_parallel_size is {parallel.world_size}"
             raise ConfigError("distributed_executor_backend", "uni", f"mp or ray for more than one rank; {ranks}")
-        return UniProcExecutor(config)
+        return UniProcWorker(config)
+    from engine_core.executor.ranks.workers import RankWorkers
+
     if parallel.backend == "ray":
-        from engine_core.executor.ray import RayExecutor
+        from engine_core.executor.ray.launcher import RayLauncher
 
-        return RayExecutor(config, name)
-    from engine_core.executor.multiproc import MultiprocExecutor
+        return RankWorkers(RayLauncher(config, name))
+    from engine_core.executor.ranks.local import LocalLauncher
 
-    return MultiprocExecutor(config, name)
+    return RankWorkers(LocalLauncher(config, name))
+
+
+def start_executor(workers: Workers, progress: StartupProgress) -> CollectiveExecutor:
+    """Load, profile, allocate and warm up; if it raises, ``workers`` are closed."""
+    try:
+        return CollectiveExecutor(workers, Startup(workers, progress).run())
+    except BaseException:
+        workers.close()
+        raise
+
+
+class Startup:
+    """The stages, over workers that call ``collective_rpc`` of them together."""
+
+    def __init__(self, workers: Workers, progress: StartupProgress) -> None:
+        self._workers = workers
+        self._config = workers.config
+        self._progress = progress
+
+    def run(self) -> StartedModel:
+        checkpoint, limits = self._configuration()
+        self._workers.start(checkpoint, self._progress)
+        self._compile_kernels()
+        device = self._device()
+        self._join_ranks(device)
+        loaded = self._load_weights(checkpoint)
+        cache, step_bytes = self._size_cache(loaded.reports, limits, device)
+        unwritten_bytes = self._allocate(cache, loaded.reports)
+        is_stable, largest_step_seconds = self._warm_up(cache, checkpoint.spec)
+        concurrent_steps = self._concurrent_steps(device)
+        self._workers.start_steps(concurrent_steps, largest_step_seconds)
+        is_here = not self._workers.places
+        return StartedModel(
+            checkpoint.spec,
+            cache,
+            unwritten_bytes if is_here else 0,
+            step_bytes if is_here else 0,
+            device.request_memory,
+            loaded.digest,
+            # Unique where results vary, so that no other executor counts as equal.
+            loaded.numerics if is_stable else f"unstable {uuid.uuid4().hex}",
+            largest_step_seconds,
+            concurrent_steps,
+            loaded.grammars,
+        )
+
+    def _configuration(self) -> tuple[Checkpoint, BatchLimits]:
+        with self._progress.stage("configuration") as stage:
+            checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
+            spec = checkpoint.spec
+            stage.detail = (
+                f"{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
+                f"{spec.max_model_len}"
+            )
+            return checkpoint, batch_limits(self._config, checkpoint)
+
+    def _compile_kernels(self) -> None:
+        if any(self._workers.collective_rpc("lacks_kernels")):
+            with self._progress.stage("compile kernels") as stage:
+                stage.detail = self._workers.collective_rpc("compile_kernels")[0]
+
+    def _device(self) -> DeviceReport:
+        with self._progress.stage("device") as stage:
+            devices: list[DeviceReport] = self._workers.collective_rpc("init_device")
+            require_equal([{"tensor transport": each.tensor_transport} for each in devices], self._workers.names)
+            stage.bytes = sum(each.usable_bytes for each in devices)
+            stage.detail = self._by_rank([each.description for each in devices])
+            stage.warning = self._by_rank([each.warning for each in devices])
+            return devices[0]
+
+    def _join_ranks(self, device: DeviceReport) -> None:
+        if len(self._workers.names) > 1:
+            with self._progress.stage("join ranks") as stage, self._workers.rendezvous(device) as rendezvous:
+                self._workers.collective_rpc("join", rendezvous)
+                stage.detail = self._wires(rendezvous)
+
+    def _load_weights(self, checkpoint: Checkpoint) -> _Loaded:
+        names, progress = self._workers.names, self._progress
+        with progress.stage("load weights") as stage, _hashing(checkpoint if len(names) > 1 else None) as on_disk:
+            models: list[ModelReport] = self._workers.collective_rpc(
+                "load_model", on_progress=lambda done, total: progress.advance(stage, done, total)
+            )
+            model = models[0]
+            require_equal([{"numerics": each.numerics} for each in models], names)
+            stage.bytes = sum(each.weight_bytes for each in models)
+            digest = model.model_digest if on_disk is None else self._digest_of_parts(*on_disk.result(), models)
+            assert digest is not None
+            grammars = self._open_grammars(models, checkpoint.spec)
+            of_grammars = [] if isinstance(grammars, str) else [grammar_numerics()]
+            numerics = digest_of(digest, model.numerics, *of_grammars)
+            stage.detail = "; ".join(filter(None, (f"numerics {numerics}", model.layers)))
+            if model.hashing_seconds:
+                stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
+            if len(models) > 1:
+                stage.detail += "; " + self._by_rank([size(each.weight_bytes) for each in models])
+            return _Loaded(models, digest, numerics, grammars)
+
+    def _digest_of_parts(self, weights: WeightsOnDisk, digest: str, models: Sequence[ModelReport]) -> str:
+        """The ``digest`` of the model, once it is proved that each rank has taken its part of that very model."""
+        for name, model in zip(self._workers.names, models, strict=True):
+            if (other := weights.first_other(model.taken)) is not None:
+                raise CheckpointError(
+                    f"{name} has loaded another {other} than this host has: give every host of the engine the same "
+                    "checkpoint"
+                )
+        return digest
+
+    def _open_grammars(self, models: Sequence[ModelReport], spec: ModelSpec) -> GrammarCompiler | str:
+        """The compiler of this process, or why grammars cannot be used."""
+        for model in models:
+            if model.grammar_problem is not None:
+                return model.grammar_problem
+        try:
+            return self._workers.open_grammars(spec)
+        except GrammarsUnavailableError as error:
+            return str(error)
+
+    def _size_cache(
+        self, models: Sequence[ModelReport], limits: BatchLimits, device: DeviceReport
+    ) -> tuple[KVCacheConfig, int]:
+        """The largest cache that fits on every worker, and the bytes of the host that the largest step takes."""
+        cache, step_bytes = self._config.cache, 0
+        if cache.kv_cache_memory_bytes is not None:
+            sizes = [size_as_given(cache.kv_cache_memory_bytes, limits, model.bytes_per_block) for model in models]
+        else:
+            with self._progress.stage("profile") as stage:
+                profiles: list[Profile] = self._workers.collective_rpc("profile")
+                stage.bytes = max(profile.step_peak for profile in profiles)
+                if device.uses_host_memory:
+                    step_bytes = sum(profile.step_peak for profile in profiles)
+                sizes = [
+                    size_by_profile(profile, cache, limits, model.bytes_per_block)
+                    for profile, model in zip(profiles, models, strict=True)
+                ]
+                tightest = min(range(len(sizes)), key=lambda number: sizes[number].num_blocks)
+                stage.detail = profiles[tightest].describe(cache.gpu_memory_utilization)
+                if len(sizes) > 1:
+                    stage.detail = f"{self._workers.names[tightest]} has the least room: {stage.detail}"
+        fewest = min(each.num_blocks for each in sizes)
+        return replace(sizes[0], num_blocks=fewest, layout=models[0].kv_cache_layout), step_bytes
+
+    def _allocate(self, cache: KVCacheConfig, models: Sequence[ModelReport]) -> int:
+        """Returns the bytes that the cache will still take as it fills."""
+        with self._progress.stage("allocate KV cache") as stage:
+            stage.bytes = cache.num_blocks * sum(each.bytes_per_block for each in models)
+            unwritten: list[int] = self._workers.collective_rpc("allocate", cache)
+            stage.detail = cache.describe()
+            return sum(unwritten)
+
+    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec) -> tuple[bool, float]:
+        """Whether every self-test passed, and the seconds of the largest step.
+
+        Raises ``CheckpointError`` where a part of the model puts out a NaN.
+        """
+        with self._progress.stage("warm up") as stage:
+            ready: list[ReadyReport] = self._workers.collective_rpc("warm_up", cache)
+            if not all(each.is_sound for each in ready):
+                self._require_numbers(spec)
+            seconds, size = [each.largest_step_seconds for each in ready], self._config.parallel.tensor_parallel_size
+            # One stage after the other; the ranks of a stage at the same time.
+            largest = sum(max(seconds[at : at + size]) for at in range(0, len(seconds), size))
+            is_stable = all(each.is_bitwise_stable for each in ready)
+            details = (
+                self._by_rank([each.made for each in ready]),
+                f"the largest step takes about {float(f'{largest:.1g}'):g} s",
+                "results do not depend on what else is in the batch" if is_stable else _UNSTABLE,
+                self._by_rank([each.memory_left for each in ready]),
+            )
+            stage.detail = "; ".join(filter(None, details))
+            return is_stable, largest
+
+    def _require_numbers(self, spec: ModelSpec) -> None:
+        """After a warm-up whose logits were no numbers."""
+        for part in self._workers.collective_rpc("first_unsound_part"):
+            if part is not None:
+                raise CheckpointError(
+                    f"the model computes a NaN for its very first tokens, which begins in {part}: either weights are "
+                    f"damaged, or numbers become too large for {spec.dtype} there (--dtype float32 holds larger ones)"
+                )
+
+    def _concurrent_steps(self, device: DeviceReport) -> int:
+        if len(self._workers.names) > 1:
+            return self._config.parallel.pipeline_parallel_size
+        asked = self._config.scheduler.async_scheduling
+        return 2 if (device.is_asynchronous if asked is None else asked) else 1
+
+    def _wires(self, rendezvous: Rendezvous) -> str:
+        """How ranks exchange tensors, for a person."""
+        parallel, transport = self._config.parallel, rendezvous.tensor_transport
+        between = {"tensor parallel": (parallel.tensor_parallel_size, transport)}
+        between["stages"] = parallel.pipeline_parallel_size, "nccl" if transport == "nccl" else "gloo"
+        used = [f"{what} over {how}" for what, (size, how) in between.items() if size > 1]
+        return f"{parallel.world_size} ranks: {', '.join(used)}"
+
+    def _by_rank(self, texts: Sequence[str]) -> str:
+        """What workers say, once if all say the same."""
+        if len(texts) == 1 or not any(texts):
+            return texts[0]
+        if len(set(texts)) == 1:
+            return f"each of {len(texts)} ranks: {texts[0]}"
+        return " | ".join(f"{name}: {text}" for name, text in zip(self._workers.names, texts, strict=True) if text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model that all workers have loaded."""
+
+    reports: Sequence[ModelReport]
+    """By rank."""
+    digest: str
+    numerics: str
+    grammars: GrammarCompiler | str
+    """As in ``StartedModel``."""
+
+
+@contextmanager
+def _hashing(checkpoint: Checkpoint | None) -> Iterator[Future[tuple[WeightsOnDisk, str]] | None]:
+    """Its weights and the model digest, which a thread computes meanwhile; it stops when the block ends."""
+    if checkpoint is None:
+        yield None
+        return
+    stop, found = threading.Event(), Future[tuple[WeightsOnDisk, str]]()
+
+    def compute() -> None:
+        try:
+            weights = WeightsOnDisk(checkpoint)
+            found.set_result((weights, weights.digest(stop)))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=compute, name="hash weights", daemon=True).start()
+    try:
+        yield found
+    finally:
+        stop.set()

@@ -1,7 +1,7 @@
 """The executor interface: the engine submits plans, and an executor computes them.
 
-Constructing an executor is cheap. ``start`` is called once; then the executor computes the submitted plans in order. It
-owns its workers. After ``ExecutorError`` it computes nothing more.
+An executor has started its workers, and owns them. It computes the submitted plans in order. After ``ExecutorError`` it
+computes nothing more.
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine_core.config import ModelSpec, RequestMemory
 from engine_core.errors import InvalidRequestError
 from engine_core.kv_cache_interface import KVCacheConfig
-from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 
 
-class PendingResult(Protocol):
-    """The future result of a submitted step."""
+class PendingResult:
+    """The future result of a submitted step. It may be asked again after an interrupt."""
+
+    def __init__(self, take: Callable[[], StepResult]) -> None:
+        """``take`` waits until the step is computed; it returns once."""
+        self._take = take
+        self._result: StepResult | None = None
 
     def result(self) -> StepResult:
         """Wait until the step is computed. Raises ``ExecutorError``, as ``submit`` does."""
+        if self._result is None:
+            self._result = self._take()
+        return self._result
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +45,24 @@ class Executor(ABC):
     """Computes plans. Methods have only the side effects that their docstrings state."""
 
     model: ModelSpec
-    """Known after ``start``."""
     kv_cache_config: KVCacheConfig
-    """Known after ``start``."""
     unwritten_cache_bytes: int
-    """Known after ``start``: bytes of this process that the KV cache will still take as it fills."""
+    """Bytes of this process that the KV cache will still take as it fills."""
     step_bytes: int
-    """Known after ``start``: bytes of this process that the largest step takes; 0 if not measured."""
+    """Bytes of this process that the largest step takes; 0 if not measured."""
     request_memory: RequestMemory
-    """Known after ``start``."""
     model_digest: str
-    """Known after ``start``: equal for executors of the same model, whatever their device and numerics."""
+    """Equal for executors of the same model, whatever their device and numerics."""
     numerics: str
-    """Known after ``start``: executors of equal digests compute equal tokens for equal requests."""
+    """Executors of equal digests compute equal tokens for equal requests."""
     largest_step_seconds: float
-    """Known after ``start``: approximate duration of the largest step."""
+    """Approximate duration of the largest step."""
     max_concurrent_steps: int
-    """Known after ``start``: the most steps that may be submitted before the first result is taken."""
+    """The most steps that may be submitted before the first result is taken."""
     grammar_support: str | None = "this executor has none"
-    """Known after ``start``: why grammars cannot be used; None if they can."""
+    """Why grammars cannot be used; None if they can."""
     ranks: Sequence[RankPlace] = ()
-    """Known after ``start``; empty if this process computes."""
-
-    @abstractmethod
-    def start(self, progress: StartupProgress) -> None:
-        """Load, profile, allocate and warm up, reporting each stage. Closes itself if it raises (``EngineError``)."""
+    """Empty if this process computes."""
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> PendingResult:

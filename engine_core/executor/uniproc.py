@@ -1,25 +1,24 @@
-"""An executor with one worker in this process (like vLLM's ``UniProcExecutor``), and the thread that runs its steps."""
+"""One worker in this process (like vLLM's ``UniProcExecutor``), and the thread that computes its steps."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, ModelSpec
 from engine_core.errors import ExecutorError
 from engine_core.executor.base import PendingResult
-from engine_core.executor.collective import CollectiveExecutor, OnProgress
 from engine_core.executor.worker import Worker
+from engine_core.executor.workers import OnProgress, Workers
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 from engine_core.structured_output.compiler import GrammarCompiler
-from engine_core.worker.model_runner import PendingStep
 
+_T = TypeVar("_T")
 Compute = Callable[[], StepResult]
 
 
@@ -32,11 +31,11 @@ class StepThread:
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
         self._thread.start()
 
-    def submit(self, compute: Compute) -> Future[StepResult]:
-        """Run a step after those before it; the future raises the step's exception."""
+    def submit(self, compute: Compute) -> PendingResult:
+        """Run a step after those before it; its result raises the step's exception."""
         future: Future[StepResult] = Future()
         self._orders.put((compute, future))
-        return future
+        return PendingResult(future.result)
 
     def close(self) -> None:
         """Wait for all submitted steps, and end the thread."""
@@ -53,19 +52,7 @@ class StepThread:
             del order, compute, future  # else they would keep the result in memory until the next step
 
 
-@dataclass(frozen=True, slots=True)
-class _GuardedStep:
-    """A submitted step; its failure ends the executor."""
-
-    executor: UniProcExecutor
-    step: PendingStep
-    step_id: int
-
-    def result(self) -> StepResult:
-        return self.executor.guard(self.step_id, self.step.result)
-
-
-class UniProcExecutor(CollectiveExecutor):
+class UniProcWorker(Workers):
     """Runs one ``Worker`` in this process."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -73,20 +60,20 @@ class UniProcExecutor(CollectiveExecutor):
         self._worker: Worker | None = None
         self._thread: StepThread | None = None
 
-    def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
-        self._worker = Worker(self._config, checkpoint)
+    def start(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
+        self._worker = Worker(self.config, checkpoint)
 
     def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
         last = () if on_progress is None else (on_progress,)
         return [getattr(self._running(), method)(*arguments, *last)]
 
-    def open_grammars(self) -> GrammarCompiler:
+    def open_grammars(self, model: ModelSpec) -> GrammarCompiler:
         compiler = self._running().grammars
         assert compiler is not None  # or the worker would have reported a problem
         return compiler
 
-    def start_steps(self) -> None:
-        if self.max_concurrent_steps > 1 and not self._running().device.is_asynchronous:
+    def start_steps(self, max_concurrent_steps: int, largest_step_seconds: float) -> None:
+        if max_concurrent_steps > 1 and not self._running().device.is_asynchronous:
             self._thread = StepThread()
 
     def submit(self, plan: StepPlan) -> PendingResult:
@@ -94,9 +81,29 @@ class UniProcExecutor(CollectiveExecutor):
             return self._thread.submit(lambda: self._launch(plan).result())
         return self._launch(plan)
 
-    def _launch(self, plan: StepPlan) -> _GuardedStep:
+    def _launch(self, plan: StepPlan) -> PendingResult:
         worker = self._running()
-        return _GuardedStep(self, self.guard(plan.step_id, lambda: worker.launch(plan)), plan.step_id)
+        step = self._guard(plan.step_id, lambda: worker.launch(plan))
+        return PendingResult(lambda: self._guard(plan.step_id, step.result))
+
+    def _guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
+        """Run ``compute``, a part of a step; the first failure ends the executor."""
+        if self.failure.error is not None:
+            raise ExecutorError("the executor does not run: it has failed")
+        try:
+            return compute()
+        except Exception as cause:
+            error = ExecutorError(f"step {step_id} failed: {type(cause).__name__}: {cause}")
+            error.__cause__ = cause
+            self._fail(error)
+            raise error from cause
+        except BaseException as interrupt:  # an interrupt of the caller, but it leaves the step incomplete
+            self._fail(interrupt)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure.set(error):
+            self.failure.tell()
 
     def _running(self) -> Worker:
         if self._worker is None:

@@ -19,10 +19,10 @@ from engine_core.engine import EngineCore
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import FinishReason, SamplingParams
-from engine_core.startup import StartedEngine
+from engine_core.startup import StartedEngine, start_executor
 
 from .engines import run, started
-from .executor.threaded_executor import ThreadedExecutor
+from .executor.threaded_workers import ThreadedWorkers
 
 TINY = Path(__file__).parents[2] / "checkpoints" / "tiny"
 TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
@@ -97,8 +97,7 @@ def tiny(**options: object) -> AbstractContextManager[StartedEngine]:
 @contextmanager
 def in_stages(**options: object) -> Iterator[StartedEngine]:
     config = configure(model=str(TINY), dtype="float32", pipeline_parallel_size=2, **(SIZES | options))
-    executor = ThreadedExecutor(config)
-    executor.start(StartupProgress())
+    executor = start_executor(ThreadedWorkers(config), StartupProgress())
     try:
         yield StartedEngine(EngineCore(config, executor), executor)
     finally:

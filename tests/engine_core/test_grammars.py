@@ -16,11 +16,11 @@ from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import Request, SamplingParams
 from engine_core.sampling import grammar_mask
-from engine_core.startup import StartedEngine
+from engine_core.startup import StartedEngine, start_executor
 from engine_core.step import NewSequence, StepPlan, StepResult
 
 from .engines import BLOCK_BYTES, Outcome, run, started
-from .executor.threaded_executor import ThreadedExecutor
+from .executor.threaded_workers import ThreadedWorkers
 from .structured_output.grammars import ANSWER, EOS, PERSON, ids_of, save_model_with_tokenizer, text_of
 
 PROMPT = list(range(5, 25))
@@ -84,8 +84,7 @@ def test_several_ranks(stages: int, model: Path, expected: dict[tuple[str, int],
     """Two stages have the whole head on one rank; two ranks of a stage have parts of it, and their logits."""
     sizes = {"pipeline_parallel_size": stages, "tensor_parallel_size": 3 - stages}
     config = configure(model=str(model), dtype="float32", kv_cache_memory_bytes=8 << 20, num_threads=1, **sizes)
-    executor = ThreadedExecutor(config)
-    executor.start(StartupProgress())
+    executor = start_executor(ThreadedWorkers(config), StartupProgress())
     try:
         engine = StartedEngine(EngineCore(config, executor), executor)
         outcomes = run(engine, dict.fromkeys(PARAMS, PROMPT), PARAMS)

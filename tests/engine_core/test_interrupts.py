@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine_core.engine import EngineCore
-from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.executor.collective import CollectiveExecutor
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.llm import LLM, _Live
 from engine_core.models.causal_lm import CausalLM
@@ -109,7 +109,7 @@ MOMENTS = [
     (KVCacheManager, "admit", 2),
     (KVCacheManager, "grow", 2),
     (KVCacheManager, "publish", 1),
-    (UniProcExecutor, "submit", 1),
+    (CollectiveExecutor, "submit", 1),
     (InputBatch, "update", 2),
     (InputBatch, "prepare", 2),
     (CausalLM, "forward", 2),

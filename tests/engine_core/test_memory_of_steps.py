@@ -100,7 +100,7 @@ for name, (prompts, params) in loads.items():
         llm.generate(prompts, params)
     charged = sum(map(num_ids, prompts, params)) * ID_BYTES if name.endswith("their own") else 0
     rows[name] = before + peak.growth, charged
-batch = llm._engine.executor._worker._runner.batch.nbytes
+batch = llm._engine.executor.workers._worker._runner.batch.nbytes
 print(json.dumps({"step": executor.step_bytes, "batch": batch, "peaks": rows}))
 """
 _RESERVE = 24 * MIB

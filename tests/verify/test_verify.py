@@ -222,7 +222,7 @@ ALL = {suite.name for suite in SUITES}
         ("services/gateway/page/index.html", {"doors", "fuzz"}),
         ("engine_core/kernels/cpu/kernels.cpp", ALL - {"scheduler"}),
         ("engine_core/scheduling/scheduler.py", ALL),
-        ("engine_core/executor/ray_cluster.py", ALL - {"scheduler"}),
+        ("engine_core/executor/ray/cluster.py", ALL - {"scheduler"}),
         ("protos/ringline/engine/v1/engine.proto", {"stubs", "mixed"}),
         ("tests/chaos/faults.py", {"chaos", "ranks"}),
         ("constraints.txt", ALL),

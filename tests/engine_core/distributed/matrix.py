@@ -19,14 +19,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from engine_core.executor.collective import CollectiveExecutor
-from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.logprobs import Logprobs
 from engine_core.request import Finish, SamplingParams
 from engine_core.startup import StartedEngine
 from engine_core.validation import MAX_LOGPROBS
 from tests.engine_core.engines import Outcome, run, started
-from tests.engine_core.executor.forked_ranks import LOCAL_RANK, ForkedRank
+from tests.engine_core.executor.ranks.forked_ranks import LOCAL_RANK, ForkedRank
+from tests.engine_core.executor.small_caches import blocks_to_spare
 from tests.engine_core.models.families.gemma4 import EXPERTS, FULL, GEMMA, PER_LAYER, THETAS, WINDOW
 from tests.engine_core.models.families.latent import LATENT
 from tests.engine_core.models.tiny_models import SIZES
@@ -186,17 +185,9 @@ def differences(one: Answers, other: Answers) -> list[str]:
 @contextmanager
 def engine_of(model: Path, dtype: str, ranks: Ranks | None, *, forked: bool = True) -> Iterator[StartedEngine]:
     """An engine in this process, or with these ranks; its cache is small, whatever a rank has of a block."""
-    sized = CollectiveExecutor._size_cache
-
-    def size_cache(self: CollectiveExecutor, *arguments: Any) -> KVCacheConfig:
-        found = sized(self, *arguments)
-        blocks = self._limits.max_blocks_per_seq + SPARE_BLOCKS
-        assert found.num_blocks >= blocks
-        return replace(found, num_blocks=blocks)
-
     options = {**DTYPES[dtype], "num_threads": 1, "block_size": BLOCK_SIZE}
     options |= {"max_model_len": 96, "max_num_seqs": 8, "max_num_batched_tokens": 48}
-    with mock.patch.object(CollectiveExecutor, "_size_cache", size_cache):
+    with blocks_to_spare(SPARE_BLOCKS):
         rank_type = mock.patch(LOCAL_RANK, ForkedRank) if forked else nullcontext()
         with rank_type, started(model, **options, **(ranks.options() if ranks is not None else {})) as engine:
             yield engine

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
-from engine_core.executor.collective import CollectiveExecutor
+from engine_core.executor.ranks.workers import RankWorkers
 from tests.engine_core.distributed.matrix import (
     DTYPES,
     MODELS,
@@ -95,8 +95,8 @@ def test_so_do_processes_that_are_started_as_for_a_user(known: Known, ranks: Ran
 def test_so_do_ranks_whose_tensors_go_over_sockets(known: Known, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """As between hosts: by gloo."""
 
-    def rendezvous(self: CollectiveExecutor, device: object) -> AbstractContextManager[Rendezvous]:
+    def rendezvous(self: RankWorkers, device: object) -> AbstractContextManager[Rendezvous]:
         return open_rendezvous("127.0.0.1", "gloo", ranks.pp)
 
-    monkeypatch.setattr(CollectiveExecutor, "rendezvous", rendezvous)
+    monkeypatch.setattr(RankWorkers, "rendezvous", rendezvous)
     check(known, ranks)

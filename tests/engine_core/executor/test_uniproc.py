@@ -11,10 +11,11 @@ import pytest
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ExecutorError
-from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.executor.collective import CollectiveExecutor
 from engine_core.executor.worker import Worker
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
+from engine_core.startup import choose_workers, start_executor
 from engine_core.step import NewSequence, StepPlan, StepResult
 
 
@@ -24,15 +25,15 @@ def plan_of(seq_id: int, tokens: list[int]) -> StepPlan:
 
 
 @pytest.fixture
-def overlapped(config: EngineConfig) -> Iterator[UniProcExecutor]:
-    executor = UniProcExecutor(replace(config, scheduler=replace(config.scheduler, async_scheduling=True)))
-    executor.start(StartupProgress())
+def overlapped(config: EngineConfig) -> Iterator[CollectiveExecutor]:
+    asked = replace(config, scheduler=replace(config.scheduler, async_scheduling=True))
+    executor = start_executor(choose_workers(asked), StartupProgress())
     yield executor
     executor.close()
 
 
 def test_steps_overlap_with_their_submitter_if_asked_for(
-    overlapped: UniProcExecutor, executor: UniProcExecutor, monkeypatch: pytest.MonkeyPatch
+    overlapped: CollectiveExecutor, executor: CollectiveExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (executor.max_concurrent_steps, overlapped.max_concurrent_steps) == (1, 2)
     go_on, computed = threading.Event(), []
@@ -53,7 +54,7 @@ def test_steps_overlap_with_their_submitter_if_asked_for(
 def test_a_failed_step_is_told_once_and_no_step_behind_it_is_computed(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
-    failing: UniProcExecutor = request.getfixturevalue(kind)
+    failing: CollectiveExecutor = request.getfixturevalue(kind)
     told: list[BaseException] = []
     failing.on_failure(told.append)
     # A token that no embedding has. Where steps overlap, another one is submitted before that is known.
@@ -74,18 +75,8 @@ def test_a_failed_step_is_told_once_and_no_step_behind_it_is_computed(
         failing.submit(plan_of(2, [5]))
 
 
-def test_closing_waits_for_the_steps_that_were_submitted(overlapped: UniProcExecutor) -> None:
+def test_closing_waits_for_the_steps_that_were_submitted(overlapped: CollectiveExecutor) -> None:
     pending = [overlapped.submit(plan_of(seq_id, [5, 6])) for seq_id in (1, 2)]
     overlapped.close()
     assert [len(each.result().token_ids) for each in pending] == [1, 1]
     assert "steps" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_an_executor_that_dies_while_idle_says_so_once(executor: UniProcExecutor) -> None:
-    told: list[BaseException] = []
-    executor.on_failure(told.append)
-    for _ in range(2):
-        executor.fail(ExecutorError("a worker has gone"))
-    assert [str(error) for error in told] == ["a worker has gone"]
-    with pytest.raises(ExecutorError, match="it has failed"):
-        executor.submit(plan_of(1, [5]))

@@ -11,15 +11,18 @@ import pytest
 from transformers import LlamaConfig
 
 from engine_core.engine import EngineCore
+from engine_core.executor.collective import CollectiveExecutor
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import Request, SamplingParams
 from engine_core.sampling.base import SamplingOps
 from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.sampler import Sampler
+from engine_core.startup import start_executor
 from tests.engine_core.drafters import DraftingExecutor, ScriptedDrafter
 from tests.engine_core.engines import Outcome, started
-from tests.engine_core.executor.threaded_executor import ThreadedExecutor
+from tests.engine_core.executor.small_caches import blocks_to_spare
+from tests.engine_core.executor.threaded_workers import ThreadedWorkers
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import SIZES, make_model, save_model
 
@@ -59,12 +62,12 @@ def in_stages(
     spare_blocks: int | None = None,
     tensor_transport: str | None = None,
     **options: object,
-) -> Iterator[tuple[EngineCore, ThreadedExecutor]]:
+) -> Iterator[tuple[EngineCore, CollectiveExecutor]]:
     options = {"dtype": "bfloat16", "kv_cache_memory_bytes": 4 << 20, "max_num_batched_tokens": 32} | options
     config = configure(model=str(directory), pipeline_parallel_size=stages, num_threads=1, **options)
-    executor = ThreadedExecutor(config)
-    executor.spare_blocks, executor.tensor_transport = spare_blocks, tensor_transport
-    executor.start(StartupProgress())
+    workers = ThreadedWorkers(config, tensor_transport)
+    with blocks_to_spare(spare_blocks):
+        executor = start_executor(workers, StartupProgress())
     try:
         yield EngineCore(config, executor if drafter is None else DraftingExecutor(executor, drafter)), executor
     finally:

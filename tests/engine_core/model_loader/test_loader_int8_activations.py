@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from engine_core.errors import ConfigError
-from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.llm import configure
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.progress import StartupProgress
+from engine_core.startup import choose_workers, start_executor
 from tests.engine_core.models.driver import build_model, logits_of, open_at
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
@@ -42,12 +42,9 @@ def test_it_is_another_model(checkpoint: Path) -> None:
 
 
 def test_the_start_says_how_many_layers_round_their_inputs(checkpoint: Path) -> None:
-    executor = UniProcExecutor(
-        configure(model=str(checkpoint), quantization="int4", int8_activations=True, kv_cache_memory_bytes=4 << 20)
-    )
+    options = {"quantization": "int4", "int8_activations": True, "kv_cache_memory_bytes": 4 << 20}
     finished = Mock()
-    executor.start(StartupProgress(finished))
-    executor.close()
+    start_executor(choose_workers(configure(model=str(checkpoint), **options)), StartupProgress(finished)).close()
     details = [call.args[0].detail for call in finished.stage_finished.call_args_list]
     assert any("inputs of 13 layers rounded to 8 bits" in detail for detail in details), details
 

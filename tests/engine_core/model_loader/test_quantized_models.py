@@ -9,11 +9,11 @@ import torch
 
 from benchmarks.quality import measure, ways
 from engine_core.errors import OutOfMemoryError
-from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.llm import configure
 from engine_core.model_loader.loader import model_outline
 from engine_core.platforms import cpu
 from engine_core.progress import StartupProgress
+from engine_core.startup import choose_workers, start_executor
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families.experts import SHAPES
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
@@ -52,10 +52,8 @@ def test_rounded_weights_fit_where_the_original_does_not(tmp_path: Path, monkeyp
     monkeypatch.setattr(cpu, "usable_memory", lambda: next(usable))
     options = {"model": str(tmp_path), "kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 2}
     with pytest.raises(OutOfMemoryError, match=r"the weights take .* as float32.*--quantization int8"):
-        UniProcExecutor(configure(**options)).start(StartupProgress())
-    executor = UniProcExecutor(configure(**options, quantization="int8"))
-    executor.start(StartupProgress())
-    executor.close()
+        start_executor(choose_workers(configure(**options)), StartupProgress())
+    start_executor(choose_workers(configure(**options, quantization="int8")), StartupProgress()).close()
 
 
 def test_the_bundled_model_keeps_its_distributions() -> None:

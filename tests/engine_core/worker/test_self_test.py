@@ -12,13 +12,13 @@ import torch
 
 from engine_core.attention.base import Angles
 from engine_core.executor import worker
-from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kernels.library import load_kernels
 from engine_core.llm import configure
 from engine_core.ops.base import DecoderStack, LinearOp, OpsBackend
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.native_linear import NativeLinear
 from engine_core.progress import StartupProgress
+from engine_core.startup import choose_workers, start_executor
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 
@@ -120,8 +120,8 @@ def test_start_up_says_what_was_found(stable: bool, checkpoint: Path, monkeypatc
         monkeypatch.setattr(worker, "is_bitwise_stable", lambda *args: False)
     stages, fingerprints = StageDetails(), set()
     for _ in range(2):
-        executor = UniProcExecutor(configure(model=str(checkpoint), kv_cache_memory_bytes=4 << 20, max_num_seqs=2))
-        executor.start(StartupProgress(stages))
+        config = configure(model=str(checkpoint), kv_cache_memory_bytes=4 << 20, max_num_seqs=2)
+        executor = start_executor(choose_workers(config), StartupProgress(stages))
         fingerprints.add(executor.numerics)
         executor.close()
     assert ("WARNING" in stages.details["warm up"]) == (not stable)

@@ -33,10 +33,11 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from engine_core.errors import ConfigError, EngineError, ExecutorError
-from engine_core.executor.process_title import set_process_title
-from engine_core.executor.rank_connection import Raised, RankConnections
-from engine_core.executor.rank_loop import run_rank
-from engine_core.executor.ray_messages import (
+from engine_core.executor.ranks.connection import Raised, RankConnections
+from engine_core.executor.ranks.local_main import end_with_engine
+from engine_core.executor.ranks.loop import run_rank
+from engine_core.executor.ranks.process_title import set_process_title
+from engine_core.executor.ray.messages import (
     KINDS,
     ActorEnded,
     Connected,
@@ -46,8 +47,7 @@ from engine_core.executor.ray_messages import (
     Placed,
     PlacementRequest,
 )
-from engine_core.executor.tcp import connect
-from engine_core.executor.worker_main import end_with_engine
+from engine_core.executor.ray.tcp import connect
 
 _ANSWER_SECONDS = 5.0
 """For an address to answer at all."""

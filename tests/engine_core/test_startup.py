@@ -1,4 +1,4 @@
-"""What all executors do as they start (stages, the size of the KV cache, refusals), by the one of one process."""
+"""Stages, the size of the KV cache, refusals: what is the same wherever workers run, by one in this process."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ import pytest
 
 from engine_core.config import EngineConfig, ParallelConfig
 from engine_core.errors import ConfigError, ExecutorError, OutOfMemoryError
-from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.executor.uniproc import UniProcWorker
 from engine_core.llm import configure
 from engine_core.platforms.cpu import CpuPlatform
 from engine_core.progress import StartupProgress
+from engine_core.startup import choose_workers, start_executor
 from engine_core.step import StepPlan
 
-from ..engines import StageDetails
+from .engines import StageDetails
 
 
 def test_the_start_says_which_numerics_it_has_and_what_hashing_took(config: EngineConfig) -> None:
     stages = StageDetails()
-    executor = UniProcExecutor(config)
-    executor.start(StartupProgress(stages))
+    executor = start_executor(choose_workers(config), StartupProgress(stages))
     executor.close()
     expected = rf"numerics {executor.numerics}; hashed in \d+\.\d\d s"
     assert re.fullmatch(expected, stages.details["load weights"])
 
 
 def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:
-    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=1000))
+    workers = choose_workers(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=1000))
     with pytest.raises(OutOfMemoryError):
-        executor.start(StartupProgress())
+        start_executor(workers, StartupProgress())
     with pytest.raises(ExecutorError, match="does not run"):
-        executor.submit(StepPlan(0, [], [], [], [], [], {}))
+        workers.submit(StepPlan(0, [], [], [], [], [], {}))
 
 
 @pytest.mark.parametrize("told", [1 << 60, 1 << 70])
 def test_a_cache_that_the_system_refuses_is_named(config: EngineConfig, told: int) -> None:
-    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=told))
+    workers = choose_workers(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=told))
     with pytest.raises(OutOfMemoryError, match=r"the system refused .* Lower --kv-cache-memory-bytes\.$"):
-        executor.start(StartupProgress())
+        start_executor(workers, StartupProgress())
 
 
 def test_a_cache_that_was_measured_and_that_the_system_refuses_is_named(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuPlatform, "allocate", Mock(side_effect=RuntimeError("no room")))
-    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", max_num_batched_tokens=32))
+    workers = choose_workers(configure(model=config.model.model, dtype="float32", max_num_batched_tokens=32))
     with pytest.raises(OutOfMemoryError, match=r"no room\. Lower --gpu-memory-utilization, or set --kv-cache-memory"):
-        executor.start(StartupProgress())
+        start_executor(workers, StartupProgress())
 
 
 def test_a_step_too_small_for_whole_prompts_is_refused_before_weights_are_read(config: EngineConfig) -> None:
@@ -57,12 +57,12 @@ def test_a_step_too_small_for_whole_prompts_is_refused_before_weights_are_read(c
     stages = StageDetails()
     refusal = r"=1 is not usable: expected at least --max-model-len \(64\) with --no-enable-chunked-prefill$"
     with pytest.raises(ConfigError, match=refusal):
-        UniProcExecutor(configure(model=config.model.model, **options)).start(StartupProgress(stages))
+        start_executor(choose_workers(configure(model=config.model.model, **options)), StartupProgress(stages))
     assert list(stages.details) == ["configuration"]
 
 
 def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: EngineConfig) -> None:
-    class TwoWorkers(UniProcExecutor):
+    class TwoWorkers(UniProcWorker):
         """The second worker, made up, has a cache of blocks twice as large."""
 
         def collective_rpc(self, method: str, *arguments: object, **options: object) -> list[object]:
@@ -72,10 +72,9 @@ def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: 
             other = replace(result, bytes_per_block=2 * result.bytes_per_block) if method == "load_model" else result
             return [result, other]
 
-    alone = UniProcExecutor(config)
-    two = TwoWorkers(replace(config, parallel=ParallelConfig(pipeline_parallel_size=2)))
-    for executor in (alone, two):
-        executor.start(StartupProgress())
-        executor.close()
+    several = replace(config, parallel=ParallelConfig(pipeline_parallel_size=2))
+    alone, two = (start_executor(each, StartupProgress()) for each in (UniProcWorker(config), TwoWorkers(several)))
+    alone.close()
+    two.close()
     assert two.kv_cache_config.num_blocks == alone.kv_cache_config.num_blocks // 2
     assert two.kv_cache_config.bytes_per_block == alone.kv_cache_config.bytes_per_block

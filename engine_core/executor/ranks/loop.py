@@ -15,8 +15,7 @@ from queue import Full, Queue, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from engine_core.errors import EngineError
-from engine_core.executor.process_title import set_process_title
-from engine_core.executor.rank_connection import (
+from engine_core.executor.ranks.connection import (
     BEAT,
     BEAT_INTERVAL,
     Call,
@@ -31,6 +30,7 @@ from engine_core.executor.rank_connection import (
     StepReply,
     portable,
 )
+from engine_core.executor.ranks.process_title import set_process_title
 
 if TYPE_CHECKING:
     from engine_core.executor.worker import Worker
@@ -56,7 +56,7 @@ def run_rank(connections: RankConnections) -> None:
 
 
 def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
-    from engine_core.executor.identity import identity_of  # here, as it takes seconds: torch
+    from engine_core.executor.ranks.identity import identity_of  # here, as it takes seconds: torch
     from engine_core.executor.worker import Worker
     from engine_core.model_loader.checkpoint import open_checkpoint
 

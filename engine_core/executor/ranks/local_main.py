@@ -1,4 +1,4 @@
-"""What the process of a rank of ``MultiprocExecutor`` runs.
+"""What the process of a rank of ``LocalLauncher`` runs.
 
 The arguments are descriptors that it inherits: of its two connections, and of the pipe that ends it with the engine.
 Further ones only make room for the title of the process.
@@ -35,8 +35,8 @@ def main() -> None:
     end_with_engine(pipe)
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to a whole group: they are for the engine, which drains
         signal.signal(number, signal.SIG_IGN)
-    from engine_core.executor.rank_connection import RankConnections
-    from engine_core.executor.rank_loop import run_rank
+    from engine_core.executor.ranks.connection import RankConnections
+    from engine_core.executor.ranks.loop import run_rank
 
     run_rank(RankConnections(Connection(calls), Connection(signs)))
     sys.stdout.flush()

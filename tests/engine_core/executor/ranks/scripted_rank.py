@@ -19,9 +19,9 @@ import numpy as np
 
 from engine_core.config import EngineConfig, ParallelConfig
 from engine_core.distributed.ranks import Rank, ranks_on_one_host
-from engine_core.executor import rank_loop, worker_main
-from engine_core.executor.local_rank import LocalRank
-from engine_core.executor.rank_connection import RankReport, RankStart
+from engine_core.executor.ranks import local_main, loop
+from engine_core.executor.ranks.connection import RankReport, RankStart
+from engine_core.executor.ranks.local import LocalRank
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 
@@ -29,7 +29,7 @@ Do = Callable[[], None]
 
 
 class ScriptedRank(LocalRank):
-    module = "tests.engine_core.executor.scripted_rank"
+    module = "tests.engine_core.executor.ranks.scripted_rank"
 
 
 class ScriptedWorker:
@@ -99,26 +99,26 @@ def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Any:
 
 
 def main() -> None:
-    rank_loop._make_worker = _make_worker
-    worker_main.main()
+    loop._make_worker = _make_worker
+    local_main.main()
 
 
 @contextmanager
 def scripted(tp: int = 2, pp: int = 1, serving: bool = True) -> Iterator[Any]:
-    """An executor with such ranks, started as far as the first call, or as far as steps; closed at the end."""
-    from engine_core.executor.remote import RemoteExecutor  # only here: a rank needs no torch
+    """Such ranks, started as far as the first call, or as far as steps; closed at the end."""
+    from engine_core.executor.ranks.launcher import RankLauncher  # only here: a rank needs no torch
+    from engine_core.executor.ranks.workers import RankWorkers
 
-    class ScriptedExecutor(RemoteExecutor):
-        def start_ranks(self) -> list[ScriptedRank]:
-            return [ScriptedRank(rank, self.title(rank)) for rank in ranks_on_one_host(parallel)]
+    class ScriptedLauncher(RankLauncher):
+        def launch(self) -> list[ScriptedRank]:
+            return [ScriptedRank(rank, self.title(rank)) for rank in ranks_on_one_host(self.config.parallel)]
 
     parallel = ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp)
-    executor = ScriptedExecutor(EngineConfig(parallel=parallel), "scripted")
-    executor.largest_step_seconds = 0.0
+    workers = RankWorkers(ScriptedLauncher(EngineConfig(parallel=parallel), "scripted"))
     try:
-        executor.start_workers(None, StartupProgress())  # type: ignore[arg-type]
+        workers.start(None, StartupProgress())  # type: ignore[arg-type]
         if serving:
-            executor.start_steps()
-        yield executor
+            workers.start_steps(pp, 0.0)
+        yield workers
     finally:
-        executor.close()
+        workers.close()

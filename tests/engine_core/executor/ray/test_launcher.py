@@ -1,5 +1,5 @@
 """Executors whose ranks are actors, on a Ray cluster of two nodes. What they share with those of processes on this host
-is in test_remote.py.
+is in ranks/test_workers.py.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import pytest
 
 from engine_core.config import DeviceConfig, EngineConfig, ParallelConfig
 from engine_core.errors import ConfigError, EngineError, ExecutorError
-from engine_core.executor import child_process, rank_monitor, remote, tcp
-from engine_core.executor import ray as ray_executor
-from engine_core.executor.ray import RayExecutor
+from engine_core.executor.ranks import child_process, monitor, workers
+from engine_core.executor.ranks.workers import RankWorkers
+from engine_core.executor.ray import launcher, tcp
+from engine_core.executor.ray.launcher import RayLauncher
 from engine_core.llm import LLM
 from engine_core.progress import StartupProgress
 from tests.processes import alive
 
-from .test_multiproc import OPTIONS, PARAMS, PROMPTS
-from .test_remote import SECONDS, Failure, plan
+from ..ranks.test_local import OPTIONS, PARAMS, PROMPTS
+from ..ranks.test_workers import SECONDS, Failure, plan
 
 pytestmark = pytest.mark.distributed
 
@@ -55,8 +56,8 @@ def add_worker_node(cluster: Any) -> Any:
     return cluster.add_node(**ON_EACH[1], object_store_memory=STORE_BYTES)
 
 
-class ScriptedExecutor(RayExecutor):
-    module = "tests.engine_core.executor.scripted_actor"
+class ScriptedLauncher(RayLauncher):
+    module = "tests.engine_core.executor.ray.scripted_actor"
 
 
 def config(address: str | None, threads: int | None = None, **parallel: Any) -> EngineConfig:
@@ -71,11 +72,10 @@ def config(address: str | None, threads: int | None = None, **parallel: Any) -> 
 def scripted(cluster: Any, **options: Any) -> Iterator[Any]:
     """An executor of ranks without a model, ready for steps, which leaves nothing in this process."""
     before = held()
-    executor = ScriptedExecutor(config(cluster.address, **options), "scripted")
-    executor.largest_step_seconds = 0.0
+    executor = RankWorkers(ScriptedLauncher(config(cluster.address, **options), "scripted"))
     try:
-        executor.start_workers(None, StartupProgress())  # type: ignore[arg-type]
-        executor.start_steps()
+        executor.start(None, StartupProgress())  # type: ignore[arg-type]
+        executor.start_steps(1, 0.0)
         yield executor
     finally:
         executor.close()
@@ -88,7 +88,7 @@ def held() -> tuple[list[str], int]:
 
 
 def pids(executor: Any) -> list[int]:
-    return [rank.pid for rank in executor.ranks]
+    return [rank.pid for rank in executor.places]
 
 
 def wait_for(what: Any, seconds: float = SECONDS) -> None:
@@ -135,7 +135,7 @@ def test_calls_and_steps_are_answered_and_ranks_know_their_host(cluster: Any) ->
             [[step, 0]] for step in range(3)
         ]
         assert [(rank.rank.ranks_on_host, rank.rank.local) for rank in executor._ranks] == [(2, 0), (2, 0)]
-        assert [executor.config_of(rank.rank).device.num_threads for rank in executor._ranks] == [1, 1]
+        assert [executor._launcher.config_of(rank.rank).device.num_threads for rank in executor._ranks] == [1, 1]
         titles = [Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0") for pid in pids(executor)]
         assert titles == [f"ringline engine scripted rank tp{tp}/2 pp0/1" for tp in range(2)]
         children = pids(executor)
@@ -147,15 +147,15 @@ def test_stages_are_spread_over_nodes(cluster: Any) -> None:
     with scripted(cluster, tensor_parallel_size=1, pipeline_parallel_size=2) as executor:
         nodes = [Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0] for pid in pids(executor)]
         assert len(set(nodes)) == 2
-        assert sorted(executor.config_of(rank.rank).device.num_threads for rank in executor._ranks) == [1, 2]
+        assert sorted(executor._launcher.config_of(rank.rank).device.num_threads for rank in executor._ranks) == [1, 2]
         executor.submit(plan(1)).result()
 
 
 @pytest.fixture
 def time_for_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a rank's end, its last words and the cause of a failure to be known. None of these is waited for in full."""
-    monkeypatch.setattr(remote, "_CAUSE_SECONDS", SECONDS)
-    monkeypatch.setattr(rank_monitor, "_ENDING_SECONDS", SECONDS)
+    monkeypatch.setattr(workers, "_CAUSE_SECONDS", SECONDS)
+    monkeypatch.setattr(monitor, "_ENDING_SECONDS", SECONDS)
     monkeypatch.setattr(child_process, "_OUTPUT_SECONDS", SECONDS)
 
 
@@ -185,7 +185,7 @@ def test_a_copy_in_a_forked_process_leaves_the_ranks_alone(cluster: Any, monkeyp
             forked.setattr(os, "getpid", lambda: 1)
             executor.fail(ExecutorError("no reply"))
             executor.close()
-        assert not executor._cluster._process.wait(1.0)
+        assert not executor._launcher._cluster._process.wait(1.0)
         executor.submit(plan(1)).result()
 
 
@@ -198,7 +198,7 @@ def test_strangers_do_not_delay_the_start(cluster: Any, monkeypatch: pytest.Monk
             super().__init__(host)
             strangers.extend(socket.create_connection((host, self.port)) for _ in range(10))
 
-    monkeypatch.setattr(ray_executor, "TcpListener", Besieged)
+    monkeypatch.setattr(launcher, "TcpListener", Besieged)
     with scripted(cluster) as executor:
         executor.submit(plan(1)).result()
         for each in strangers:
@@ -208,7 +208,7 @@ def test_strangers_do_not_delay_the_start(cluster: Any, monkeypatch: pytest.Monk
 def test_the_end_of_what_speaks_to_ray_ends_all(cluster: Any) -> None:
     with scripted(cluster) as executor:
         children, failure = pids(executor), Failure(executor)
-        executor._cluster._process.kill()
+        executor._launcher._cluster._process.kill()
         assert "was killed by SIGKILL" in str(failure.wait())
         wait_for(lambda: not any(map(alive, children)))
 
@@ -229,9 +229,9 @@ def test_a_node_that_is_lost_ends_all(cluster: Any) -> None:
 ENGINE = """
 import sys
 from types import SimpleNamespace
-from tests.engine_core.executor import test_ray
-with test_ray.scripted(SimpleNamespace(address=sys.argv[1])) as executor:
-    print(*test_ray.pids(executor), flush=True)
+from tests.engine_core.executor.ray import test_launcher
+with test_launcher.scripted(SimpleNamespace(address=sys.argv[1])) as executor:
+    print(*test_launcher.pids(executor), flush=True)
     executor.collective_rpc("do", 0, "sleep", 60)
 """
 
@@ -249,11 +249,11 @@ def test_no_actor_outlives_an_engine_that_is_killed(cluster: Any, stopped: bool)
     wait_for(lambda: not any(map(alive, children)))
 
 
-def refusal(executor: RayExecutor) -> str:
-    """Why it does not start."""
-    before = held()
+def refusal(config: EngineConfig) -> str:
+    """Why ranks do not start."""
+    executor, before = RankWorkers(RayLauncher(config, "")), held()
     with pytest.raises(EngineError) as caught:
-        executor.start_workers(None, StartupProgress())  # type: ignore[arg-type]
+        executor.start(None, StartupProgress())  # type: ignore[arg-type]
     executor.close()
     assert held() == before
     return f"{type(caught.value).__name__}: {caught.value}"
@@ -267,7 +267,7 @@ def refusal(executor: RayExecutor) -> str:
 def test_a_cluster_that_is_too_small_is_refused_by_what_its_nodes_have(
     cluster: Any, options: dict[str, Any], option: str
 ) -> None:
-    message = refusal(RayExecutor(config(cluster.address, **options)))
+    message = refusal(config(cluster.address, **options))
     assert message.startswith(f"ConfigError: {option} is not usable: expected room for ")
     assert "--num-threads" in message
     assert "has 1 of 1 CPUs free" in message
@@ -276,19 +276,19 @@ def test_a_cluster_that_is_too_small_is_refused_by_what_its_nodes_have(
 
 def test_a_cluster_that_is_full_is_waited_for_as_long_as_the_start_may_take(cluster: Any) -> None:
     with scripted(cluster):
-        message = refusal(RayExecutor(config(cluster.address, worker_start_timeout=3.0)))
+        message = refusal(config(cluster.address, worker_start_timeout=3.0))
     assert message.startswith("ExecutorError: the Ray cluster has not had room for 1 stage(s), each with 2 CPUs of one")
     assert "--worker-start-timeout=3 s; " in message
     assert "has 0 of 2 CPUs free" in message
 
 
 def test_an_address_that_does_not_answer_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_executor, "_CONNECT_SECONDS", 8.0)
+    monkeypatch.setattr(launcher, "_CONNECT_SECONDS", 8.0)
     start = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert f"no Ray cluster has answered at {address}: --ray-address" in refusal(RayExecutor(config(address)))
-    assert refusal(RayExecutor(config(address))).startswith(
+        assert f"no Ray cluster has answered at {address}: --ray-address" in refusal(config(address))
+    assert refusal(config(address)).startswith(
         f"ConfigError: ray_address='{address}' is not usable: expected the address of a Ray cluster to which this host "
     )
     assert time.monotonic() - start < 30
@@ -299,13 +299,13 @@ def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         ConfigError, match=r"expected mp, as Ray is not installed here: pip install 'ringline-server\[ray\]'"
     ):
-        RayExecutor(config(None))
+        RayLauncher(config(None), "")
 
 
 @pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "10.0.0.1", "10.0.0.1:x", ""])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"^ray_address=.* is not usable: expected HOST:PORT of a Ray head"):
-        RayExecutor(config(address))
+        RayLauncher(config(address), "")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import ExecutorError, RankFailedError
-from engine_core.executor import rank_monitor
-from engine_core.executor.rank_connection import BEAT, Raised, RankConnections
-from engine_core.executor.rank_monitor import RankMonitor
-from engine_core.executor.rank_process import RankProcess
+from engine_core.executor.ranks import monitor
+from engine_core.executor.ranks.connection import BEAT, Raised, RankConnections
+from engine_core.executor.ranks.monitor import RankMonitor
+from engine_core.executor.ranks.process import RankProcess
 
 SILENCE = 0.7
 """Seconds."""
@@ -96,7 +96,7 @@ def test_silence_is_a_failure_only_where_beats_are_expected(watched: Watched) ->
 def test_a_rank_that_may_only_wait_for_a_processor_has_more_time(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_monitor, "_STARVED", 1.2)
+    monkeypatch.setattr(monitor, "_STARVED", 1.2)
     for rank in watched.ranks:
         rank.busy = True
     watched.monitor.expect_beats()

@@ -1,6 +1,6 @@
 """Hundreds of engines of two ranks that are killed, or a rank of which is: after a second nothing of them is left.
 
-The processes are forked, so that they start at once; ``test_multiproc_kills.py`` kills some that are not.
+The processes are forked, so that they start at once; ``test_local_kills.py`` kills some that are not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_core.executor.forked_ranks import ForkedEngine
+from tests.engine_core.executor.ranks.forked_ranks import ForkedEngine
 from tests.processes import alive
 from tests.ring import MODEL
 

@@ -1,7 +1,7 @@
-"""An executor with an actor for each rank, on the nodes of a Ray cluster (like vLLM's ``RayDistributedExecutor``).
+"""Ranks as actors on the nodes of a Ray cluster.
 
-Ray decides where actors run, and starts and ends them; what they are told and reply goes over connections of their own
-to the engine. A process beside this one speaks to Ray (``ray_cluster``), which is not imported here.
+Ray decides where actors run, and starts and ends them. Their calls and replies go over connections of their own to the
+engine. A process beside this one speaks to Ray (``cluster``), which is not imported here.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from engine_core.config import EngineConfig
 from engine_core.distributed.ranks import Rank
-from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
 from engine_core.errors import ConfigError, ExecutorError
-from engine_core.executor.child_process import ChildProcess, ForwardedOutput
-from engine_core.executor.rank_connection import Raised, RankConnections
-from engine_core.executor.rank_process import RankProcess
-from engine_core.executor.ray_messages import (
+from engine_core.executor.ranks.child_process import ChildProcess, ForwardedOutput
+from engine_core.executor.ranks.connection import Raised, RankConnections
+from engine_core.executor.ranks.launcher import RankLauncher
+from engine_core.executor.ranks.process import RankProcess
+from engine_core.executor.ray.messages import (
     KINDS,
     ActorEnded,
     Connected,
@@ -34,9 +34,7 @@ from engine_core.executor.ray_messages import (
     Placed,
     PlacementRequest,
 )
-from engine_core.executor.remote import RemoteExecutor
-from engine_core.executor.tcp import TcpListener, shut, wait_at_most
-from engine_core.executor.worker import DeviceReport
+from engine_core.executor.ray.tcp import TcpListener, shut, wait_at_most
 
 _CONNECT_SECONDS = 30.0
 """For the cluster to answer."""
@@ -51,14 +49,14 @@ _ENVIRONMENT = ("RAY_USAGE_STATS_ENABLED=0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0")
 _T = TypeVar("_T")
 
 
-class RayExecutor(RemoteExecutor):
+class RayLauncher(RankLauncher):
     """Ranks of a stage are on one node."""
 
-    module = "engine_core.executor.ray_cluster"
+    module = "engine_core.executor.ray.cluster"
     """Its ``main`` is what speaks to Ray."""
     silence = 3.0  # longer than on one host: a network may pause
 
-    def __init__(self, config: EngineConfig, name: str = "") -> None:
+    def __init__(self, config: EngineConfig, name: str) -> None:
         super().__init__(config, name)
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
@@ -70,12 +68,20 @@ class RayExecutor(RemoteExecutor):
         if address is not None and not _ADDRESS.fullmatch(address):
             raise ConfigError("ray_address", address, "HOST:PORT of a Ray head, such as 10.0.0.1:6379")
         self._cluster: _Cluster | None = None
+        self._threads: list[int] = []
+        """CPUs of each rank's share, by rank, once they are placed."""
 
-    def start_ranks(self) -> Sequence[RankProcess]:
-        parallel, device = self._config.parallel, self._config.device
+    def launch(self) -> Sequence[RankProcess]:
+        end = time.monotonic() + self.config.parallel.worker_start_timeout
+        self._cluster = _Cluster(self.module, f"ringline engine {self.name} ray")
+        placed = self._place(self._cluster)
+        self.host = placed.engine_host
+        return self._cluster.start(self._divide(placed), placed.engine_host, end)
+
+    def _place(self, cluster: _Cluster) -> Placed:
+        """Where the stages are, once the cluster has room for them."""
+        parallel, device = self.config.parallel, self.config.device
         tp_size, pp_size, size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.world_size
-        end = time.monotonic() + parallel.worker_start_timeout
-        cluster = self._cluster = _Cluster(self.module, f"ringline engine {self._name} ray")
         titles = [self.title(Rank(number % tp_size, tp_size, number // tp_size, pp_size)) for number in range(size)]
         cluster.send(
             PlacementRequest(
@@ -93,13 +99,16 @@ class RayExecutor(RemoteExecutor):
         answers = min(_CONNECT_SECONDS, parallel.worker_start_timeout)
         cluster.reply(Connected, answers, f"no Ray cluster has answered at {address}: --ray-address")
         late = "Ray has not started all ranks: --worker-start-timeout"
-        placed = cluster.reply(Placed, parallel.worker_start_timeout + _GRACE_SECONDS, late)
-        self._host = placed.engine_host
+        return cluster.reply(Placed, parallel.worker_start_timeout + _GRACE_SECONDS, late)
+
+    def _divide(self, placed: Placed) -> list[Rank]:
+        """The ranks, by number, and in ``_threads`` their shares of the CPUs."""
+        parallel = self.config.parallel
+        tp_size, pp_size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         on_host = Counter(place.host for place in placed.stages)
         on_node = Counter(place.node for place in placed.stages)
-        self._threads: list[int] = []
         ranks = []
-        for number in range(size):
+        for number in range(parallel.world_size):
             pp, tp = divmod(number, tp_size)
             place = placed.stages[pp]
             # Ray shows an actor no GPU but its own, so each has the first.
@@ -107,21 +116,17 @@ class RayExecutor(RemoteExecutor):
                 Rank(tp, tp_size, pp, pp_size, on_host[place.host] * tp_size, 0, parallel.enable_expert_parallel)
             )
             self._threads.append(max(1, place.cpus // (on_node[place.node] * tp_size)))
-        return cluster.start(ranks, placed.engine_host, end)
+        return ranks
 
     def config_of(self, rank: Rank) -> EngineConfig:
         """The CPUs that a node has for Ray are divided among its ranks, unless the options say how many each has."""
-        device = self._config.device
+        device = self.config.device
         if device.num_threads is not None:
-            return self._config
-        return replace(self._config, device=replace(device, num_threads=self._threads[rank.number]))
-
-    def rendezvous(self, device: DeviceReport) -> AbstractContextManager[Rendezvous]:
-        return open_rendezvous(self._host, device.tensor_transport, self._config.parallel.pipeline_parallel_size)
+            return self.config
+        return replace(self.config, device=replace(device, num_threads=self._threads[rank.number]))
 
     def close(self) -> None:
-        super().close()
-        if self._cluster is not None and os.getpid() == self._pid:  # a forked copy does not own it
+        if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 

@@ -19,10 +19,12 @@ import pytest
 
 from engine_core.config import EngineConfig, ParallelConfig, SchedulerConfig
 from engine_core.errors import CheckpointError, ConfigError, ExecutorError
-from engine_core.executor import child_process, rank_monitor, remote
-from engine_core.executor.identity import require_equal
-from engine_core.executor.multiproc import MultiprocExecutor
-from engine_core.executor.rank_connection import portable
+from engine_core.executor.ranks import child_process, monitor
+from engine_core.executor.ranks import workers as module
+from engine_core.executor.ranks.connection import portable
+from engine_core.executor.ranks.identity import require_equal
+from engine_core.executor.ranks.local import LocalLauncher
+from engine_core.executor.ranks.workers import RankWorkers
 from engine_core.progress import StartupProgress
 from engine_core.startup import start_engine
 from engine_core.step import StepPlan
@@ -41,12 +43,12 @@ def plan(step_id: int) -> StepPlan:
 
 
 class Failure:
-    """With what an executor failed."""
+    """With what workers failed."""
 
-    def __init__(self, executor: Any) -> None:
+    def __init__(self, workers: Any) -> None:
         self._failed = threading.Event()
         self.errors: list[BaseException] = []
-        executor.on_failure(self._note)
+        workers.failure.on_failure(self._note)
 
     def _note(self, error: BaseException) -> None:
         self.errors.append(error)
@@ -65,8 +67,8 @@ def pids(executor: Any) -> list[int]:
 @pytest.fixture(autouse=True)
 def _there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a rank's end, its last words and the cause of a failure to be known. None of these is waited for in full."""
-    monkeypatch.setattr(remote, "_CAUSE_SECONDS", SECONDS)
-    monkeypatch.setattr(rank_monitor, "_ENDING_SECONDS", SECONDS)
+    monkeypatch.setattr(module, "_CAUSE_SECONDS", SECONDS)
+    monkeypatch.setattr(monitor, "_ENDING_SECONDS", SECONDS)
     monkeypatch.setattr(child_process, "_OUTPUT_SECONDS", SECONDS)
 
 
@@ -125,11 +127,11 @@ def test_an_exception_that_cannot_be_pickled_says_the_same() -> None:
 
 
 def test_a_call_that_takes_too_long_names_rank_stage_and_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_CLOSE_SECONDS", 0.2)
     late = r"^rank tp1/2 pp0/1 did not finish do within --worker-start-timeout=3 s: "
     with scripted(serving=False) as executor:
         hasty = ParallelConfig(tensor_parallel_size=2, worker_start_timeout=3.0)
-        monkeypatch.setattr(executor, "_config", EngineConfig(parallel=hasty))
+        monkeypatch.setattr(executor, "config", EngineConfig(parallel=hasty))
         with pytest.raises(ExecutorError, match=late):
             executor.collective_rpc("do", 1, "sleep", 60)
 
@@ -198,7 +200,7 @@ def test_the_collection_of_garbage_after_the_start_is_no_failure() -> None:
     with scripted(serving=False) as executor:
         failure = Failure(executor)
         executor.collective_rpc("warm_up")
-        executor.start_steps()
+        executor.start_steps(1, 0.0)
         time.sleep(1.0)
         assert failure.errors == []
 
@@ -206,8 +208,8 @@ def test_the_collection_of_garbage_after_the_start_is_no_failure() -> None:
 WATCHED = """
 import time
 from engine_core.distributed.ranks import Rank
-from engine_core.executor.rank_monitor import RankMonitor
-from tests.engine_core.executor.scripted_rank import ScriptedRank
+from engine_core.executor.ranks.monitor import RankMonitor
+from tests.engine_core.executor.ranks.scripted_rank import ScriptedRank
 ranks = [ScriptedRank(Rank(number, 2), f"rank {number}") for number in range(2)]
 assert ranks[0].connections.signs.recv_bytes() == b"" == ranks[1].connections.signs.recv_bytes()  # they beat
 failures = []
@@ -239,7 +241,7 @@ def test_a_machine_that_stands_still_is_no_failure() -> None:
 
 
 def test_closing_is_bounded_whatever_a_rank_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_CLOSE_SECONDS", 0.5)
     with scripted(serving=False) as executor:
         children = pids(executor)
         os.kill(children[1], signal.SIGSTOP)
@@ -265,7 +267,7 @@ def test_a_copy_in_a_forked_process_leaves_the_ranks_alone(monkeypatch: pytest.M
 PARENT = """
 import os, time
 from engine_core.distributed.ranks import Rank
-from tests.engine_core.executor.scripted_rank import ScriptedRank
+from tests.engine_core.executor.ranks.scripted_rank import ScriptedRank
 ranks = [ScriptedRank(Rank(number, 2), f"rank {number}") for number in range(2)]
 assert ranks[0].connections.signs.recv_bytes() == b"" == ranks[1].connections.signs.recv_bytes()  # they run
 os.kill(ranks[1]._process.pid, 19)
@@ -292,7 +294,7 @@ def test_what_cannot_run_is_refused_by_name() -> None:
     def refused(scheduler: SchedulerConfig | None = None, **options: Any) -> str:
         config = EngineConfig(scheduler=scheduler or SchedulerConfig(), parallel=ParallelConfig(**options))
         with pytest.raises(ConfigError) as caught:
-            _ = start_engine(config, StartupProgress()) if scheduler is None else MultiprocExecutor(config)
+            _ = start_engine(config, StartupProgress()) if scheduler is None else RankWorkers(LocalLauncher(config, ""))
         return str(caught.value)
 
     assert refused(tensor_parallel_size=2, distributed_executor_backend="uni") == (

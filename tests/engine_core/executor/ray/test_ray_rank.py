@@ -16,7 +16,7 @@ from engine_core.distributed.ranks import Rank
 from engine_core.executor import child_process
 from engine_core.executor import ray as ray_executor
 from engine_core.executor.ray import RayRank
-from engine_core.executor.ray_messages import KINDS
+from engine_core.executor.ray.messages import KINDS
 
 SECONDS = 30.0
 """Enough for what happens at once, however busy the machine is."""

@@ -1,7 +1,6 @@
-"""The base of executors whose workers run in processes of their own: calls, steps, failure and the end.
+"""Workers in processes of their own, by rank: calls, steps, failure and the end. A launcher decides where they are.
 
-A subclass decides where the processes are. A rank that fails ends the executor, and all other ranks: a group is never
-repaired.
+A rank that fails ends the engine, and all other ranks: a group is never repaired.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ import pickle
 import select
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from engine_core.config import EngineConfig
-from engine_core.distributed.ranks import Rank
+from engine_core.config import ModelSpec
+from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
 from engine_core.errors import ConfigError, ExecutorError, RankFailedError
 from engine_core.executor.base import PendingResult, RankPlace
-from engine_core.executor.collective import CollectiveExecutor, OnProgress
 from engine_core.executor.grammars import open_grammars
-from engine_core.executor.identity import require_equal
-from engine_core.executor.rank_connection import (
+from engine_core.executor.ranks.connection import (
     Call,
     Grammar,
     Progress,
@@ -37,8 +33,12 @@ from engine_core.executor.rank_connection import (
     Step,
     StepReply,
 )
-from engine_core.executor.rank_monitor import RankMonitor
-from engine_core.executor.rank_process import RankProcess
+from engine_core.executor.ranks.identity import require_equal
+from engine_core.executor.ranks.launcher import RankLauncher
+from engine_core.executor.ranks.monitor import RankMonitor
+from engine_core.executor.ranks.process import RankProcess
+from engine_core.executor.worker import DeviceReport
+from engine_core.executor.workers import OnProgress, Workers
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
@@ -54,64 +54,53 @@ _STEP_FLOOR, _STEP_FACTOR = 60.0, 20.0
 """Seconds, and largest steps, after which a step whose ranks all beat counts as hung. A service judges sooner."""
 
 
-class RemoteExecutor(CollectiveExecutor):
+class RankWorkers(Workers):
     """One process per rank."""
 
-    silence = 0.7
-    """Seconds without a beat after which a rank counts as lost."""
-
-    def __init__(self, config: EngineConfig, name: str = "") -> None:
-        """``name``: of the engine, for the titles of its ranks."""
+    def __init__(self, launcher: RankLauncher) -> None:
+        config = launcher.config
         super().__init__(config)
         if config.parallel.world_size > 1 and config.scheduler.async_scheduling:
             raise ConfigError("async_scheduling", True, "no value with more than one rank, as it is for one alone")
+        self._launcher = launcher
         self._pid = os.getpid()
-        self._name = name or f"pid {self._pid}"
-        self._ranks: list[RankProcess] = []
+        self._ranks: Sequence[RankProcess] = ()
         self._monitor: RankMonitor | None = None
         self._results: list[tuple[int, Sampled]] = []
         """Results that have arrived since the last message."""
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._failing, self._told = threading.Event(), threading.Event()
+        self._wake: int | None = None
+        """A descriptor that is readable once the engine has failed."""
         self._replies = select.poll()
+        self._sampler: RankProcess | None = None
+        """The rank that samples, which answers steps, once steps have started."""
+        self._step_limit = 0.0
+        """Seconds after which a step counts as hung."""
 
-    @abstractmethod
-    def start_ranks(self) -> Sequence[RankProcess]:
-        """Start the processes, by rank. What it raises must leave none behind. Raises ``EngineError``."""
-
-    def config_of(self, rank: Rank) -> EngineConfig:
-        """What the worker of a rank is made with."""
-        return self._config
-
-    def title(self, rank: Rank) -> str:
-        """Of the process of a rank."""
-        return f"ringline engine {self._name} rank {rank}"
-
-    def start(self, progress: StartupProgress) -> None:
-        super().start(progress)
-        self.unwritten_cache_bytes = self.step_bytes = 0  # they are in other processes
-
-    def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
+    def start(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         with progress.stage("start ranks") as stage:
             try:
-                self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
-                self._ranks = list(self.start_ranks())
+                self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+                self._ranks = self._launcher.launch()
             except OSError as error:
                 limit = " (ulimit -n)" if error.errno == errno.EMFILE else ""
                 raise ExecutorError(f"the ranks cannot be started: {error.strerror}{limit}") from error
-            self._monitor = RankMonitor(self._ranks, self.fail, self.silence)
+            self._monitor = RankMonitor(self._ranks, self.fail, self._launcher.silence)
             self._monitor.start()
-            for rank in self._ranks:
-                self._send(rank, pickle.dumps(RankStart(self.config_of(rank.rank), rank.rank, self.title(rank.rank))))
+            for each in self._ranks:
+                start = RankStart(self._launcher.config_of(each.rank), each.rank, self._launcher.title(each.rank))
+                self._send(each, pickle.dumps(start))
             reports: list[RankReport] = self._collect("start ranks", None)
             require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
-            self.ranks = [
+            self.places = [
                 RankPlace(str(each.rank), report.host, report.pid)
                 for each, report in zip(self._ranks, reports, strict=True)
             ]
-            stage.detail = ", ".join(f"rank {each.rank}: pid {each.pid} on {each.host}" for each in self.ranks)
+            stage.detail = ", ".join(f"rank {each.rank}: pid {each.pid} on {each.host}" for each in self.places)
+
+    def rendezvous(self, device: DeviceReport) -> AbstractContextManager[Rendezvous]:
+        stages = self.config.parallel.pipeline_parallel_size
+        return open_rendezvous(self._launcher.host, device.tensor_transport, stages)
 
     def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
         message = pickle.dumps(Call(method, arguments, on_progress is not None))
@@ -121,16 +110,17 @@ class RemoteExecutor(CollectiveExecutor):
 
     def _collect(self, stage: str, on_progress: OnProgress | None) -> list[Any]:
         """The replies of all ranks; raises what the first one raised that failed."""
-        timeout = self._config.parallel.worker_start_timeout
+        timeout = self.config.parallel.worker_start_timeout
         end = time.monotonic() + timeout
         progress: dict[RankProcess, Progress] = {}
         results: dict[RankProcess, Any] = {}
         complaint: Exception | None = None
         waiting = {rank.connections.calls: rank for rank in self._ranks}
+        wake = self._descriptor()
         while waiting:
-            ready = wait([*waiting, self._wake], max(0.0, end - time.monotonic()))
-            if self._wake in ready:
-                raise self._why()
+            ready = wait([*waiting, wake], max(0.0, end - time.monotonic()))
+            if wake in ready:
+                raise self.failure.told(_CAUSE_SECONDS)
             if not ready:
                 late = ", ".join(map(str, waiting.values()))
                 if complaint is not None:
@@ -158,22 +148,21 @@ class RemoteExecutor(CollectiveExecutor):
             raise ExecutorError(str(complaint)) from complaint
         return [results[rank] for rank in self._ranks]
 
-    def open_grammars(self) -> GrammarCompiler:
-        return open_grammars(self._config.model, self.model)
+    def open_grammars(self, model: ModelSpec) -> GrammarCompiler:
+        return open_grammars(self.config.model, model)
 
-    def compile_grammar(self, grammar: str) -> None:
-        """Here, where errors are found, and meanwhile on the rank that samples."""
+    def expect_grammar(self, grammar: str) -> None:
+        """On the rank that samples. What is wrong with it is found here."""
         self._running()
-        if self._grammars is not None and not self._grammars.has(grammar):
+        if self._sampler is not None:
             self._send(self._sampler, pickle.dumps(Grammar(grammar)))
-        super().compile_grammar(grammar)
 
-    def start_steps(self) -> None:
+    def start_steps(self, max_concurrent_steps: int, largest_step_seconds: float) -> None:
         assert self._monitor is not None
         [self._sampler] = [rank for rank in self._ranks if rank.rank.samples]
-        for descriptor in (self._sampler.connections.calls.fileno(), self._wake):
+        for descriptor in (self._sampler.connections.calls.fileno(), self._descriptor()):
             self._replies.register(descriptor, select.POLLIN)
-        self._step_limit = max(_STEP_FLOOR, _STEP_FACTOR * self.largest_step_seconds)
+        self._step_limit = max(_STEP_FLOOR, _STEP_FACTOR * largest_step_seconds)
         for rank in self._ranks:
             rank.connections.limit_sending(self._step_limit)
         self._monitor.expect_beats()
@@ -183,18 +172,18 @@ class RemoteExecutor(CollectiveExecutor):
         self._results = []
         for rank in self._running():
             self._send(rank, message)
-        return _RemoteStep(self, plan.step_id)
+        return PendingResult(lambda: self._take_reply(plan.step_id))
 
-    def take_reply(self, step_id: int) -> StepResult:
+    def _take_reply(self, step_id: int) -> StepResult:
         """Wait for the reply to the oldest step whose reply was not taken."""
         self._require_owner()
-        if not self._ranks:
+        if not self._ranks or self._sampler is None:
             raise ExecutorError("the executor does not run: it is closed")
         ready = [each for each, _ in self._replies.poll(1000 * self._step_limit)]
         if not ready:
             self.fail(ExecutorError(f"no reply to step {step_id} within {self._step_limit:.0f} s: the ranks hang"))
         if not ready or self._wake in ready:
-            raise self._why()
+            raise self.failure.told(_CAUSE_SECONDS)
         reply: StepReply = self._receive(self._sampler)
         if len(self._ranks) > 1:
             self._results.append((step_id, reply.sampled))
@@ -204,12 +193,16 @@ class RemoteExecutor(CollectiveExecutor):
         if os.getpid() != self._pid:
             raise ExecutorError(f"the ranks are those of process {self._pid}: what it has forked cannot use them")
 
-    def _running(self) -> list[RankProcess]:
+    def _descriptor(self) -> int:
+        assert self._wake is not None
+        return self._wake
+
+    def _running(self) -> Sequence[RankProcess]:
         self._require_owner()
         if not self._ranks:
             raise ExecutorError("the executor does not run: it was not started, or is closed")
-        if self._failing.is_set():
-            raise ExecutorError(f"the executor does not run: it has failed: {self._error}") from self._error
+        if (error := self.failure.error) is not None:
+            raise ExecutorError(f"the executor does not run: it has failed: {error}") from error
         return self._ranks
 
     def _send(self, rank: RankProcess, message: bytes) -> None:
@@ -226,44 +219,33 @@ class RemoteExecutor(CollectiveExecutor):
 
     def _lost(self) -> BaseException:
         """The reason why a connection does not work, which the monitor finds."""
-        self._failing.wait(_CAUSE_SECONDS)
+        self.failure.wait(_CAUSE_SECONDS)
         self.fail(ExecutorError("a rank has lost its connection to the engine"))
-        return self._why()
-
-    def _why(self) -> BaseException:
-        """What has made the executor fail, once everyone has been told."""
-        self._told.wait(_CAUSE_SECONDS)
-        assert self._error is not None
-        return self._error
+        return self.failure.told(_CAUSE_SECONDS)
 
     def fail(self, error: BaseException) -> None:
-        """End all ranks at once, and call the ``on_failure`` callbacks once. From any thread, even while idle."""
+        """End all ranks at once, and tell the ``failure`` once. From any thread, even while idle."""
         if os.getpid() != self._pid:  # a forked copy does not own the ranks
             return
-        with self._lock:
-            if self._failing.is_set():
-                return
-            self._error = error
-            self._failing.set()
-        os.eventfd_write(self._wake, 1)
+        if not self.failure.set(error):
+            return
+        os.eventfd_write(self._descriptor(), 1)
         for rank in self._ranks:
             rank.connections.shut()
             rank.kill()
-        try:
-            super().fail(error)
-        finally:
-            self._told.set()
+        self.failure.tell()
         for rank in self._ranks:
             rank.wait(_KILL_SECONDS)
 
     def close(self) -> None:
-        if self._monitor is None or os.getpid() != self._pid:  # a forked copy does not own the ranks
+        if os.getpid() != self._pid:  # a forked copy does not own the ranks
             return
-        self._monitor.stop()
-        self._monitor = None
-        ranks, self._ranks = self._ranks, []
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.stop()
+        ranks, self._ranks = self._ranks, ()
         end = time.monotonic() + _CLOSE_SECONDS
-        if not self._failing.is_set():
+        if self.failure.error is None:
             for rank in ranks:
                 # One that does not read what is sent to it is killed below.
                 if self._sending.acquire(timeout=_CLOSE_SECONDS):
@@ -278,18 +260,7 @@ class RemoteExecutor(CollectiveExecutor):
         for rank in ranks:
             rank.wait(_KILL_SECONDS)
             rank.close()
-        os.close(self._wake)
-
-
-class _RemoteStep:
-    """The future result of a submitted step. May be asked again after an interrupt."""
-
-    def __init__(self, executor: RemoteExecutor, step_id: int) -> None:
-        self._executor = executor
-        self._step_id = step_id
-        self._result: StepResult | None = None
-
-    def result(self) -> StepResult:
-        if self._result is None:
-            self._result = self._executor.take_reply(self._step_id)
-        return self._result
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            os.close(wake)
+        self._launcher.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from engine_core.distributed.ranks import Rank
-from engine_core.executor.rank_connection import RankConnections
+from engine_core.executor.ranks.connection import RankConnections
 
 
 class RankProcess(ABC):

@@ -20,10 +20,10 @@ from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpa
 from unittest import mock
 
 from engine_core.distributed.ranks import Rank
-from engine_core.executor.rank_connection import RankConnections
-from engine_core.executor.rank_process import RankProcess
+from engine_core.executor.ranks.connection import RankConnections
+from engine_core.executor.ranks.process import RankProcess
 
-LOCAL_RANK = "engine_core.executor.multiproc.LocalRank"
+LOCAL_RANK = "engine_core.executor.ranks.local.LocalRank"
 """What a ``ForkedRank`` replaces."""
 _ROOM = "room for the title of a rank, which is longer than this process's own" + 60 * "."
 
@@ -32,7 +32,7 @@ _ROOM = "room for the title of a rank, which is longer than this process's own" 
 def forking_process() -> socket:
     """A line to it. It ends with this process."""
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[4])
     run = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import main; main()"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # with more, libraries begin threads, which a fork loses
     with theirs:
@@ -125,10 +125,11 @@ def run_engine(checkpoint: str, sizes: str, line: socket, told: int) -> None:
 
 def main() -> None:
     """Fork a process for each message, until the other end of the first line is closed."""
-    import engine_core.executor.identity
     import engine_core.executor.join
-    import engine_core.executor.multiproc
-    import engine_core.executor.rank_loop
+    import engine_core.executor.ranks.identity
+    import engine_core.executor.ranks.local
+    import engine_core.executor.ranks.loop
+    import engine_core.executor.ranks.workers
     import engine_core.executor.worker
     import engine_core.llm  # noqa: F401
 
@@ -163,10 +164,10 @@ def _run(lines: list[socket], asked: dict[str, str], descriptors: list[int]) -> 
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if "checkpoint" in asked:
             run_engine(**asked, line=socket(fileno=descriptors[0]), told=descriptors[1])
-        from engine_core.executor import worker_main
+        from engine_core.executor.ranks import local_main
 
         sys.argv[1:] = [*map(str, descriptors), asked["title"]]
-        worker_main.main()
+        local_main.main()
     except BaseException:
         traceback.print_exc()
     finally:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine_core.errors import ExecutorError, RankFailedError
-from engine_core.executor.rank_connection import BEAT, BEAT_INTERVAL, Raised
-from engine_core.executor.rank_process import RankProcess
+from engine_core.executor.ranks.connection import BEAT, BEAT_INTERVAL, Raised
+from engine_core.executor.ranks.process import RankProcess
 
 _CAUSE_TICKS = 4
 """Ticks that the rank which failed first has to say so, once another has said that it misses one."""

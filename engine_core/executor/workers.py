@@ -1,0 +1,73 @@
+"""The workers of an engine: how they are started and called, and how plans reach them. Implementations differ only in
+where workers run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from engine_core.config import EngineConfig, ModelSpec
+from engine_core.distributed.ranks import ranks_on_one_host
+from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
+from engine_core.executor.base import PendingResult, RankPlace
+from engine_core.executor.failure import Failure
+from engine_core.executor.worker import DeviceReport
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.progress import StartupProgress
+from engine_core.step import StepPlan
+from engine_core.structured_output.compiler import GrammarCompiler
+
+OnProgress = Callable[[int, int], None]
+"""Called with (done, total)."""
+
+
+class Workers(ABC):
+    """The calls of a life: ``start``, ``collective_rpc`` for each stage of the start-up, ``start_steps``, then
+    ``submit`` for each step, and ``close``.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Reads no files and allocates no memory; ``start`` does."""
+        self.config = config
+        self.failure = Failure()
+        self.names: Sequence[str] = [f"rank {rank}" for rank in ranks_on_one_host(config.parallel)]
+        """By rank, for a person."""
+        self.places: Sequence[RankPlace] = ()
+        """Known after ``start``; empty if this process computes."""
+
+    @abstractmethod
+    def start(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
+        """Create the workers, which allocate nothing yet."""
+
+    @abstractmethod
+    def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
+        """Call ``method`` of every ``Worker``; returns the results by rank, or raises the first worker's exception.
+
+        ``on_progress``, the method's last argument, gets the progress of all workers together.
+        """
+
+    @abstractmethod
+    def open_grammars(self, model: ModelSpec) -> GrammarCompiler:
+        """The compiler of this process, once models are loaded. Raises ``GrammarsUnavailableError``."""
+
+    def rendezvous(self, device: DeviceReport) -> AbstractContextManager[Rendezvous]:
+        """Where workers, of which there are several, meet while it is entered."""
+        return open_rendezvous("127.0.0.1", device.tensor_transport, self.config.parallel.pipeline_parallel_size)
+
+    @abstractmethod
+    def start_steps(self, max_concurrent_steps: int, largest_step_seconds: float) -> None:
+        """Prepare for plans, for ``max_concurrent_steps`` in flight."""
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> PendingResult:
+        """As ``Executor.submit``."""
+
+    def expect_grammar(self, grammar: str) -> None:  # noqa: B027  # nothing to do where this process computes
+        """A plan is going to bring ``grammar``: compile it beside the steps where the worker that samples runs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """As ``Executor.close``."""
