@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast
 
-import msgspec
-from ringline import Choice, Content, Delta, Finished, FinishReason, Options, Part, Reasoning, RingError, ToolCallPiece
+from ringline import (
+    Admitted,
+    Choice,
+    Content,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    Options,
+    Part,
+    Reasoning,
+    ToolCallPiece,
+    Usage,
+)
 from ringline.parts import Joints
-from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import checked, ignored, passed, refused, supported
-from services.gateway.http.api_error import api_error_from, invalid
-from services.gateway.http.call import Call, Endpoint, parse
-from services.gateway.http.event_stream import EventStream
+from services.gateway.fields import ignored, passed, refused, supported
+from services.gateway.generation import GenerationEndpoint, Writer
+from services.gateway.http.api_error import ApiError, invalid
+from services.gateway.http.call import Call, Endpoint
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
 from services.gateway.openai.errors import openai_dialect, openai_naming
 from services.gateway.openai.logprobs import (
@@ -89,49 +100,8 @@ class ChatRequest(SamplingFields):
     return_prompt_text: Annotated[Any, refused("/tokenize with return_token_strs shows the prompt", False)] = None
 
 
-_DECODER = msgspec.json.Decoder(ChatRequest)
-
-
-async def chat_completions(call: Call) -> Response:
-    """Answer a chat."""
-    request, ask = await call.aside(lambda: _read(call.body))
-    call = call_of(call, request)
-    try:
-        answer = await Answer.begin(call, [ask], whole=not request.stream)
-    except RingError as error:
-        raise api_error_from(error, _naming(request)) from None
-    admitted = answer.admitted[0]
-    names = await answer.needing(token_names(call, request, admitted, logprobs=bool(request.logprobs)))
-    head = ResponseHead.new("chatcmpl-", call, admitted.model)
-    if request.stream:
-        chunks = Chunks(head.members("chat.completion.chunk"), usage_mode(request), admitted.prompt_tokens)
-        if request.return_token_ids:
-            chunks.once = b',"prompt_token_ids":' + encode(admitted.prompt_token_ids)
-        return EventStream(_events(call, answer, DeltaChunks(chunks, request), names))
-    try:
-        async with aclosing(answer):
-            (generation,) = await answer.generations()
-    except RingError as error:
-        raise api_error_from(error, _naming(request)) from None
-
-    def body() -> bytes:
-        members = head.members("chat.completion") | {
-            "choices": [_choice(choice, request, names) for choice in generation.choices],
-            "usage": usage_object(generation.usage),
-        }
-        if request.return_token_ids:
-            members["prompt_token_ids"] = admitted.prompt_token_ids
-        if names is not None and generation.prompt_logprobs is not None:
-            members["prompt_logprobs"] = prompt_logprobs(names, admitted, generation.prompt_logprobs)
-        return encode(members)
-
-    return Response(await write_whole(call, names, [generation], body), media_type="application/json")
-
-
-def _read(body: bytes) -> tuple[ChatRequest, Ask]:
-    """The request, and what it asks of the ring."""
-    request = checked(parse(_DECODER, body))
-    return request, Ask(_options(request), messages=ring_messages(request.messages))
+def _asks(request: ChatRequest) -> Sequence[Ask]:
+    return [Ask(_options(request), messages=ring_messages(request.messages))]
 
 
 def _options(request: ChatRequest) -> Options:
@@ -196,21 +166,64 @@ def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None) -> d
     return body | {"token_ids": choice.token_ids} if request.return_token_ids else body
 
 
-class DeltaChunks:
-    """Writes the chunks of a chat's events."""
+class ChatWriter(Writer):
+    """Writes a chat's answer."""
 
-    def __init__(self, chunks: Chunks, request: ChatRequest) -> None:
-        self.chunks = chunks
+    def __init__(self, call: Call, request: ChatRequest, admitted: Admitted, names: TokenNames | None) -> None:
+        """``names`` of tokens, if the answer has log probabilities."""
         self.request = request
+        self._call = call
+        self._admitted = admitted
+        self._names = names
+        self._head = ResponseHead.new("chatcmpl-", call, admitted.model)
+        self._chunks = Chunks(self._head.members("chat.completion.chunk"), usage_mode(request), admitted.prompt_tokens)
+        if request.return_token_ids:
+            self._chunks.once = b',"prompt_token_ids":' + encode(admitted.prompt_token_ids)
         self._reasons = request.include_reasoning is not False
         self._wants_ids = bool(request.return_token_ids)
         self._begun: set[int] = set()
         self._calls: dict[int, StreamedCalls] = defaultdict(StreamedCalls)
         self._joints: dict[int, Joints] = defaultdict(Joints)
 
-    def delta(self, event: Delta, logprobs: bytes = NULL) -> bytes:
+    @classmethod
+    async def begin_answer(cls, call: Call, request: ChatRequest, _asks: Sequence[Ask], answer: Answer) -> ChatWriter:
+        admitted = answer.admitted[0]
+        names = await token_names(call, request, admitted, logprobs=bool(request.logprobs))
+        return cls(call, request, admitted, names)
+
+    async def whole(self, answer: Answer) -> bytes:
+        (generation,) = await answer.generations()
+        return await write_whole(self._call, self._names, [generation], lambda: self._body(generation))
+
+    def _body(self, generation: Generation) -> bytes:
+        members = self._head.members("chat.completion") | {
+            "choices": [_choice(choice, self.request, self._names) for choice in generation.choices],
+            "usage": usage_object(generation.usage),
+        }
+        if self._wants_ids:
+            members["prompt_token_ids"] = self._admitted.prompt_token_ids
+        if self._names is not None and generation.prompt_logprobs is not None:
+            members["prompt_logprobs"] = prompt_logprobs(self._names, self._admitted, generation.prompt_logprobs)
+        return encode(members)
+
+    async def add(self, ask: int, event: Event) -> bytes:
+        if type(event) is Delta:
+            logprobs = NULL
+            if self._names is not None and event.logprobs is not None:
+                entries = await loaded_chat_logprobs(self._names, event)
+                logprobs = b'{"content":%b,"refusal":null}' % encode(entries)
+            return self._delta(event, logprobs)
+        return self._finished(event) if type(event) is Finished and event.error is None else b""
+
+    def end(self, usage: Usage) -> bytes:
+        return self._chunks.end(usage)
+
+    def fail(self, error: ApiError) -> bytes:
+        return error_event(error, self._call.request_id)
+
+    def _delta(self, event: Delta, logprobs: bytes) -> bytes:
         """The chunks of a delta; the first of a choice has its role. Empty if the delta has nothing to tell."""
-        index, chunks = event.choice, self.chunks
+        index, chunks = event.choice, self._chunks
         chunks.completion_tokens += len(event.token_ids)
         parts = self._joints[index].joined(event.parts)
         members = [_member(part) for part in parts if self._reasons or type(part) is not Reasoning]
@@ -230,13 +243,13 @@ class DeltaChunks:
             data += chunks.chunk(index, b'"delta":{%b}' % member)
         return data
 
-    def finished(self, event: Finished) -> bytes:
+    def _finished(self, event: Finished) -> bytes:
         """The last chunk of a choice."""
         delta = b'"delta":{}' if event.choice in self._begun else b'"delta":{%b,"content":""}' % _ROLE
         called = event.choice in self._calls and self._calls[event.choice].any_to_be_made(event.reason)
         reason = encode(finish_reason(event.reason, called=called))
         stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, self.request))
-        return self.chunks.chunk(event.choice, delta, NULL, reason, stop)
+        return self._chunks.chunk(event.choice, delta, NULL, reason, stop)
 
 
 _ROLE = b'"role":"assistant"'
@@ -256,28 +269,6 @@ def _member(part: Part) -> bytes:
     return b'"tool_calls":[%b]' % encode(call)
 
 
-async def _events(
-    call: Call, answer: Answer, deltas: DeltaChunks, names: TokenNames | None
-) -> AsyncGenerator[bytes, None]:
-    """The events of a stream."""
-    try:
-        async for _, event in answer.events():
-            if type(event) is Delta:
-                logprobs = NULL
-                if names is not None and event.logprobs is not None:
-                    entries = await loaded_chat_logprobs(names, event)
-                    logprobs = b'{"content":%b,"refusal":null}' % encode(entries)
-                if data := deltas.delta(event, logprobs):
-                    yield data
-            elif type(event) is Finished and event.error is None:
-                yield deltas.finished(event)
-        yield deltas.chunks.end(answer.usage)
-    except RingError as error:
-        yield error_event(api_error_from(error, _naming(deltas.request)), call.request_id)
-    finally:
-        await answer.close()
+CHAT = GenerationEndpoint(ChatRequest, _asks, ChatWriter.begin_answer, _naming, call_of)
 
-
-CHAT = openai_dialect({}, ChatRequest)
-
-ENDPOINTS = (Endpoint("POST", "/v1/chat/completions", chat_completions, CHAT),)
+ENDPOINTS = (Endpoint("POST", "/v1/chat/completions", CHAT.answer, openai_dialect({}, ChatRequest)),)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from ringline import Delta, Event, RingError
+from ringline import Delta, Event, Usage
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import checked, naming
-from services.gateway.http.api_error import ApiError, api_error_from
-from services.gateway.http.call import Call, Dialect, Endpoint, parse
-from services.gateway.http.event_stream import EventStream
+from services.gateway.fields import naming
+from services.gateway.generation import GenerationEndpoint, Writer
+from services.gateway.http.api_error import ApiError
+from services.gateway.http.call import Call, Dialect, Endpoint
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.logprobs import TokenNames, loaded_chat_logprobs
 from services.gateway.openai.responses.events import Logprobs, ResponseEvents
@@ -30,49 +29,48 @@ from services.gateway.openai.responses.request import (
 from services.gateway.token_texts import TokenTexts
 from services.gateway.turns import naming_turns
 
-_DECODER = msgspec.json.Decoder(ResponseRequest)
+
+def _asks(request: ResponseRequest) -> Sequence[Ask]:
+    return [Ask(all_options(request), messages=messages_of(request))]
 
 
-async def create_response(call: Call) -> Response:
-    """A response, at once or as events."""
-    request, ask = await call.aside(lambda: _read(call.body))
-    answer = await Answer.begin(call, [ask], whole=True)
-    events = ResponseEvents(call.request_id, _fields(request, answer), functions(request))
-    names = None
-    if wants_logprobs(request):
-        names = TokenNames(await answer.needing(TokenTexts.of_model(call.client, answer.admitted[0].model)))
-    if request.stream:
-        return EventStream(_stream(answer, events, names))
-    async with aclosing(answer):
-        async for _, event in answer.events():
-            events.add(event, await _logprobs(event, names))
-    events.end(answer.usage)
-    return Response(msgspec.json.encode(events.response(answer.usage)), media_type="application/json")
+class ResponseWriter(Writer):
+    """Writes a response, which ends a stream, too."""
 
+    def __init__(self, events: ResponseEvents, names: TokenNames | None) -> None:
+        """``names`` of tokens, if the response has log probabilities."""
+        self._events = events
+        self._names = names
 
-def _read(body: bytes) -> tuple[ResponseRequest, Ask]:
-    """The request, and what it asks of the ring."""
-    request = checked(parse(_DECODER, body))
-    return request, Ask(all_options(request), messages=messages_of(request))
+    @classmethod
+    async def begin_answer(
+        cls, call: Call, request: ResponseRequest, _asks: Sequence[Ask], answer: Answer
+    ) -> ResponseWriter:
+        names = None
+        if wants_logprobs(request):
+            names = TokenNames(await TokenTexts.of_model(call.client, answer.admitted[0].model))
+        return cls(ResponseEvents(call.request_id, _fields(request, answer), functions(request)), names)
 
+    def begin(self) -> bytes:
+        return self._events.begin()
 
-async def _stream(answer: Answer, events: ResponseEvents, names: TokenNames | None) -> AsyncGenerator[bytes, None]:
-    async with aclosing(answer):
-        yield events.begin()
-        try:
-            async for _, event in answer.events():
-                if written := events.add(event, await _logprobs(event, names)):
-                    yield written
-        except RingError as error:
-            yield events.fail(api_error_from(error, _name_of))
-        else:
-            yield events.end(answer.usage)
+    async def add(self, ask: int, event: Event) -> bytes:
+        logprobs: Logprobs = ()
+        if self._names is not None and isinstance(event, Delta) and event.logprobs is not None:
+            logprobs = await loaded_chat_logprobs(self._names, event)
+        return self._events.add(event, logprobs)
 
+    def end(self, usage: Usage) -> bytes:
+        return self._events.end(usage)
 
-async def _logprobs(event: Event, names: TokenNames | None) -> Logprobs:
-    if names is None or not isinstance(event, Delta) or event.logprobs is None:
-        return ()
-    return await loaded_chat_logprobs(names, event)
+    def fail(self, error: ApiError) -> bytes:
+        return self._events.fail(error)
+
+    async def whole(self, answer: Answer) -> bytes:
+        async for ask, event in answer.events():
+            await self.add(ask, event)
+        self._events.end(answer.usage)
+        return msgspec.json.encode(self._events.response(answer.usage))
 
 
 def _fields(request: ResponseRequest, answer: Answer) -> dict[str, Any]:
@@ -128,6 +126,9 @@ def _name_of(field: str) -> str:
     return _NAME_OF(field).replace(".parameters_json", ".parameters")
 
 
+RESPONSES = GenerationEndpoint(
+    ResponseRequest, _asks, ResponseWriter.begin_answer, lambda _: _name_of, is_kept=lambda _: True
+)
 _DIALECT = Dialect(_error_body, _name_of)
 _STORED = (
     ("GET", "/v1/responses/{response_id}"),
@@ -136,6 +137,6 @@ _STORED = (
     ("GET", "/v1/responses/{response_id}/input_items"),
 )
 ENDPOINTS = (
-    Endpoint("POST", "/v1/responses", create_response, _DIALECT),
+    Endpoint("POST", "/v1/responses", RESPONSES.answer, _DIALECT),
     *(Endpoint(method, path, stored_response, _DIALECT, asks_ring=False) for method, path in _STORED),
 )

@@ -5,34 +5,36 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from hypothesis import given
-from ringline import Content, Delta, Event, Finished, FinishReason, Part, Reasoning, ToolCallPiece, Usage
+from ringline import Content, Delta, Event, FinishReason, Part, Reasoning, ToolCallPiece, Usage
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2, part_pb2
 
 from services.gateway.http import event_stream
-from services.gateway.openai.chat import ChatRequest, DeltaChunks
-from services.gateway.openai.chunks import Chunks
-from services.gateway.openai.sampling_fields import UsageMode
+from services.gateway.openai.chat import ChatRequest, ChatWriter
+from services.gateway.openai.sampling_fields import StreamOptions
 from tests.clients.scripted_server import admitted, call, delta, ended, play, started, status
 from tests.services.gateway.answers import answers, blocks, deltas, finished, is_call
 from tests.services.gateway.http_harness import CHAT, request, running
 
-HEAD = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+HEAD = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "model": "m"}
 LOST = ended(output_pb2.FINISH_REASON_ERROR, error=status(grpc.StatusCode.INTERNAL, "broken"), completion=1)
 
 
-def written(events: Sequence[Event], request: ChatRequest, mode: UsageMode) -> list[dict[str, Any]]:
-    chunks = DeltaChunks(Chunks(HEAD, mode, 3), request)
-    data = b"".join(
-        chunks.delta(one) if isinstance(one, Delta) else chunks.finished(one)
-        for one in events
-        if isinstance(one, Delta | Finished)
-    ) + chunks.chunks.end(Usage(3, 2, len(events)))
+def written(events: Sequence[Event], request: ChatRequest) -> list[dict[str, Any]]:
+    admitted: Any = SimpleNamespace(model="m", prompt_tokens=3, prompt_token_ids=None)
+    call: Any = SimpleNamespace(request_id="x")
+    writer = ChatWriter(call, request, admitted, None)
+
+    async def stream() -> bytes:
+        return b"".join([await writer.add(0, event) for event in events]) + writer.end(Usage(3, 2, len(events)))
+
+    data = asyncio.run(stream())
     *told, done = data.decode().removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in told]
@@ -58,20 +60,18 @@ def runs(chunks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 def test_parts_one_by_one_and_all_at_once_are_the_same_answer(parts: list[Part]) -> None:
     at_once = [Delta(0, 0, "", (1, 2), None, tuple(parts))]
     for events in (deltas(*parts), at_once):
-        chunks = written([*events, finished()], ChatRequest(), UsageMode())
+        chunks = written([*events, finished()], ChatRequest())
         for got, expected in zip(runs(chunks), blocks(parts), strict=True):
             assert got == expected or got == (expected[0], "\n" + expected[1])
         assert ["role" in chunk["choices"][0]["delta"] for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
         called = any(map(is_call, blocks(parts)))
         reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
         assert reasons == [None] * (len(chunks) - 1) + ["tool_calls" if called else "stop"]
-        assert all({**chunk, "choices": []} == {**HEAD, "choices": []} for chunk in chunks)
+        assert all(chunk.items() >= HEAD.items() and chunk.keys() == {*HEAD, "created", "choices"} for chunk in chunks)
 
 
 def test_a_call_that_was_cut_off_says_so() -> None:
-    *_, last = written(
-        [*deltas(ToolCallPiece(0, "c", "f", "{")), finished(FinishReason.LENGTH)], ChatRequest(), UsageMode()
-    )
+    *_, last = written([*deltas(ToolCallPiece(0, "c", "f", "{")), finished(FinishReason.LENGTH)], ChatRequest())
     assert last["choices"][0]["finish_reason"] == "length"
 
 
@@ -79,7 +79,7 @@ def test_a_call_that_was_cut_off_says_so() -> None:
 async def test_a_stop_within_a_call_ends_the_answer_and_not_the_call(stop: str | int) -> None:
     pieces = [ToolCallPiece(0, "c", "f", '{"a": 1}'), ToolCallPiece(1, "d", "g", '{"pet": "')]
     for called, expected in ((pieces, "tool_calls"), (pieces[1:], "stop")):
-        *_, last = written([*deltas(*called), finished(stop=stop)], ChatRequest(), UsageMode())
+        *_, last = written([*deltas(*called), finished(stop=stop)], ChatRequest())
         assert last["choices"][0]["finish_reason"] == expected
     async with running() as gateway:
         parts = [call('{"a": 1}', "f"), call('{"pet": "', "g", index=1)]
@@ -96,7 +96,7 @@ async def test_a_stop_within_a_call_ends_the_answer_and_not_the_call(stop: str |
 async def test_texts_around_calls_and_reasoning_do_not_run_together() -> None:
     pieces = [Content("A"), ToolCallPiece(0, "c", "f", "{}"), Content("then"), Reasoning("Hm"), Content(" done")]
     for events in (deltas(*pieces), [Delta(0, 0, "", (1,), None, tuple(pieces))]):
-        told = runs(written([*events, finished()], ChatRequest(), UsageMode()))
+        told = runs(written([*events, finished()], ChatRequest()))
         assert "".join(text for kind, text in told if kind == "content") == "A\nthen done"
     sent = [part_pb2.Part(content="A"), call("{}", "f"), part_pb2.Part(content="then"), part_pb2.Part(reasoning="Hm")]
     sent.append(part_pb2.Part(content=" done"))
@@ -110,7 +110,7 @@ async def test_texts_around_calls_and_reasoning_do_not_run_together() -> None:
 
 def test_reasoning_can_be_left_out() -> None:
     events = [*deltas(Reasoning("why"), Content("so")), finished()]
-    assert runs(written(events, ChatRequest(include_reasoning=False), UsageMode())) == [("content", "so")]
+    assert runs(written(events, ChatRequest(include_reasoning=False))) == [("content", "so")]
 
 
 def test_a_stop_is_told_if_the_request_named_it() -> None:
@@ -119,7 +119,7 @@ def test_a_stop_is_told_if_the_request_named_it() -> None:
         (ChatRequest(stop_token_ids=[2]), 2, 2),
         (ChatRequest(), "x", "x"),
     ):
-        *_, last = written([finished(stop=stop)], asked, UsageMode())
+        *_, last = written([finished(stop=stop)], asked)
         assert last["choices"][0]["stop_reason"] == told
 
 
@@ -132,13 +132,15 @@ def test_usage() -> None:
         "prompt_tokens_details": {"cached_tokens": 2},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
-    *chunks, last = written(events, ChatRequest(), UsageMode(last=True))
+    *chunks, last = written(events, ChatRequest(stream_options=StreamOptions(include_usage=True)))
     assert [chunk["usage"] for chunk in chunks] == [None, None, None]
-    assert last == {**HEAD, "choices": [], "usage": whole}
-    *chunks, last = written(events, ChatRequest(), UsageMode(last=True, always=True))
+    assert last == {**HEAD, "created": last["created"], "choices": [], "usage": whole}
+    *chunks, last = written(
+        events, ChatRequest(stream_options=StreamOptions(include_usage=True, continuous_usage_stats=True))
+    )
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 2]
     assert last["usage"] == whole
-    assert all("usage" not in chunk for chunk in written(events, ChatRequest(), UsageMode()))
+    assert all("usage" not in chunk for chunk in written(events, ChatRequest()))
 
 
 async def test_a_late_failure_is_an_event_and_no_normal_end() -> None:

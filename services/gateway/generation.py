@@ -1,0 +1,110 @@
+"""Endpoints whose answers the ring generates: each declares its request, its asks, its names and its writer, and one
+path takes a body from there to its answer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+from ringline import Event, RingError, Usage
+from starlette.responses import Response
+
+from services.gateway.answer import Answer, Ask
+from services.gateway.fields import checked
+from services.gateway.http.api_error import ApiError, api_error_from
+from services.gateway.http.call import Call, parse
+from services.gateway.http.event_stream import PING, EventStream
+
+
+class GenerationRequest(Protocol):
+    """A body, as ``fields`` declares one."""
+
+    stream: bool | None
+
+
+_Request = TypeVar("_Request", bound=GenerationRequest)
+
+
+class Writer(ABC):
+    """Writes one answer: ``whole``, or as a stream ``begin``, ``add`` for each event, and ``end`` or ``fail``."""
+
+    def begin(self) -> bytes:
+        """What a stream begins with."""
+        return b""
+
+    @abstractmethod
+    async def add(self, ask: int, event: Event) -> bytes:
+        """An event of the ask of that index; empty for one that says nothing here."""
+
+    @abstractmethod
+    def end(self, usage: Usage) -> bytes:
+        """What comes after all events."""
+
+    @abstractmethod
+    def fail(self, error: ApiError) -> bytes:
+        """What comes in place of all that is missing."""
+
+    @abstractmethod
+    async def whole(self, answer: Answer) -> bytes:
+        """The body of an answer that is not streamed. Raises ``RingError``."""
+
+
+@dataclass(frozen=True)
+class GenerationEndpoint(Generic[_Request]):
+    """What an API declares; ``answer`` is the handler."""
+
+    body: type[_Request]
+    asks: Callable[[_Request], Sequence[Ask]]
+    """What a request asks of the ring. Raises ``ApiError``. Large requests are read in a thread."""
+    writer: Callable[[Call, _Request, Sequence[Ask], Answer], Awaitable[Writer]]
+    """Once all asks are admitted."""
+    names: Callable[[_Request], Callable[[str], str]]
+    """What the request calls a field of the ring."""
+    call_of: Callable[[Call, _Request], Call] = lambda call, request: call
+    """The call, by what the body says of it."""
+    is_kept: Callable[[_Request], bool] = lambda request: not request.stream
+    """Whether the answer is kept until it has ended."""
+    ping: bytes = PING
+    """What is streamed while nothing happens."""
+
+    async def answer(self, call: Call) -> Response:
+        """Answer a call, at once or as events."""
+        request, asks = await call.aside(lambda: self._read(call.body))
+        call = self.call_of(call, request)
+        try:
+            answer = await Answer.begin(call, asks, whole=self.is_kept(request))
+            writer = await answer.needing(self.writer(call, request, asks, answer))
+            if request.stream:
+                return EventStream(self._events(request, answer, writer), ping=self.ping)
+            async with aclosing(answer):
+                body = await writer.whole(answer)
+        except RingError as error:
+            raise api_error_from(error, self.names(request)) from None
+        return Response(body, media_type="application/json")
+
+    def _read(self, body: bytes) -> tuple[_Request, Sequence[Ask]]:
+        request = checked(parse(self._decoder, body))
+        return request, self.asks(request)
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[_Request]:
+        return msgspec.json.Decoder(self.body)
+
+    async def _events(self, request: _Request, answer: Answer, writer: Writer) -> AsyncGenerator[bytes, None]:
+        async with aclosing(answer):
+            if begun := writer.begin():
+                yield begun
+            try:
+                async for ask, event in answer.events():
+                    if written := await writer.add(ask, event):
+                        yield written
+            except RingError as error:
+                yield writer.fail(api_error_from(error, self.names(request)))
+            else:
+                yield writer.end(answer.usage)
