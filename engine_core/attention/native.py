@@ -30,9 +30,9 @@ class NativeAttention(AttentionBackend):
     """One cache per layer, a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out;
     [blocks, 1, 1, block size, R + P] of latents. In an 8-bit cache, D are bytes, and scales follow a block's heads.
 
-    Only its shape, its address and how far blocks lie apart mean anything outside the kernel (see cpu/layout.h). A
-    block that is written in a step may be read by no other sequence of that step: the scheduler shares a block only
-    once it is computed.
+    Only its shape, its address and how far blocks lie apart mean anything outside the kernel
+    (cpu/attention/layout.h). A block that is written in a step may be read by no other sequence of that step: the
+    scheduler shares a block only once it is computed.
     """
 
     batch_invariant = True

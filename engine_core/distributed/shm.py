@@ -1,7 +1,8 @@
 """Ranks of one host gather through memory that they share, by native kernels: a captured step holds its gathers, too.
 
-Each rank copies what it has to where all others read it, and waits for them (kernels/cpu/gather.h, barrier.h). The
-result is that shared memory itself: a slot, which must not be written again while any rank may still read it. So:
+Each rank copies what it has to where all others read it, and waits for them (gather.h and barrier.h in
+kernels/cpu/threads). The result is that shared memory itself: a slot, which must not be written again while any rank
+may still read it. So:
 
 - Kernels alone write to it. Results are where the system lets nobody write, but for those of a rank that is to change
   them (``writer``), which no other rank reads then.

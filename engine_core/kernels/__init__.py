@@ -5,5 +5,5 @@ cpu/               the kernels in C++; triton/: those for NVIDIA GPUs, which Tri
 arguments          the kernels and the structures of cpu/interface.h, read from it
 build, provision   compile the library, where it is kept
 library            loads it; memory: huge pages for what is streamed
-capture            records calls of kernels, so that cpu/replay.h can replay them
+capture            records calls of kernels, so that cpu/threads/replay.h can replay them
 """

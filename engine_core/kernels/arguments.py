@@ -14,7 +14,7 @@ import torch
 from engine_core.kernels.build import SOURCES
 
 MAX_HEAD_DIM = 1024
-"""``kMostHeadDim`` of cpu/formats.h."""
+"""``kMostHeadDim`` of cpu/simd/formats.h."""
 NUMBER_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """``RinglineNumberType``"""
 DONE, NO_MEMORY, RANK_FAILED, RANKS_DISAGREE = range(4)

@@ -52,7 +52,7 @@ class BuildError(Exception):
 def source_digest() -> str:
     """A digest of all that the library is made from: a library of another digest is out of date."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), Path(__file__)]):
+    for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"), Path(__file__)]):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)} ".encode() + content)
     return digest.hexdigest()
@@ -77,18 +77,19 @@ def _build(compiler: str, directory: Path) -> Path:
 
         def compile_one(source: str, name: str, *flags: str) -> tuple[Path, str]:
             output = Path(work) / f"{name}.o"
-            return output, _error_of([compiler, *_FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(output)])
+            command = [compiler, *_FLAGS, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(output)]
+            return output, _error_of(command)
 
         def compile_table(name: str, *flags: str) -> tuple[Path, str]:
-            """``kernels_avx2``: kernels.cpp with the vectors of simd_avx2.h; ``int8_kernels_avx2``: of int8_avx2.h."""
+            """``kernels_avx2``: kernels.cpp with the vectors of simd/avx2.h, ``int8_kernels_avx2`` of int8_avx2.h."""
             kernels, instruction_set = name.split("kernels_")
-            vectors = f'-DRINGLINE_VECTORS="{kernels or "simd_"}{instruction_set}.h"'
+            vectors = f'-DRINGLINE_VECTORS="simd/{kernels}{instruction_set}.h"'
             return compile_one(f"{kernels}kernels.cpp", name, vectors, f"-DRINGLINE_TABLE={name}", *flags)
 
         wanted = _X86_TABLES if platform.machine() == "x86_64" else {}
         optional = {name: pool.submit(compile_table, name, *flags) for name, flags in wanted.items()}
         needed = [pool.submit(compile_table, name) for name in _PORTABLE_TABLES]
-        needed.append(pool.submit(compile_one, "team.cpp", "team"))
+        needed.append(pool.submit(compile_one, "threads/team.cpp", "team"))
         known = {name: result.result() for name, result in optional.items()}
         for name, (_, error) in known.items():
             if error:

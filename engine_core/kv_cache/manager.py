@@ -3,47 +3,19 @@
 A sequence has a block table for each group of layers. In groups with a sliding window, the first blocks are released as
 the window moves on; ``NO_BLOCK`` takes their place.
 
-The prefix cache finds a full block by its group and a chained hash: over the parent block's hash and the block's token
-ids; at the root, over the model, its type, the cache's layout and the request's salt. So equal hashes mean equal
-prefixes, computed alike, of requests that may share them. The hash is cryptographic because the salt separates tenants.
-The scheme is that of vLLM's automatic prefix caching.
+The prefix cache finds a full block by its group and its hash (``prefix_hashes``).
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import zip_longest
 
 from engine_core.kv_cache.block_pool import BlockPool
+from engine_core.kv_cache.prefix_hashes import block_hashes, root_hash
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, KVCacheGroup
 from engine_core.sequence import NEVER, BlockTables, Sequence, SequenceGroup
-
-_DIGEST_SIZE = 32
-
-
-def root_hash(*ingredients: bytes) -> bytes:
-    """The parent of a prompt's first block: blocks are shared where all ``ingredients`` are equal, in order."""
-    digest = blake2b(digest_size=_DIGEST_SIZE, person=b"kv prefix root")
-    for ingredient in ingredients:
-        digest.update(len(ingredient).to_bytes(8, "little"))
-        digest.update(ingredient)
-    return digest.digest()
-
-
-def block_hashes(parent: bytes, token_ids: Items[int], block_size: int) -> list[bytes]:
-    """The chain of hashes over the full blocks of ``token_ids``, starting after ``parent``."""
-    packed = memoryview(array("I", token_ids)).cast("B")
-    width = 4 * block_size
-    chain = []
-    for start in range(0, len(token_ids) // block_size * width, width):
-        digest = blake2b(parent, digest_size=_DIGEST_SIZE)
-        digest.update(packed[start : start + width])
-        parent = digest.digest()
-        chain.append(parent)
-    return chain
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Linear layers and experts of integer codes that round their inputs to 8 bits (``--int8-activations``).
 
 A row's inputs are rounded in every call, with one scale for 128 of them or for as many as fit the weight's groups. The
-products of a group are summed exactly, and scaled into one chain (cpu/quantized_int8_multiply.h). So a row's result has
-the same bits whatever the other rows, the threads and the instruction set.
+products of a group are summed exactly, and scaled into one chain (int8_activations_multiply.h in cpu/quantized). So a
+row's result has the same bits whatever the other rows, the threads and the instruction set.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Graph:
 
 
 class KernelGraph:
-    """Does what ``layers`` do: their Python runs in ``_capture`` alone, and a step runs kernels/cpu/replay.h.
+    """Does what ``layers`` do: their Python runs in ``_capture`` alone, and a step runs kernels/cpu/threads/replay.h.
 
     If anything but native kernels computes, the layers themselves are called in every step.
     """

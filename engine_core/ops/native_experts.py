@@ -246,7 +246,7 @@ class NativeExperts(PackingExperts):
 
 
 def factor_type(kernels: Kernels, dtype: torch.dtype) -> torch.dtype:
-    """What inputs in ``dtype`` are converted to before they are multiplied: ``Factor`` of cpu/formats.h."""
+    """What inputs in ``dtype`` are converted to before they are multiplied: ``Factor`` of cpu/simd/formats.h."""
     return dtype if dtype == torch.bfloat16 and kernels.instruction_set == "avx512_bf16" else torch.float32
 
 

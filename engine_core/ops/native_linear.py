@@ -63,7 +63,7 @@ class PackedLinear(LinearOp):
 
 
 class NativeLinear(PackedLinear):
-    """Packed as cpu/linear.h describes."""
+    """Packed as cpu/linear/linear.h describes."""
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Pack ``weight`` [N, K]; K is a multiple of 16."""

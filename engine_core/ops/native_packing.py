@@ -1,4 +1,4 @@
-"""How the native kernels want a weight: panels of 16 outputs, tiles of four of them (kernels/cpu/linear.h)."""
+"""How the native kernels want a weight: panels of 16 outputs, tiles of four of them (kernels/cpu/linear/linear.h)."""
 
 from __future__ import annotations
 

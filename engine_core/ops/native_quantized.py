@@ -1,4 +1,4 @@
-"""Weights that stay quantized, packed as cpu/quantized_pack.h describes, and linear layers of them."""
+"""Weights that stay quantized, packed as cpu/quantized/pack.h describes, and linear layers of them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PackedQuantizedWeights:
 
 
 class NativeQuantizedLinear(PackedLinear):
-    """As cpu/quantized_linear.h computes it."""
+    """As cpu/quantized/linear.h computes it."""
 
     def __init__(
         self, kernels: Kernels, weights: PackedQuantizedWeights, dtype: torch.dtype, bias: torch.Tensor | None

@@ -1,4 +1,4 @@
-"""Experts with weights that stay quantized, by the kernel in cpu/quantized_experts.h."""
+"""Experts with weights that stay quantized, by the kernel in cpu/experts/quantized_experts.h."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 model's type (W4A16).
 
 A group of neighbouring inputs of an output has a scale and a minimum, kept in 8 bits each as shares of one that 256
-inputs have in common, and 16 levels, closer together where more numbers are. kernels/cpu/int4_round.h fits them.
+inputs have in common, and 16 levels, closer together where more numbers are: kernels/cpu/quantized/int4_round.h fits
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedW
 from engine_core.weights.source import Weights
 
 _LEVELS = (3.0, 10.0, 17.0, 24.0, 32.0, 40.0, 51.0, 63.0)
-"""``kInt4Levels`` of kernels/cpu/int4_round.h."""
+"""``kInt4Levels`` of kernels/cpu/quantized/int4_round.h."""
 CODEBOOK = (*(-level for level in reversed(_LEVELS)), *_LEVELS)
 OUTER_SIZE = 256
 DEFAULT_GROUP_SIZE = 32

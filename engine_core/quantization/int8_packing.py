@@ -1,4 +1,4 @@
-"""Weights that are rounded to 8 bits, as the native kernels want them (kernels/cpu/int8_pack.h)."""
+"""Weights that are rounded to 8 bits, as the native kernels want them (kernels/cpu/quantized/int8_pack.h)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the three services share, beside the protocol (``ring``) and ``text``: plumbing that knows no service.
+"""What the services and the gateway share beside the protocol (``ring``): plumbing that knows no service.
 
 config             options: declared once, read from flags and variables
 links              connections to other processes of the ring: dialled, kept, redialled

@@ -19,11 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.callers import Callers
 from services.gateway.http.api_error import ApiError, api_error_from
-from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
+from services.gateway.http.body import check_body_headers, check_origin, read_body
 from services.gateway.http.call import REQUEST_ID, AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
+from services.gateway.http.disconnect import Disconnected, cancel_when_gone
 from services.gateway.http.large import LargeBodies
-from services.gateway.http.load import Load, Request
+from services.gateway.http.load import Load
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import Operation
@@ -127,7 +128,7 @@ class _Path:
                     check_body_headers(headers, endpoint.media_types, gateway.max_body_bytes)
                     body = await read_body(receive, gateway.max_body_bytes, gateway.load, request)
                 request.receiving = False
-                client_gone = asyncio.create_task(_cancel_when_gone(request, receive))
+                client_gone = asyncio.create_task(cancel_when_gone(request, receive))
                 await self._respond(endpoint, headers, exchange, scope, receive, body)
             except asyncio.CancelledError:
                 if request.refused is not None and not exchange.began:
@@ -225,13 +226,6 @@ class _Exchange:
         elif self.first_byte_seconds is None:
             self.first_byte_seconds = self.seconds
         await self._send(message)
-
-
-async def _cancel_when_gone(request: Request, receive: Receive) -> None:
-    """Cancel the request, and with it what it waits for at the processors, once its client has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    request.task.cancel()
 
 
 def _path_advice(path: str) -> str:

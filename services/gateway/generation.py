@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 from ringline import Event, RingError, Usage
@@ -89,7 +89,7 @@ class GenerationEndpoint(Generic[_Request]):
         return Response(body, media_type="application/json")
 
     def _read(self, body: bytes) -> tuple[_Request, Sequence[Ask]]:
-        request = checked(parse(self._decoder, body))
+        request: _Request = checked(cast(Any, parse(self._decoder, body)))
         return request, self.asks(request)
 
     @cached_property

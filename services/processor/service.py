@@ -18,7 +18,7 @@ from services.common.rpc.handlers import RequestStream
 from services.common.rpc.message_limits import is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import abort, status_from_proto
-from services.processor.admission.request_resolution import render_chat
+from services.processor.admission.prompt_resolution import render_chat
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse

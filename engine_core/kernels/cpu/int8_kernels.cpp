@@ -1,12 +1,12 @@
 // The kernels of 8-bit weights for one instruction set. build.py compiles this file for each, as it does kernels.cpp.
 #include RINGLINE_VECTORS
 // The vectors come first: all that follows is written in them.
-#include "int8_experts.h"
-#include "int8_multiply.h"
-#include "int8_pack.h"
+#include "experts/int8_experts.h"
+#include "quantized/int8_multiply.h"
+#include "quantized/int8_pack.h"
 #include "kernel_table.h"
-#include "quantized_int8_experts.h"
-#include "quantized_int8_linear.h"
+#include "experts/quantized_int8_experts.h"
+#include "quantized/int8_activations_linear.h"
 
 #define RINGLINE_NAME(name, Arguments) name,
 const Int8Kernels RINGLINE_TABLE = {RINGLINE_INT8_KERNELS(RINGLINE_NAME)};

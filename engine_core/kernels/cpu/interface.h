@@ -8,7 +8,7 @@ extern "C" {
 
 enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, kRinglineBFloat16 = 2 };
 
-// What a KV cache keeps: numbers of the layer's type, or codes of 8 bits with scales (codes.h).
+// What a KV cache keeps: numbers of the layer's type, or codes of 8 bits with scales (attention/codes.h).
 enum RinglineCacheType : int32_t { kRinglineCacheAsNumbers = 0, kRinglineInt8Cache = 1, kRinglineFloat8Cache = 2 };
 
 // Paged attention: one layer of one step. T rows, S sequences, Hq query heads, Hkv key/value heads, D head size. Within a row, heads are adjacent.
@@ -22,7 +22,7 @@ struct RinglineAttention {
     void* output;        // [T, Hq, D]; [T, Hq, R] over latents. A row's heads are adjacent
     const void* query_rope;                              // [T, Hq, P]; null but over latents
     int64_t query_rope_stride, query_rope_head_stride;   // elements from one row to the next, and from one head to the next
-    void* cache;         // see layout.h
+    void* cache;         // see attention/layout.h
     int64_t query_stride, key_stride, value_stride, output_stride;  // elements from one row to the next
     const int32_t* query_starts;                     // [S + 1]
     const int32_t* seq_lens;                         // [S]
@@ -45,7 +45,7 @@ struct RinglineAttention {
 // zeros to whole tiles.
 struct RinglineLinear {
     const void* x;         // [M, K]
-    const void* weight;    // packed: see linear.h; of the quantized kernels a RinglineQuantizedWeight
+    const void* weight;    // packed: see linear/linear.h; of the quantized kernels a RinglineQuantizedWeight
     const float* bias;     // [N], or null
     const void* residual;  // [M, N] of x's type, added to y; or null
     void* output;          // [M, N]; floats where `wide` is set
@@ -136,7 +136,7 @@ struct RinglineExperts {
 // Outputs are in panels of 16, padded with zeros to whole tiles of 64; several weights may follow each other. K and the
 // group size are multiples of 16.
 struct RinglineQuantizedWeight {
-    const uint8_t* codes;      // [N / 16] panels of lines of 64 bytes: see quantized_pack.h
+    const uint8_t* codes;      // [N / 16] panels of lines of 64 bytes: see quantized/pack.h
     const void* scales;        // [N / 16, G, 16] of scale_type; int8_t where there are outer ones
     const void* outer_scales;  // [N / 16, ⌈K / outer_size⌉, 16] of scale_type: factors of the others; or null
     const uint8_t* zeros;      // [N / 16, G, 16], or null
@@ -290,7 +290,7 @@ struct RinglineInt8Linear {
 };
 
 // Rounds M rows of a weight to 4 bits, in groups that share an outer scale and an outer minimum by 256 inputs: see
-// int4_round.h. G is ⌈K / group_size⌉, O is ⌈K / 256⌉; outer ones are bfloat16.
+// quantized/int4_round.h. G is ⌈K / group_size⌉, O is ⌈K / 256⌉; outer ones are bfloat16.
 struct RinglineInt4Rounding {
     const void* input;       // [M, K]
     uint8_t* codes;          // [M, K]
@@ -310,7 +310,7 @@ enum RinglineBlockType : int32_t {
     kRinglineQ4_K, kRinglineQ5_K, kRinglineQ6_K, kRinglineIQ4_NL, kRinglineIQ4_XS, kRinglineMXFP4
 };
 
-// Takes M rows of B blocks apart: see gguf_blocks.h. Of a block of 32 numbers the scale has two bytes; one of 256 has
+// Takes M rows of B blocks apart: see quantized/gguf_blocks.h. Of a block of 32 numbers the scale has two bytes; one of 256 has
 // outer ones, and scales of a byte for each of its groups.
 struct RinglineGgufBlocks {
     const uint8_t* input;    // [M, B, bytes of a block]
@@ -327,11 +327,11 @@ struct RinglineGgufBlocks {
 enum RinglineResult : int32_t {
     kRinglineDone = 0,
     kRinglineNoMemory = 1,
-    kRinglineRankFailed = 2,     // another rank is gone: see barrier.h
+    kRinglineRankFailed = 2,     // another rank is gone: see threads/barrier.h
     kRinglineRanksDisagree = 3,  // the ranks do not make the same calls
 };
 
-// The beginning of the memory that the ranks of a host share; what each rank calls follows. See barrier.h.
+// The beginning of the memory that the ranks of a host share; what each rank calls follows. See threads/barrier.h.
 struct RinglineRanks {
     int32_t arrived;   // ranks that wait for the others
     int32_t round;     // barriers that all have passed
@@ -365,7 +365,7 @@ struct RinglineGather {
 };
 
 // Every kernel: its name and what it takes; it returns a RinglineResult. The tables of kernels
-// (kernel_table.h), their replay (replay.h) and Python follow these lists. `argmax` puts out [M] int64: where each row of
+// (kernel_table.h), their replay (threads/replay.h) and Python follow these lists. `argmax` puts out [M] int64: where each row of
 // a linear layer's result is greatest.
 #define RINGLINE_KERNELS(X)                   \
     X(attention, RinglineAttention)           \

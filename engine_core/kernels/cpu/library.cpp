@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "kernel_table.h"
-#include "replay.h"
+#include "threads/replay.h"
 
 #define RINGLINE_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -5,66 +5,37 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import CacheConfig, EngineConfig, LoadConfig
-from engine_core.errors import CheckpointError, ConfigError
-from engine_core.kv_cache_interface import KVCacheGroup
+from engine_core.config import EngineConfig
 from services.cli.commands._capacity import (
     Demand,
     Impossible,
     Memory,
     Plan,
+    Seconds,
     figure,
     plan_ring,
     size,
 )
-from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_extra
+from services.cli.commands._memory_estimate import Estimate, Model, estimate
+from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS
 from services.common.config.errors import ExitCode, FatalError, unusable_option
 from services.common.config.flags import Command
 from services.common.config.options import build, settings_of
-from services.common.process.memory import collection_paused
 
 if TYPE_CHECKING:
-    from engine_core.model_loader.checkpoint import Checkpoint
-    from engine_core.models.language_model import LanguageModel
+    from engine_core.models.roofline import StepCost
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GB = 1e9
-_GPU_RUNTIME, _CPU_RUNTIME = 0.8 * _GB, 0.3 * _GB
-"""Estimates: a GPU's context and captured graphs; interpreter, libraries and buffers of gRPC."""
 _HEADROOM = 0.8
 """Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """Layers that share a block table."""
-
-    layers: int
-    sliding_window: int | None
-    """How many tokens they keep of a sequence; None: all."""
-    token: int
-    """Bytes that a block has for one token, in all of these layers: with padding, as many in every group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What is to be read and computed, whatever the load."""
-
-    kept_as: str
-    """How weights are kept, for a person."""
-    weights: int
-    """Numbers, not bytes."""
-    active_weights: float
-    """Those that compute one token, in the layers and the output projection: of experts, those that it is routed to."""
-    token: int
-    """Bytes that the KV cache takes for one token, in a block of every group."""
-    groups: tuple[CacheGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,33 +120,59 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
     )
 
 
+def _load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options that become ``demand``."""
+
+    @_positive("--rate", "Requests per second.", 1.0)
+    @click.option(
+        "--input-len",
+        type=click.IntRange(1),
+        default=512,
+        show_default=True,
+        help="Prompt tokens of each request that are not in the prefix cache.",
+    )
+    @click.option(
+        "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens of each request."
+    )
+    @_positive("--max-gap-ms", "Longest average time between two tokens of a stream.  [default: any]")
+    @wraps(command)
+    def loaded(rate: float, input_len: int, output_len: int, max_gap_ms: float | None, **others: Any) -> None:
+        gap = None if max_gap_ms is None else max_gap_ms / 1e3
+        command(demand=Demand(rate, input_len, output_len, gap), **others)
+
+    return loaded
+
+
+def _hardware_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options that become ``hardware``; ``gpu`` stays."""
+
+    @click.option(
+        "--gpu",
+        type=click.Choice(sorted(GPUS)),
+        help="GPU of each rank of an engine. Without it give --memory-gb, --bandwidth-gbs and --tflops; with it, they"
+        " replace the GPU's own values.",
+    )
+    @_positive("--memory-gb", "Memory of the device of each rank of an engine, in 10⁹ bytes.")
+    @_positive(
+        "--bandwidth-gbs",
+        "Bandwidth of that memory, in 10⁹ bytes per second; `python -m benchmarks.limits` measures it.",
+    )
+    @_positive(
+        "--tflops", "Matrix products in bfloat16, in 10¹² operations per second; benchmarks.limits measures it, too."
+    )
+    @wraps(command)
+    def equipped(
+        gpu: str | None, memory_gb: float | None, bandwidth_gbs: float | None, tflops: float | None, **others: Any
+    ) -> None:
+        command(gpu=gpu, hardware=_hardware(gpu, memory_gb, bandwidth_gbs, tflops), **others)
+
+    return equipped
+
+
 @click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
 @click.argument("model")
-@_positive("--rate", "Requests per second.", 1.0)
-@click.option(
-    "--input-len",
-    type=click.IntRange(1),
-    default=512,
-    show_default=True,
-    help="Prompt tokens of each request that are not in the prefix cache.",
-)
-@click.option(
-    "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens of each request."
-)
-@_positive("--max-gap-ms", "Longest average time between two tokens of a stream.  [default: any]")
-@click.option(
-    "--gpu",
-    type=click.Choice(sorted(GPUS)),
-    help="GPU of each rank of an engine. Without it give --memory-gb, --bandwidth-gbs and --tflops; with it, they"
-    " replace the GPU's own values.",
-)
-@_positive("--memory-gb", "Memory of the device of each rank of an engine, in 10⁹ bytes.")
-@_positive(
-    "--bandwidth-gbs", "Bandwidth of that memory, in 10⁹ bytes per second; `python -m benchmarks.limits` measures it."
-)
-@_positive(
-    "--tflops", "Matrix products in bfloat16, in 10¹² operations per second; benchmarks.limits measures it, too."
-)
+@_load_options
+@_hardware_options
 @_positive("--efficiency", "Share of bandwidth and operations per second that an engine reaches.", 0.85, most=1)
 @click.option(
     "--memory-share",
@@ -198,54 +195,42 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 @_engine_option("enable_expert_parallel")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
-    model: str,
-    rate: float,
-    input_len: int,
-    output_len: int,
-    max_gap_ms: float | None,
+    demand: Demand,
     gpu: str | None,
-    memory_gb: float | None,
-    bandwidth_gbs: float | None,
-    tflops: float | None,
+    hardware: Hardware,
     efficiency: float,
     memory_share: float,
     as_json: bool,
     **engine_options: Any,
 ) -> None:
     """Estimate what MODEL, a checkpoint's directory, GGUF file or hub id, needs to carry a load."""
-    hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
-    config = build(EngineConfig(), {"model": model, **engine_options})
+    config = build(EngineConfig(), engine_options)
     if gpu is not None:
         _refuse_on_gpu(config)
-    checkpoint, outline, parts = _outlines(config, on_gpu=gpu is not None)
-    longest = checkpoint.spec.max_model_len
-    if input_len + output_len > longest:
-        raise FatalError(
-            f"--input-len {input_len:,} and --output-len {output_len:,} are more than the model's context of "
-            f"{longest:,} tokens; lower one of them"
-        )
+    found = estimate(config, demand, hardware.memory * memory_share, on_gpu=gpu is not None)
+    kept = config.cache.kv_cache_dtype
     from engine_core.models.roofline import StepCost
 
-    demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
-    budget = hardware.memory * memory_share
-    runtime = _cpu_runtime(budget) if gpu is None else _GPU_RUNTIME
-    whole, *of_ranks = (
-        _memory(
-            checkpoint,
-            part,
-            _block_bytes(part, config.cache, on_gpu=gpu is not None),
-            budget,
-            runtime,
-            config,
+    cost = StepCost.of_model(found.outline, found.checkpoint.dtype.itemsize, None if kept == "auto" else 1)
+    try:
+        planned = plan_ring(
+            _step_seconds(cost, config, hardware, efficiency),
+            found.ranks[found.tightest],
             demand,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            headroom=_HEADROOM,
+            rank=found.tightest if len(found.ranks) > 1 else None,
         )
-        for part in (outline, *parts.values())
-    )
-    ranks = dict(zip(parts, of_ranks, strict=True))
-    tightest = min(ranks, key=lambda rank: (ranks[rank].blocks, ranks[rank].usable - ranks[rank].taken))
-    memory = ranks[tightest]
-    kept = config.cache.kv_cache_dtype
-    cost = StepCost.of_model(outline, checkpoint.dtype.itemsize, None if kept == "auto" else 1)
+    except Impossible as error:
+        raise FatalError(f"this load cannot be served: {error}") from None
+    model = found.model(cost.active)
+    if as_json:
+        click.echo(_as_json(model, found, planned))
+    else:
+        click.echo(_as_text(model, found.tightest, found.ranks, demand, planned, on_gpu=gpu is not None))
+
+
+def _step_seconds(cost: StepCost, config: EngineConfig, hardware: Hardware, efficiency: float) -> Seconds:
     stages, together = config.parallel.pipeline_parallel_size, hardware.times(config.parallel.tensor_parallel_size)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
@@ -257,29 +242,14 @@ def plan(
         of_step = cost.step(rows / steps, sampled / steps, seen / steps, cached / steps)
         return of_step.seconds(together) / efficiency
 
-    try:
-        planned = plan_ring(
-            seconds,
-            memory,
-            demand,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            headroom=_HEADROOM,
-            rank=tightest if len(ranks) > 1 else None,
-        )
-    except Impossible as error:
-        raise FatalError(f"this load cannot be served: {error}") from None
-    token = whole.block // config.cache.block_size
-    groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in outline.kv_cache_groups)
-    numbers = sum(part.num_weights for part in outline.parts)
-    described = Model(checkpoint.kept_as, numbers, cost.active, token * len(groups), groups)
-    if as_json:
-        held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
-        parted = {rank: {**asdict(each), "cache": each.cache, "blocks": each.blocks} for rank, each in ranks.items()}
-        total = planned.engines * len(ranks)
-        shown = {"model": asdict(described), "memory": held, "ranks": parted, "total_ranks": total, **asdict(planned)}
-        click.echo(json.dumps(shown, indent=2))
-    else:
-        click.echo(_as_text(described, tightest, ranks, demand, planned, on_gpu=gpu is not None))
+    return seconds
+
+
+def _as_json(model: Model, found: Estimate, planned: Plan) -> str:
+    ranks = {rank: {**asdict(each), "cache": each.cache, "blocks": each.blocks} for rank, each in found.ranks.items()}
+    total = planned.engines * len(ranks)
+    shown = {"model": asdict(model), "memory": ranks[found.tightest], "ranks": ranks, "total_ranks": total}
+    return json.dumps(shown | asdict(planned), indent=2)
 
 
 def _refuse_on_gpu(config: EngineConfig) -> None:
@@ -303,93 +273,6 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
     values = zip(given.values(), scales, defaults, strict=True)
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
-
-
-def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel]]:
-    """The checkpoint, its model without weights, and of that each rank's part, by the rank's name."""
-    with engine_extra(), collection_paused():  # they load torch
-        from engine_core.distributed.ranks import ranks_on_one_host
-        from engine_core.model_loader.checkpoint import open_checkpoint
-        from engine_core.model_loader.loader import model_outline
-    try:
-        checkpoint = open_checkpoint(config.model, LoadConfig(load_format="dummy"))
-        model = model_outline(checkpoint, expands_experts=on_gpu)
-        model.tensors()  # refuses what an engine refuses before it loads them
-        divided = open_checkpoint(config.model, LoadConfig(load_format="dummy"), config.parallel)
-        ranks = ranks_on_one_host(config.parallel)
-        parts = {str(rank): model_outline(divided, rank, expands_experts=on_gpu) for rank in ranks}
-    except ConfigError as error:
-        raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
-    except CheckpointError as error:
-        raise FatalError(str(error)) from None
-    return checkpoint, model, parts
-
-
-def _cpu_runtime(budget: float) -> float:
-    """Where an engine keeps everything within one ``budget``, with what it sets aside for requests."""
-    from engine_core.platforms.kv_cache_size import RESERVE_BYTES, request_memory
-
-    requests = request_memory(int(budget))
-    return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
-
-
-def _block_bytes(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> int:
-    """What a block takes in an engine: the native kernels on CPU pad what layers keep, those on GPU do not."""
-    from engine_core.attention.base import AttentionBackend
-    from engine_core.attention.native import NativeAttention
-    from engine_core.ops.native_packing import padded_width
-
-    spec = replace(model.kv_cache_spec(cache.block_size), cache_dtype=cache.kv_cache_dtype)
-    if on_gpu:
-        return AttentionBackend.bytes_per_block(spec)
-    return NativeAttention.bytes_per_block(
-        replace(spec, layers=tuple(layer.padded(padded_width) for layer in spec.layers))
-    )
-
-
-def _memory(
-    checkpoint: Checkpoint,
-    model: LanguageModel,
-    block: int,
-    usable: float,
-    runtime: float,
-    config: EngineConfig,
-    demand: Demand,
-) -> Memory:
-    """An estimate; an engine measures its largest step and runtime memory."""
-    shape = checkpoint.config
-    widest = max(part.outputs_per_row for part in model.layer_parts)
-    row = 8 * shape.hidden_size + 1.5 * widest  # what it makes, and what an activation leaves of that
-    block_size, step_tokens = config.cache.block_size, config.scheduler.max_num_batched_tokens
-    sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand, block_size, step_tokens)
-    return Memory(
-        usable=usable,
-        weights=model.expected_weight_bytes,
-        angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
-        activations=4 * step_tokens * row + 8 * config.scheduler.max_num_seqs * shape.vocab_size,
-        runtime=runtime,
-        block=block,
-        sequence_blocks=sequence_blocks,
-        prompt_blocks=prompt_blocks,
-        block_size=block_size,
-        step_tokens=step_tokens,
-    )
-
-
-def blocks_per_sequence(
-    groups: Sequence[KVCacheGroup], demand: Demand, block_size: int, step_tokens: int
-) -> tuple[int, int]:
-    """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
-
-    The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
-    at its full length or, where that is more, at half of its output and with this block.
-    """
-    whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
-    decoding = [
-        max(group.held_blocks(whole, 1, block_size), group.held_blocks(half, 1, block_size) + 1) for group in groups
-    ]
-    prompt = [group.held_blocks(demand.input_len, step_tokens, block_size) for group in groups]
-    return sum(decoding), sum(map(max, decoding, prompt))
 
 
 def _as_text(

@@ -11,15 +11,12 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from services.gateway.http.api_error import ApiError
+from services.gateway.http.disconnect import Disconnected
 from services.gateway.http.load import Load, Request
 
 BODY_SECONDS = 30.0
 """For a body, besides a second for each ``_BYTES_PER_SECOND``."""
 _BYTES_PER_SECOND = 16 << 10
-
-
-class Disconnected(Exception):
-    """The client went away before its request was complete."""
 
 
 def check_body_headers(headers: Headers, media_types: tuple[str, ...], max_bytes: int) -> None:

@@ -6,6 +6,7 @@ tenant_window           how many requests of a tenant may be tokenized and queue
 tokenization_queue      worker threads, fair between tenants (deficit_round_robin, over bytes)
 tokenization_job        one request's turn: its model, its work in a thread, and the hand-over to in_flight
 validation              in a thread: checks of the request's values
-request_resolution      in a thread: prompt ids and defaults, with tool_resolution (tools, and which must be called),
+request_resolution      in a thread: every default, and the messages to engine, detokenizer and client, with
+                        prompt_resolution (its ids), tool_resolution (tools, and which must be called),
                         parse_resolution (typed parts) and constraint_resolution (the grammar of the answer)
 """

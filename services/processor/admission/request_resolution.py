@@ -6,36 +6,32 @@ Pure, except that a request without a seed gets a random one. Runs in a worker t
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import part_pb2, sampling_pb2
+from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
-from services.processor.admission.tool_resolution import Tools, json_value, resolve_tools
+from services.processor.admission.prompt_resolution import prompt_ids
+from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.admission.validation import (
     check_candidates,
-    check_chat,
     check_prompt_length,
     check_request,
-    check_text_size,
     check_token_ids,
     refuse,
-    text_too_large,
 )
 from services.processor.request import ResolvedRequest
-from services.processor.served_models import ServedModel
+from services.processor.served_models import ModelLimits, ServedModel
 from services.ring.identity import ANSWER_STOPS, CONTENT_TOKENS, PARSE, PeerId, check_requires
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
-from text_core.chat_templates import ChatTemplateError, ChatTooLongError, UnknownTemplateError
 from text_core.incremental_decoder import left_context
 from text_core.parsing.formats import NONE
 
@@ -63,6 +59,26 @@ def resolve_request(
 
     ``reply_to``: this processor. ``traceparent``: trace context; empty if the request is not traced.
     """
+    resolved = _resolve(request, served_model)
+    submit = resolved.submit(tenant, traceparent)
+    return ResolvedRequest(
+        packed_admitted=resolved.admitted().SerializeToString(),
+        packed_submit=submit.SerializeToString(),
+        output_context=resolved.output_context(reply_to, traceparent).SerializeToString(),
+        prompt_tokens=len(resolved.prompt),
+        num_choices=resolved.sampling.n,
+        choices=resolved.resumed or dict.fromkeys(range(resolved.sampling.n), array("I")),
+        is_resume=request.HasField("resume"),
+        wants_prefill_progress=resolved.output.prefill_progress,
+        prefixes=prefixes_of(resolved.prompt, submit.cache_salt, served_model.model.block_size),
+        num_prompt_logprobs=len(resolved.prompt) - 1 if resolved.output.HasField("prompt_logprobs") else 0,
+        numerics=request.resume.numerics,
+        model=served_model.model,
+        needs=Needs(engine=engine_needs(resolved.constraint), detokenizer=resolved.detokenizer_needs()),
+    )
+
+
+def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) -> _Resolved:
     limits, model = served_model.limits, served_model.model
     check_requires(request.requires, served_model.capabilities)
     check_request(request, limits)
@@ -70,123 +86,107 @@ def resolve_request(
     prompt = prompt_ids(request, served_model, tools)
     check_prompt_length(len(prompt), limits)
     check_token_ids("prompt", prompt, limits)  # a tokenizer may have more tokens than the model
-    choices = {resumed.choice: array("I", resumed.token_ids) for resumed in request.resume.choices}
     room = limits.max_model_len - len(prompt)
-    if any(len(ids) > room for ids in choices.values()):
-        raise refuse("resume", f"prompt and resumed ids are longer than the context of {limits.max_model_len} tokens")
+    resumed = _resumed(request, room, limits)
     sampling = _resolve_sampling(request.sampling, model.default_sampling)
     stopping = _resolve_stopping(request.stopping, room, is_resume=request.HasField("resume"))
     output = _resolve_output(request.output)
     parse = resolve_parse(request, served_model, prompt, tools)
     if parse is not None:
         output.parse.CopyFrom(parse)
-    in_answer_only = _stops_in_answer_only(stopping, parse)
     constraint = resolve_constraint(request, served_model, parse, tools)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
-    submit = engine_pb2.Submit(
-        prompt_token_ids=prompt,
-        sampling=_for_engine(sampling),
-        bad_words=[sampling_pb2.TokenIds(ids=ids) for ids in bad_words],
-        stop_token_ids=() if in_answer_only else stopping.stop_token_ids,
-        ignore_eos=stopping.ignore_eos,
-        max_tokens=stopping.max_tokens,
-        min_tokens=stopping.min_tokens,
-        logprobs=output.logprobs if output.HasField("logprobs") else None,
-        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
-        priority=request.priority,
-        tenant=tenant,
-        cache_salt=cache_salt(tenant, request.cache_salt),
-        traceparent=traceparent,
-        requires=_engine_requires(request.requires, model, engine_needs(constraint)),
-        model_digest=model.model_digest,
-        constraint=constraint,
-        parse=parse if constraint is not None else None,
-    )
-    context = detokenizer_pb2.OutputContext(
-        reply_to=reply_to.name,
-        reply_incarnation=reply_to.incarnation,
-        prompt_tail=left_context(served_model.tokenizer.pieces(skip_special_tokens=output.skip_special_tokens), prompt),
-        stop_strings=stopping.stop,
-        include_stop_str_in_output=stopping.include_stop_str_in_output,
-        skip_special_tokens=output.skip_special_tokens,
-        min_tokens=stopping.min_tokens,
-        tokenizer_digest=model.tokenizer_digest,
-        traceparent=traceparent,
-        parse=parse,
-        call_id_seed=call_id_seed(prompt, sampling.seed) if parse is not None else b"",
-        stops_in_answer_only=in_answer_only,
-        stop_token_ids=stopping.stop_token_ids if in_answer_only else (),
-    )
-    admitted = inference_pb2.Admitted(
-        prompt_tokens=len(prompt),
-        prompt_token_ids=prompt if output.return_prompt_token_ids else (),
-        sampling=sampling,
-        stopping=stopping,
-        output=output,
-        model=model.model,
-        model_digest=model.model_digest,
-        constraint=constraint,
-    )
-    return ResolvedRequest(
-        packed_admitted=admitted.SerializeToString(),
-        packed_submit=submit.SerializeToString(),
-        output_context=context.SerializeToString(),
-        prompt_tokens=len(prompt),
-        num_choices=sampling.n,
-        choices=choices or dict.fromkeys(range(sampling.n), array("I")),
-        is_resume=request.HasField("resume"),
-        wants_prefill_progress=output.prefill_progress,
-        prefixes=prefixes_of(prompt, submit.cache_salt, model.block_size),
-        num_prompt_logprobs=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
-        numerics=request.resume.numerics,
-        model=model,
-        needs=Needs(
-            engine=engine_needs(constraint),
-            detokenizer=_detokenizer_needs(parse, in_answer_only),
-        ),
-    )
+    return _Resolved(request, served_model, prompt, resumed, sampling, stopping, output, parse, constraint, bad_words)
 
 
-def prompt_ids(
-    request: inference_pb2.GenerateRequest, served_model: ServedModel, tools: Tools | None = None
-) -> list[int]:
-    """The prompt as ids; only the last ``truncate_prompt_tokens`` if that is set. ``tools``: as in ``render_chat``."""
-    last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
-    if request.WhichOneof("prompt") == "token_ids":
-        return request.token_ids.ids[-last if last is not None else 0 :]
-    if request.WhichOneof("prompt") == "text":
-        special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        text = request.text
-    else:
-        special = request.add_special_tokens
-        text = render_chat(request.chat, served_model, tools)
-    return served_model.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """A request with every default in its place, and the messages that say so."""
 
+    request: inference_pb2.GenerateRequest
+    served_model: ServedModel
+    prompt: Sequence[int]
+    resumed: dict[int, array[int]]
+    """Ids that were delivered before, by choice."""
+    sampling: inference_pb2.SamplingParams
+    stopping: inference_pb2.StoppingParams
+    output: inference_pb2.OutputParams
+    parse: part_pb2.ParseParams | None
+    constraint: constraint_pb2.Constraint | None
+    bad_words: Sequence[Sequence[int]]
 
-def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tools | None = None) -> str:
-    """A conversation rendered by the model's chat template; raises ``Refused``. ``tools``: its own if None."""
-    check_chat(chat)
-    tools = tools or resolve_tools(chat)
-    generation_prompt = not chat.continue_final_message
-    if chat.HasField("add_generation_prompt"):
-        generation_prompt = chat.add_generation_prompt
-    try:
-        rendered = served_model.chat.render(
-            list(map(_message, chat.messages)),
-            tools=tools.descriptions,
-            template_args=json_value("chat.template_args_json", chat.template_args_json, dict, "object"),
-            add_generation_prompt=generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            template_name=chat.template_name or None,
-            max_chars=served_model.limits.max_text_bytes,
+    @property
+    def stops_in_answer_only(self) -> bool:
+        """Whether stops count behind the reasoning alone: only who decodes the text can tell where that is."""
+        stopping = self.stopping
+        has_reasoning = self.parse is not None and self.parse.reasoning != NONE
+        return has_reasoning and not stopping.stop_in_reasoning and bool(stopping.stop or stopping.stop_token_ids)
+
+    def submit(self, tenant: str, traceparent: str) -> engine_pb2.Submit:
+        """To the engine."""
+        request, stopping, output, model = self.request, self.stopping, self.output, self.served_model.model
+        return engine_pb2.Submit(
+            prompt_token_ids=self.prompt,
+            sampling=_for_engine(self.sampling),
+            bad_words=[sampling_pb2.TokenIds(ids=ids) for ids in self.bad_words],
+            stop_token_ids=() if self.stops_in_answer_only else stopping.stop_token_ids,
+            ignore_eos=stopping.ignore_eos,
+            max_tokens=stopping.max_tokens,
+            min_tokens=stopping.min_tokens,
+            logprobs=output.logprobs if output.HasField("logprobs") else None,
+            prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+            priority=request.priority,
+            tenant=tenant,
+            cache_salt=cache_salt(tenant, request.cache_salt),
+            traceparent=traceparent,
+            requires=_engine_requires(request.requires, model, engine_needs(self.constraint)),
+            model_digest=model.model_digest,
+            constraint=self.constraint,
+            parse=self.parse if self.constraint is not None else None,
         )
-    except ChatTooLongError:
-        raise text_too_large("chat", f"more than {served_model.limits.max_text_bytes}", served_model.limits) from None
-    except ChatTemplateError as error:
-        raise refuse("chat.template_name" if isinstance(error, UnknownTemplateError) else "chat", str(error)) from None
-    check_text_size("chat", rendered, served_model.limits)
-    return rendered
+
+    def output_context(self, reply_to: PeerId, traceparent: str) -> detokenizer_pb2.OutputContext:
+        """To the detokenizer, by way of the engine."""
+        stopping, skips = self.stopping, self.output.skip_special_tokens
+        pieces = self.served_model.tokenizer.pieces(skip_special_tokens=skips)
+        return detokenizer_pb2.OutputContext(
+            reply_to=reply_to.name,
+            reply_incarnation=reply_to.incarnation,
+            prompt_tail=left_context(pieces, self.prompt),
+            stop_strings=stopping.stop,
+            include_stop_str_in_output=stopping.include_stop_str_in_output,
+            skip_special_tokens=skips,
+            min_tokens=stopping.min_tokens,
+            tokenizer_digest=self.served_model.model.tokenizer_digest,
+            traceparent=traceparent,
+            parse=self.parse,
+            call_id_seed=call_id_seed(self.prompt, self.sampling.seed) if self.parse is not None else b"",
+            stops_in_answer_only=self.stops_in_answer_only,
+            stop_token_ids=stopping.stop_token_ids if self.stops_in_answer_only else (),
+        )
+
+    def admitted(self) -> inference_pb2.Admitted:
+        """To the client: with the ids delivered, all that a resume needs."""
+        return inference_pb2.Admitted(
+            prompt_tokens=len(self.prompt),
+            prompt_token_ids=self.prompt if self.output.return_prompt_token_ids else (),
+            sampling=self.sampling,
+            stopping=self.stopping,
+            output=self.output,
+            model=self.served_model.model.model,
+            model_digest=self.served_model.model.model_digest,
+            constraint=self.constraint,
+        )
+
+    def detokenizer_needs(self) -> frozenset[str]:
+        """The capabilities without which a detokenizer would ignore what was asked for."""
+        asked = {
+            PARSE: self.parse is not None,
+            CONTENT_TOKENS: self.parse is not None and self.parse.content_tokens,
+            ANSWER_STOPS: self.stops_in_answer_only,
+        }
+        return frozenset(name for name, needed in asked.items() if needed)
 
 
 def cache_salt(tenant: str, client_salt: str) -> bytes:
@@ -199,39 +199,12 @@ def cache_salt(tenant: str, client_salt: str) -> bytes:
     return digest.digest()
 
 
-def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
-    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        rendered["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        rendered["tool_calls"] = [
-            {
-                **({"id": call.id} if call.id else {}),
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments_json)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        rendered["tool_call_id"] = message.tool_call_id
-    if message.name:
-        rendered["name"] = message.name
-    return rendered
-
-
-def _arguments(text: str) -> dict[str, Any] | str:
-    """A call's arguments; as text where a model wrote no JSON object, or was cut off: that is history all the same."""
-    if not text.strip():
-        return {}
-    try:
-        value = json.loads(text, strict=False)  # models write line breaks within strings
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # no prompt can have half a surrogate pair but as an escape
-    except (ValueError, RecursionError):
-        return text
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) else text
+def _resumed(request: inference_pb2.GenerateRequest, room: int, limits: ModelLimits) -> dict[int, array[int]]:
+    """The ids that a resumed request brings, by choice. ``room``: tokens that fit into the context after the prompt."""
+    choices = {resumed.choice: array("I", resumed.token_ids) for resumed in request.resume.choices}
+    if any(len(ids) > room for ids in choices.values()):
+        raise refuse("resume", f"prompt and resumed ids are longer than the context of {limits.max_model_len} tokens")
+    return choices
 
 
 def _resolve_sampling(
@@ -283,22 +256,6 @@ def _resolve_stopping(
     resolved.ignore_eos = given.ignore_eos
     resolved.stop_in_reasoning = given.stop_in_reasoning
     return resolved
-
-
-def _detokenizer_needs(parse: part_pb2.ParseParams | None, in_answer_only: bool) -> frozenset[str]:
-    """The capabilities without which a detokenizer would ignore what was asked for."""
-    asked = {
-        PARSE: parse is not None,
-        CONTENT_TOKENS: parse is not None and parse.content_tokens,
-        ANSWER_STOPS: in_answer_only,
-    }
-    return frozenset(name for name, needed in asked.items() if needed)
-
-
-def _stops_in_answer_only(stopping: inference_pb2.StoppingParams, parse: part_pb2.ParseParams | None) -> bool:
-    """Whether stops count behind the reasoning alone: only who decodes the text can tell where that is."""
-    has_reasoning = parse is not None and parse.reasoning != NONE
-    return has_reasoning and not stopping.stop_in_reasoning and bool(stopping.stop or stopping.stop_token_ids)
 
 
 def _resolve_output(given: inference_pb2.OutputParams) -> inference_pb2.OutputParams:

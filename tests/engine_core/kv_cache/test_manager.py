@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.errors import OutOfMemoryError
-from engine_core.kv_cache.manager import KVCacheManager, block_hashes, root_hash
+from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.kv_cache.prefix_hashes import block_hashes, root_hash
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, group_layers
 from engine_core.sequence import Sequence, SequenceGroup, SequenceState
 

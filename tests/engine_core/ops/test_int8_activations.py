@@ -1,5 +1,5 @@
 """Layers of integer codes that round their inputs, for every instruction set of this machine: the bits that
-cpu/quantized_int8_multiply.h promises, whatever the other rows, the threads and the instruction set.
+cpu/quantized/int8_activations_multiply.h promises, whatever the other rows, the threads and the instruction set.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ import pytest
 from engine_core import request
 from engine_core.config import DeviceConfig, EngineConfig, ParallelConfig
 from engine_core.errors import ConfigError, InvalidRequestError
-from engine_core.executor import multiproc
+from engine_core.executor.ranks import local
 from engine_core.llm import LLM, SamplingParams
 from engine_core.progress import StartupProgress
 from tests.processes import alive
 
-from ..engines import StageDetails, run, started
-from ..structured_output.grammars import PERSON, save_model_with_tokenizer, text_of
+from ...engines import StageDetails, run, started
+from ...structured_output.grammars import PERSON, save_model_with_tokenizer, text_of
 
 OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4, "num_threads": 1}
 PARAMS = [
@@ -88,16 +88,16 @@ def test_what_the_cache_takes_is_not_this_processs(ranks: LLM) -> None:
 
 
 def test_more_ranks_than_processors_are_refused_unless_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiproc, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(local, "usable_cpus", lambda: 3)
     parallel = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
     refusal = r"^tensor_parallel_size=2 is not usable: expected at most one rank for each of 3 usable processors, "
     with pytest.raises(ConfigError, match=refusal):
-        multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu"), parallel=parallel))
-    multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu", num_threads=1), parallel=parallel))
+        local.require_room(EngineConfig(device=DeviceConfig(device="cpu"), parallel=parallel))
+    local.require_room(EngineConfig(device=DeviceConfig(device="cpu", num_threads=1), parallel=parallel))
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     config = EngineConfig(device=DeviceConfig(device="cuda"), parallel=ParallelConfig(tensor_parallel_size=2))
     with pytest.raises(ConfigError, match="at most one rank for each of 1 GPUs; "):
-        multiproc.require_room(config)
+        local.require_room(config)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from engine_core.distributed.ranks import Rank
-from engine_core.executor import child_process
-from engine_core.executor import ray as ray_executor
-from engine_core.executor.ray import RayRank
+from engine_core.executor.ranks import child_process
+from engine_core.executor.ray import launcher
+from engine_core.executor.ray.launcher import RayRank
 from engine_core.executor.ray.messages import KINDS
 
 SECONDS = 30.0
@@ -37,7 +37,7 @@ def actor(
     monkeypatch: pytest.MonkeyPatch, many_descriptors: None
 ) -> Iterator[tuple[RayRank, dict[str, socket.socket]]]:
     """The rank, and the actor's ends of its connections."""
-    monkeypatch.setattr(ray_executor, "_MESSAGE_SECONDS", 1)
+    monkeypatch.setattr(launcher, "_MESSAGE_SECONDS", 1)
     monkeypatch.setattr(child_process, "_OUTPUT_SECONDS", SECONDS)
     theirs: dict[str, socket.socket] = {}
     ours: dict[str, Connection[Any, Any]] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine_core.executor import tcp
+from engine_core.executor.ray import tcp
 from engine_core.executor.ray.tcp import TcpListener, connect, shut, wait_at_most
 
 HOST = "127.0.0.1"

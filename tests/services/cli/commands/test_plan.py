@@ -15,7 +15,8 @@ from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, MixtralCon
 from engine_core.kv_cache_interface import group_layers
 from engine_core.model_loader.loader import make_model
 from services.cli.commands._capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
-from services.cli.commands.plan import GPUS, blocks_per_sequence
+from services.cli.commands._memory_estimate import blocks_per_sequence
+from services.cli.commands.plan import GPUS
 from services.cli.main import cli
 from services.common.config.errors import ExitCode, FatalError
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of, open_at

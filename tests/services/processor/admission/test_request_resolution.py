@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission.request_resolution import cache_salt, prompt_ids, render_chat, resolve_request
+from services.processor.admission.prompt_resolution import prompt_ids, render_chat
+from services.processor.admission.request_resolution import cache_salt, resolve_request
 from services.processor.admission.validation import MAX_PROBLEM_LENGTH, ModelLimits
 from services.processor.request import ResolvedRequest
 from services.ring.errors import Code, Reason, Refused

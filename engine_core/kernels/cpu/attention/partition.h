@@ -1,0 +1,108 @@
+// How a step is divided into work for threads.
+#pragma once
+
+#include "attention/layout.h"
+#include "threads/memory.h"
+#include "threads/team.h"
+
+namespace {
+
+constexpr int kQueryRows = 48;  // rows of scores that are computed together: enough for products to pay off
+constexpr int kQueryRowsOfCodes = 96;  // and for an 8-bit cache's tiles to be expanded
+constexpr long kWorkPerNanosecond = 12;
+
+// The keys that a row sees: its own and the `size` − 1 before it.
+struct Window {
+    int size;  // 0: all keys before it
+
+    // Position of the first key that the row at `position` sees.
+    int first_key(int position) const { return size > 0 && position >= size ? position - size + 1 : 0; }
+    // How many rows from `position` on, at most `count`, come before the first that no longer sees the key at `key`.
+    int rows_seeing(int key, int position, int count) const {
+        const int rows = size > 0 ? key + size - position : count;
+        return rows < 0 ? 0 : rows < count ? rows : count;
+    }
+};
+
+// Neighbouring rows of one sequence, with the query heads that share one key/value head.
+struct QueryTile {
+    int sequence, kv_head;
+    int row;       // the first row, in the step
+    int position;  // of the first row, in the sequence
+    int count;     // rows
+
+    int end() const { return position + count; }
+};
+
+// Query tiles of a step: of one sequence after the other, and within it of one head after the other, latest rows first,
+// because they take longest.
+class Division {
+public:
+    explicit Division(const RinglineAttention& args)
+        : args_(args),
+          window_{args.sliding_window},
+          group_(args.num_heads / args.num_kv_heads),
+          positions_(most_rows(args) / group_ > 1 ? most_rows(args) / group_ : 1),
+          buffer_(padded_bytes<int>(args.num_seqs + 1)),
+          starts_(reinterpret_cast<int*>(buffer_.at(0))) {
+        if (buffer_.failed()) return;
+        starts_[0] = 0;
+        long work = 0;
+        for (int s = 0; s < args.num_seqs; ++s) {
+            const int tiles = tiles_of(s);
+            starts_[s + 1] = starts_[s] + tiles * args.num_kv_heads;
+            several_ = several_ || tiles > 1;
+            const int most = rows_of(s) < positions_ ? rows_of(s) : positions_;
+            rows_ = most * group_ > rows_ ? most * group_ : rows_;
+            const long seen = args.seq_lens[s] - window_.first_key(args.seq_lens[s] - rows_of(s));
+            work += seen * args.num_kv_heads * args.head_dim * (4 + rows_of(s) * group_ / 8);
+        }
+        threads_ = threads_worth(work / kWorkPerNanosecond, args.num_threads);
+    }
+
+    bool failed() const { return buffer_.failed(); }
+    int size() const { return starts_[args_.num_seqs]; }
+    int threads() const { return threads_; }
+
+    Window window() const { return window_; }
+    // Query heads of a key/value head.
+    int group() const { return group_; }
+    // Rows of scores in the largest query tile that there is.
+    long rows() const { return rows_; }
+    // Whether a key/value head of any sequence has several query tiles.
+    bool several() const { return several_; }
+
+    QueryTile operator[](int index) const {
+        int low = 0, high = args_.num_seqs - 1;
+        while (low < high) {
+            const int middle = (low + high + 1) / 2;
+            if (starts_[middle] <= index)
+                low = middle;
+            else
+                high = middle - 1;
+        }
+        const int tiles = tiles_of(low), rows = rows_of(low), place = index - starts_[low];
+        const int first = (tiles - 1 - place % tiles) * positions_;
+        const int count = rows - first < positions_ ? rows - first : positions_;
+        return {low, place / tiles, args_.query_starts[low] + first, args_.seq_lens[low] - rows + first, count};
+    }
+
+private:
+    static int most_rows(const RinglineAttention& args) {
+        return args.cache_type == kRinglineCacheAsNumbers ? kQueryRows : kQueryRowsOfCodes;
+    }
+    int rows_of(int sequence) const { return args_.query_starts[sequence + 1] - args_.query_starts[sequence]; }
+    int tiles_of(int sequence) const { return (rows_of(sequence) + positions_ - 1) / positions_; }
+
+    const RinglineAttention& args_;
+    Window window_;
+    int group_;
+    int positions_;  // rows of the step in the largest query tile that there may be
+    Buffer buffer_;
+    int* starts_;  // [S + 1]: the first query tile of each sequence
+    int threads_ = 1;
+    long rows_ = 1;
+    bool several_ = false;
+};
+
+}  // namespace

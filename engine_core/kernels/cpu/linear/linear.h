@@ -1,0 +1,312 @@
+// Products of rows by a packed weight.
+//
+// A weight W [N, K] is packed in *panels* of 16 outputs: [N / 16][K / P][16][P], where P numbers are packed (2 for bfloat16,
+// else 1), so that a vector holds the same inputs' weights of neighbouring outputs. Four panels are a *tile*, and N is
+// padded to whole tiles. A tile is computed for all rows while it is in the cache, a part of its inputs after the other;
+// meanwhile the part that comes next is read ahead.
+//
+// Every result is one chain of additions over the inputs in ascending order: neither the other rows nor the threads
+// decide a bit of it.
+#pragma once
+
+#include "linear/blocks.h"
+#include "interface.h"
+#include "threads/memory.h"
+#include "threads/team.h"
+
+namespace {
+
+constexpr int kPanel = 16;
+constexpr int kTilePanels = 4;
+constexpr int kTileOutputs = kPanel * kTilePanels;
+constexpr long kPartBytes = 128 << 10;    // of a tile: two parts and some rows must fit into the L2 cache
+constexpr int kMostUnitRows = 16 * kBlockRows;
+// For few rows, reading the weights takes as long as multiplying them by kRowsPerRead rows.
+constexpr long kProductsPerNanosecond = 100, kRowsPerRead = 8;
+constexpr long kConvertedPerNanosecond = 4;
+
+// Rows are divided into blocks of nearly equal size, of at most `most` rows.
+struct RowBlocks {
+    long rows, count;
+
+    explicit RowBlocks(long rows, long most = kBlockRows) : rows(rows), count((rows + most - 1) / most) {}
+    long start(long block) const { return rows * block / count; }
+    int size(long block) const { return static_cast<int>(start(block + 1) - start(block)); }
+};
+
+// Which memory is read ahead while one block of rows is computed: as much of some of the panels that come next as is
+// computed now.
+struct ReadAhead {
+    const char* panels[kTilePanels];
+    int count;
+};
+
+// A unit of work: neighbouring rows, at most kMostUnitRows, by a tile of outputs.
+template <class F, class Tile = const typename F::Element*>
+struct Unit {
+    Tile tile;
+    const typename F::Factor* x;  // the first row
+    long first, rows;             // numbers of the rows
+    long output;                  // the tile's first output
+    long group;                   // which of several weights the tile is of
+};
+
+// How many groups of at most kMostUnitRows rows there are, and where each begins.
+inline long row_groups(long rows) { return (rows + kMostUnitRows - 1) / kMostUnitRows; }
+inline long group_start(long rows, long group) { return rows * group / row_groups(rows); }
+
+// Rows as factors: as they are, or converted, or with their inputs in an `order` [width].
+template <class F>
+class FactorRows {
+    using Element = typename F::Element;
+    using Factor = typename F::Factor;
+    static constexpr bool kConverted = sizeof(Factor) != sizeof(Element);
+
+public:
+    FactorRows(const void* x, long rows, long width, long stride, int threads, const int32_t* order = nullptr)
+        : copied_(kConverted || order),
+          buffer_(copied_ ? rows * width * static_cast<long>(sizeof(Factor)) : 1),
+          stride_(copied_ ? width : stride),
+          first_(static_cast<const Factor*>(x)) {
+        if (!copied_ || buffer_.failed()) return;
+        Factor* const to = reinterpret_cast<Factor*>(buffer_.at(0));
+        first_ = to;
+        parallel_for(threads_worth(rows * width / kConvertedPerNanosecond, threads), rows, 1, [&](long row) {
+            const Element* const from = static_cast<const Element*>(x) + row * stride;
+            if (!order) return F::load_factors(to + row * width, from, width);
+            for (long i = 0; i < width; i += kPanel) {
+                Element ordered[kPanel];
+                for (int j = 0; j < kPanel; ++j) ordered[j] = from[order[i + j]];
+                F::load_factors(to + row * width + i, ordered, kPanel);
+            }
+        });
+    }
+
+    bool failed() const { return buffer_.failed(); }
+    long stride() const { return stride_; }
+    const Factor* row(long row) const { return first_ + row * stride_; }
+
+private:
+    const bool copied_;
+    const Buffer buffer_;
+    const long stride_;
+    const Factor* first_;
+};
+
+// Computes units of rows of `inputs` factors, which lie `stride` apart.
+template <class F>
+class TileProducts {
+    using Element = typename F::Element;
+    using Factor = typename F::Factor;
+
+public:
+    using Tile = const Element*;
+
+    TileProducts(const void* weight, long inputs, long stride)
+        : weight_(static_cast<Tile>(weight)),
+          inputs_(inputs),
+          stride_(stride),
+          panel_(inputs * kPanel),
+          part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))) {}
+
+    TileProducts(const RinglineLinear& args, const FactorRows<F>& rows, int)
+        : TileProducts(args.weight, args.in_features, rows.stride()) {}
+    static const int32_t* input_order(const RinglineLinear&) { return nullptr; }
+
+    bool failed() const { return false; }
+    Tile tile(long number) const { return weight_ + number * kTilePanels * panel_; }
+
+    // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
+    void compute(const Unit<F>& unit, const Element* following, float* sums) const {
+        const RowBlocks blocks(unit.rows);
+        for (long i = 0; i < blocks.rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
+        for (long input = 0; input < inputs_; input += part_) {
+            const long inputs = inputs_ - input < part_ ? inputs_ - input : part_;
+            const Element* const ahead = input + inputs == inputs_ ? following : unit.tile + (input + inputs) * kPanel;
+            for (long block = 0; block < blocks.count; ++block)
+                with_constant<kBlockRows>(blocks.size(block), [&](auto rows) {
+                    add_products<rows.value>(unit.x + blocks.start(block) * stride_ + input, unit.tile + input * kPanel, inputs,
+                                             share_of(block, blocks.count, ahead), sums + blocks.start(block) * kTileOutputs);
+                });
+        }
+    }
+
+private:
+    // What the first blocks of rows read ahead, each an equal share.
+    ReadAhead share_of(long block, long count, const Element* ahead) const {
+        const long sharing = count < kTilePanels ? count : kTilePanels;
+        const long first = block < sharing ? kTilePanels * block / sharing : 0;
+        const long end = block < sharing ? kTilePanels * (block + 1) / sharing : 0;
+        ReadAhead share{{}, static_cast<int>(end - first)};
+        for (long i = first; i < end; ++i) share.panels[i - first] = reinterpret_cast<const char*>(ahead + i * panel_);
+        return share;
+    }
+
+    template <int Rows>
+    void add_products(const Factor* x, const Element* weight, long inputs, const ReadAhead& ahead, float* sums) const {
+        constexpr int kColumns = kBlockColumns, kVectors = kPanel / kLanes;
+        for (int vector = 0; vector < kTileOutputs / kLanes; vector += kColumns) {
+            Block<F, Rows, kColumns> block;
+            const Element* columns[kColumns];
+            float* const at = sums + vector * kLanes;
+#pragma GCC unroll 8
+            for (int c = 0; c < kColumns; ++c)
+                columns[c] = weight + (vector + c) / kVectors * panel_ + (vector + c) % kVectors * kLanes * F::kPack;
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+                for (int c = 0; c < kColumns; ++c) block.sums[r][c] = load(at + r * kTileOutputs + c * kLanes);
+            add_steps(block, x, columns, inputs / F::kPack, vector == 0 ? ahead : ReadAhead{{}, 0});
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+                for (int c = 0; c < kColumns; ++c) store(at + r * kTileOutputs + c * kLanes, block.sums[r][c]);
+        }
+    }
+
+    template <int Rows, int Columns>
+    inline __attribute__((always_inline)) void add_steps(
+        Block<F, Rows, Columns>& block, const Factor* x, const Element* const (&weights)[Columns], long steps,
+        const ReadAhead& ahead) const {
+        constexpr long kStep = kPanel * F::kPack;
+        for (long step = 0; step < steps; ++step) {
+            typename F::Column columns[Columns];
+#pragma GCC unroll 8
+            for (int c = 0; c < Columns; ++c) columns[c] = F::column(weights[c] + step * kStep);
+            for (int i = 0; i < ahead.count; ++i) prefetch(ahead.panels[i] + step * kStep * static_cast<long>(sizeof(Element)));
+            block.add_step(x + step * F::kPack, stride_, columns);
+        }
+    }
+
+    const Tile weight_;
+    const long inputs_, stride_;
+    const long panel_;  // elements of a panel
+    const long part_;   // inputs that are taken at a time
+};
+
+// Compute all units of `work` on some threads. Work has units(), unit(i), and take(thread, unit, row, sums), which is called
+// for each row of a unit; after_all(unit) is what is read ahead where no unit follows.
+template <class Products, class Work>
+void multiply_tiles(const Products& products, int threads, const Work& work) {
+    const long count = work.units();
+    long next = 0;
+    in_parallel(threads, [&](int thread) {
+        alignas(kCacheLine) float sums[kMostUnitRows * kTileOutputs];
+        long number = take(next);
+        if (number >= count) return;
+        for (auto unit = work.unit(number);;) {
+            const long following = take(next);
+            const auto then = following < count ? work.unit(following) : unit;
+            products.compute(unit, following < count ? then.tile : work.after_all(unit), sums);
+            for (long row = 0; row < unit.rows; ++row) work.take(thread, unit, unit.first + row, sums + row * kTileOutputs);
+            if (following >= count) return;
+            unit = then;
+        }
+    });
+}
+
+inline int threads_of_products(long rows, long products, int threads) {
+    return threads_worth((rows < kRowsPerRead ? kRowsPerRead : rows) * products / kProductsPerNanosecond, threads);
+}
+
+// Products whose results go to `Outputs`: take(thread, row, first, sums) is called for the tile of outputs from `first` on.
+template <class F, class Outputs, class Products = TileProducts<F>>
+class Linear {
+    using Tile = typename Products::Tile;
+    using LinearUnit = Unit<F, Tile>;
+
+public:
+    Linear(const RinglineLinear& args, Outputs& outputs)
+        : args_(args),
+          outputs_(outputs),
+          threads_(threads_of_products(args.rows, args.out_features * args.in_features, args.num_threads)),
+          rows_(args.x, args.rows, args.in_features, args.in_features, threads_, Products::input_order(args)),
+          products_(args, rows_, threads_),
+          groups_(row_groups(args.rows)) {}
+
+    // Returns 0, or 1 when there is no memory.
+    int run() {
+        if (rows_.failed() || products_.failed()) return 1;
+        multiply_tiles(products_, threads_, *this);
+        return 0;
+    }
+
+    long units() const { return (args_.out_features + kTileOutputs - 1) / kTileOutputs * groups_; }
+    LinearUnit unit(long number) const {
+        const long tile = number / groups_, group = number % groups_, first = group_start(args_.rows, group);
+        return {products_.tile(tile), rows_.row(first), first, group_start(args_.rows, group + 1) - first,
+                tile * kTileOutputs, 0};
+    }
+    Tile after_all(const LinearUnit& unit) const { return unit.tile; }
+
+    void take(int thread, const LinearUnit& unit, long row, float* sums) const {
+        if (args_.bias)
+            for (int i = 0; i < kTileOutputs; i += kLanes)
+                store(sums + i, add(load(sums + i), load(args_.bias + unit.output + i)));
+        outputs_.take(thread, row, unit.output, sums);
+    }
+
+private:
+    const RinglineLinear& args_;
+    Outputs& outputs_;
+    const int threads_;
+    const FactorRows<F> rows_;
+    const Products products_;
+    const long groups_;  // of rows
+};
+
+// Writes results as a matrix, times the scale and after adding the residual.
+template <class F>
+class WrittenOutputs {
+    using Element = typename F::Element;
+
+public:
+    explicit WrittenOutputs(const RinglineLinear& args) : args_(args) {}
+
+    // Write those of a tile's outputs that there are.
+    void take(int, long row, long first, float* sums) const {
+        const long left = args_.out_features - first;
+        const long added = row * args_.residual_stride + first, at = row * args_.output_stride + first;
+        if (left < kTileOutputs) return put_last(sums, added, at, left);
+        for (int i = 0; i < kTileOutputs; i += kLanes) put_vector(sums + i, added + i, at + i);
+    }
+
+private:
+    // `added`: where the residual is; `at`: where the output goes.
+    void put_vector(const float* sums, long added, long at) const {
+        Vec v = multiply(load(sums), splat(args_.scale));
+        if (args_.residual) v = add(v, F::widen(static_cast<const Element*>(args_.residual) + added));
+        if (args_.wide)
+            store(static_cast<float*>(args_.output) + at, v);
+        else
+            F::narrow(static_cast<Element*>(args_.output) + at, v);
+    }
+
+    void put_last(float* sums, long added, long at, long count) const {
+        Element residual[kTileOutputs] = {}, narrow[kTileOutputs];
+        if (args_.residual) std::memcpy(residual, static_cast<const Element*>(args_.residual) + added, count * sizeof(Element));
+        for (int i = 0; i < kTileOutputs; i += kLanes) {
+            const Vec v = multiply(load(sums + i), splat(args_.scale));
+            store(sums + i, args_.residual ? add(v, F::widen(residual + i)) : v);
+            F::narrow(narrow + i, load(sums + i));
+        }
+        if (args_.wide)
+            std::memcpy(static_cast<float*>(args_.output) + at, sums, count * sizeof(float));
+        else
+            std::memcpy(static_cast<Element*>(args_.output) + at, narrow, count * sizeof(Element));
+    }
+
+    const RinglineLinear& args_;
+};
+
+template <class F, class Products = TileProducts<F>>
+int written_linear(const RinglineLinear& args) {
+    WrittenOutputs<F> outputs(args);
+    return Linear<F, WrittenOutputs<F>, Products>(args, outputs).run();
+}
+
+inline int linear(const RinglineLinear& args) {
+    return with_number_type(args.number_type, [&](auto number) { return written_linear<decltype(number)>(args); });
+}
+
+}  // namespace

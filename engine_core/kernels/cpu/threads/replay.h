@@ -1,0 +1,100 @@
+// Runs captured calls of kernels, on the rows and sequences of another step.
+#pragma once
+
+#include "experts/expert_phases.h"
+#include "interface.h"
+#include "threads/team.h"
+
+namespace {
+
+// The kinds of captured calls.
+#define RINGLINE_KIND(name, Arguments) kKind_##name,
+enum : int32_t { RINGLINE_KERNELS(RINGLINE_KIND) RINGLINE_INT8_KERNELS(RINGLINE_KIND) };
+#undef RINGLINE_KIND
+
+// f(arguments), in their type.
+template <class F>
+auto with_arguments(const RinglineOperation& operation, const F& f) {
+#define RINGLINE_CASE(name, Arguments) \
+    case kKind_##name: return f(*static_cast<const Arguments*>(operation.arguments));
+    switch (operation.kind) {
+        RINGLINE_KERNELS(RINGLINE_CASE)
+        RINGLINE_INT8_KERNELS(RINGLINE_CASE)
+    }
+#undef RINGLINE_CASE
+    __builtin_unreachable();
+}
+
+// Gives a call what differs from step to step.
+template <class Arguments>
+void adapt(Arguments& call, const RinglineStep& step) {
+    call.rows = step.rows;
+    call.num_threads = step.num_threads;
+}
+void adapt(RinglineAttention& call, const RinglineStep& step) {
+    call.query_starts = step.query_starts;
+    call.seq_lens = step.seq_lens;
+    call.block_tables = step.block_tables[call.group];
+    call.block_table_stride = step.block_table_stride;
+    call.num_seqs = step.num_seqs;
+    call.num_threads = step.num_threads;
+}
+void adapt(RinglineSelection& call, const RinglineStep& step) {
+    call.indices = step.selected;
+    call.rows = step.num_selected;
+    call.num_threads = step.num_threads;
+}
+void adapt(RinglineInt8Packing&, const RinglineStep&) {}  // weights are packed before any step
+void adapt(RinglineQuantizedPacking&, const RinglineStep&) {}
+void adapt(RinglineBarrier&, const RinglineStep&) {}
+
+int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
+    return with_arguments(operation, [&](auto call) {  // a copy
+        adapt(call, step);
+        return reinterpret_cast<int (*)(const decltype(call)&)>(operation.kernel)(call);
+    });
+}
+
+// Products of numbers for one row.
+template <class Arguments>
+long products(const Arguments&) { return 0; }
+long products(const RinglineLinear& call) { return call.in_features * call.out_features; }
+long products(const RinglineGroupedLinear& call) { return call.groups * call.in_features * call.out_features; }
+long products(const RinglineExperts& call) { return call.top_k * products_of_pair(call); }
+long products(const RinglineInt8Linear& call) { return call.weight->in_features * call.weight->out_features; }
+
+// Captured calls, in order.
+struct Replay {
+    const RinglineOperation* operations;
+    int64_t count;
+    RinglineStep step;
+    int result;  // of the first call that failed, or 0
+
+    // Nanoseconds that the products take one thread, about.
+    long cost() const {
+        long total = 0;
+        for (int64_t i = 0; i < count; ++i)
+            total += with_arguments(operations[i], [](const auto& call) { return products(call); });
+        return total * step.rows / kProductsPerNanosecond;
+    }
+
+    void run() {
+        for (int64_t i = 0; i < count && result == kRinglineDone; ++i) {
+            result = replay_one(operations[i], step);
+            if (operations[i].kind == kKind_select_rows) step.rows = step.num_selected;
+        }
+    }
+
+    static constexpr long kProductsPerNanosecond = 100;
+};
+
+inline void run_replay(void* replay, int) { static_cast<Replay*>(replay)->run(); }
+
+// Returns a RinglineResult: of the first call that failed.
+int replay(const RinglineOperation* operations, int64_t count, const RinglineStep& step) {
+    Replay calls{operations, count, step, kRinglineDone};
+    lead_team(threads_worth(calls.cost(), step.num_threads), run_replay, &calls);
+    return calls.result;
+}
+
+}  // namespace

@@ -1,0 +1,36 @@
+"""Hashes of prefixes, by block: equal ones mean equal tokens, computed alike, of requests that may share them.
+
+A block's hash covers its parent's hash and its token ids; at the root, the model, its type, the cache's layout and the
+request's salt. It is cryptographic because the salt separates tenants. The scheme is that of vLLM's automatic prefix
+caching.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+_DIGEST_SIZE = 32
+
+
+def root_hash(*ingredients: bytes) -> bytes:
+    """The parent of a prompt's first block: blocks are shared where all ``ingredients`` are equal, in order."""
+    digest = blake2b(digest_size=_DIGEST_SIZE, person=b"kv prefix root")
+    for ingredient in ingredients:
+        digest.update(len(ingredient).to_bytes(8, "little"))
+        digest.update(ingredient)
+    return digest.digest()
+
+
+def block_hashes(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """The chain of hashes over the full blocks of ``token_ids``, starting after ``parent``."""
+    packed = memoryview(array("I", token_ids)).cast("B")
+    width = 4 * block_size
+    chain = []
+    for start in range(0, len(token_ids) // block_size * width, width):
+        digest = blake2b(parent, digest_size=_DIGEST_SIZE)
+        digest.update(packed[start : start + width])
+        parent = digest.digest()
+        chain.append(parent)
+    return chain

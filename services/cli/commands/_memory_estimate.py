@@ -1,0 +1,176 @@
+"""The memory of an engine that ``ringline plan`` has not started: what its model, its steps and its KV cache take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from engine_core.config import CacheConfig, EngineConfig, LoadConfig
+from engine_core.errors import CheckpointError, ConfigError
+from engine_core.kv_cache_interface import KVCacheGroup
+from services.cli.commands._capacity import Demand, Memory
+from services.cli.commands.engine import engine_extra
+from services.common.config.errors import ExitCode, FatalError, unusable_option
+from services.common.process.memory import collection_paused
+
+if TYPE_CHECKING:
+    from engine_core.model_loader.checkpoint import Checkpoint
+    from engine_core.models.language_model import LanguageModel
+
+_GB = 1e9
+_GPU_RUNTIME, _CPU_RUNTIME = 0.8 * _GB, 0.3 * _GB
+"""Estimates: a GPU's context and captured graphs; interpreter, libraries and buffers of gRPC."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that share a block table."""
+
+    layers: int
+    sliding_window: int | None
+    """How many tokens they keep of a sequence; None: all."""
+    token: int
+    """Bytes that a block has for one token, in all of these layers: with padding, as many in every group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is to be read and computed, whatever the load."""
+
+    kept_as: str
+    """How weights are kept, for a person."""
+    weights: int
+    """Numbers, not bytes."""
+    active_weights: float
+    """Those that compute one token, in the layers and the output projection: of experts, those that it is routed to."""
+    token: int
+    """Bytes that the KV cache takes for one token, in a block of every group."""
+    groups: tuple[CacheGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a model takes of an engine's memory, which is divided among its ranks."""
+
+    checkpoint: Checkpoint
+    outline: LanguageModel
+    """The whole model, without weights."""
+    whole: Memory
+    ranks: Mapping[str, Memory]
+    """By the rank's name."""
+
+    @property
+    def tightest(self) -> str:
+        """The rank with the least room."""
+        ranks = self.ranks
+        return min(ranks, key=lambda rank: (ranks[rank].blocks, ranks[rank].usable - ranks[rank].taken))
+
+    def model(self, active_weights: float) -> Model:
+        token = self.whole.block // self.whole.block_size
+        groups = self.outline.kv_cache_groups
+        described = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in groups)
+        weights = sum(part.num_weights for part in self.outline.parts)
+        return Model(self.checkpoint.kept_as, weights, active_weights, token * len(groups), described)
+
+
+def estimate(config: EngineConfig, demand: Demand, budget: float, *, on_gpu: bool) -> Estimate:
+    """``budget``: bytes that a rank may use. Raises ``FatalError``."""
+    checkpoint, outline, parts = _outlines(config, on_gpu=on_gpu)
+    longest = checkpoint.spec.max_model_len
+    if demand.input_len + demand.output_len > longest:
+        lengths = f"--input-len {demand.input_len:,} and --output-len {demand.output_len:,}"
+        raise FatalError(f"{lengths} are more than the model's context of {longest:,} tokens; lower one of them")
+    runtime = _GPU_RUNTIME if on_gpu else _cpu_runtime(budget)
+    whole, *ranks = (
+        _memory(checkpoint, part, _block_bytes(part, config.cache, on_gpu=on_gpu), budget, runtime, config, demand)
+        for part in (outline, *parts.values())
+    )
+    return Estimate(checkpoint, outline, whole, dict(zip(parts, ranks, strict=True)))
+
+
+def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel]]:
+    """The checkpoint, its model without weights, and of that each rank's part, by the rank's name."""
+    with engine_extra(), collection_paused():  # they load torch
+        from engine_core.distributed.ranks import ranks_on_one_host
+        from engine_core.model_loader.checkpoint import open_checkpoint
+        from engine_core.model_loader.loader import model_outline
+    try:
+        checkpoint = open_checkpoint(config.model, LoadConfig(load_format="dummy"))
+        model = model_outline(checkpoint, expands_experts=on_gpu)
+        model.tensors()  # refuses what an engine refuses before it loads them
+        divided = open_checkpoint(config.model, LoadConfig(load_format="dummy"), config.parallel)
+        ranks = ranks_on_one_host(config.parallel)
+        parts = {str(rank): model_outline(divided, rank, expands_experts=on_gpu) for rank in ranks}
+    except ConfigError as error:
+        raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
+    except CheckpointError as error:
+        raise FatalError(str(error)) from None
+    return checkpoint, model, parts
+
+
+def _cpu_runtime(budget: float) -> float:
+    """Where an engine keeps everything within one ``budget``, with what it sets aside for requests."""
+    from engine_core.platforms.kv_cache_size import RESERVE_BYTES, request_memory
+
+    requests = request_memory(int(budget))
+    return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
+
+
+def _block_bytes(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> int:
+    """What a block takes in an engine: the native kernels on CPU pad what layers keep, those on GPU do not."""
+    from engine_core.attention.base import AttentionBackend
+    from engine_core.attention.native import NativeAttention
+    from engine_core.ops.native_packing import padded_width
+
+    spec = replace(model.kv_cache_spec(cache.block_size), cache_dtype=cache.kv_cache_dtype)
+    if on_gpu:
+        return AttentionBackend.bytes_per_block(spec)
+    return NativeAttention.bytes_per_block(
+        replace(spec, layers=tuple(layer.padded(padded_width) for layer in spec.layers))
+    )
+
+
+def _memory(
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    block: int,
+    usable: float,
+    runtime: float,
+    config: EngineConfig,
+    demand: Demand,
+) -> Memory:
+    """An estimate; an engine measures its largest step and runtime memory."""
+    shape = checkpoint.config
+    widest = max(part.outputs_per_row for part in model.layer_parts)
+    row = 8 * shape.hidden_size + 1.5 * widest  # what it makes, and what an activation leaves of that
+    block_size, step_tokens = config.cache.block_size, config.scheduler.max_num_batched_tokens
+    sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand, block_size, step_tokens)
+    return Memory(
+        usable=usable,
+        weights=model.expected_weight_bytes,
+        angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
+        activations=4 * step_tokens * row + 8 * config.scheduler.max_num_seqs * shape.vocab_size,
+        runtime=runtime,
+        block=block,
+        sequence_blocks=sequence_blocks,
+        prompt_blocks=prompt_blocks,
+        block_size=block_size,
+        step_tokens=step_tokens,
+    )
+
+
+def blocks_per_sequence(
+    groups: Sequence[KVCacheGroup], demand: Demand, block_size: int, step_tokens: int
+) -> tuple[int, int]:
+    """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
+
+    The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
+    at its full length or, where that is more, at half of its output and with this block.
+    """
+    whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
+    decoding = [
+        max(group.held_blocks(whole, 1, block_size), group.held_blocks(half, 1, block_size) + 1) for group in groups
+    ]
+    prompt = [group.held_blocks(demand.input_len, step_tokens, block_size) for group in groups]
+    return sum(decoding), sum(map(max, decoding, prompt))

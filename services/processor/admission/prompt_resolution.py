@@ -1,0 +1,89 @@
+"""From a request's text, ids or chat to the ids of its prompt, by the model's chat template and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.admission.tool_resolution import Tools, json_value, resolve_tools
+from services.processor.admission.validation import check_chat, check_text_size, refuse, text_too_large
+from services.processor.served_models import ServedModel
+from text_core.chat_templates import ChatTemplateError, ChatTooLongError, UnknownTemplateError
+
+
+def prompt_ids(
+    request: inference_pb2.GenerateRequest, served_model: ServedModel, tools: Tools | None = None
+) -> list[int]:
+    """The prompt as ids; only the last ``truncate_prompt_tokens`` if that is set. ``tools``: as in ``render_chat``."""
+    last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+    if request.WhichOneof("prompt") == "token_ids":
+        return request.token_ids.ids[-last if last is not None else 0 :]
+    if request.WhichOneof("prompt") == "text":
+        special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        text = request.text
+    else:
+        special = request.add_special_tokens
+        text = render_chat(request.chat, served_model, tools)
+    return served_model.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
+
+
+def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tools | None = None) -> str:
+    """A conversation rendered by the model's chat template; raises ``Refused``. ``tools``: its own if None."""
+    check_chat(chat)
+    tools = tools or resolve_tools(chat)
+    generation_prompt = not chat.continue_final_message
+    if chat.HasField("add_generation_prompt"):
+        generation_prompt = chat.add_generation_prompt
+    try:
+        rendered = served_model.chat.render(
+            list(map(_message, chat.messages)),
+            tools=tools.descriptions,
+            template_args=json_value("chat.template_args_json", chat.template_args_json, dict, "object"),
+            add_generation_prompt=generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            template_name=chat.template_name or None,
+            max_chars=served_model.limits.max_text_bytes,
+        )
+    except ChatTooLongError:
+        raise text_too_large("chat", f"more than {served_model.limits.max_text_bytes}", served_model.limits) from None
+    except ChatTemplateError as error:
+        raise refuse("chat.template_name" if isinstance(error, UnknownTemplateError) else "chat", str(error)) from None
+    check_text_size("chat", rendered, served_model.limits)
+    return rendered
+
+
+def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        rendered["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            {
+                **({"id": call.id} if call.id else {}),
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments_json)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.name:
+        rendered["name"] = message.name
+    return rendered
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """A call's arguments; as text where a model wrote no JSON object, or was cut off: that is history all the same."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, strict=False)  # models write line breaks within strings
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # no prompt can have half a surrogate pair but as an escape
+    except (ValueError, RecursionError):
+        return text
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else text
