@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +19,11 @@ from engine_core.startup import choose_workers, start_executor
 from engine_core.step import StepPlan
 
 from .engines import StageDetails
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Path) -> EngineConfig:
+    return configure(model=str(checkpoint), dtype="float32", kv_cache_memory_bytes=4 << 20, max_num_seqs=2)
 
 
 def test_the_start_says_which_numerics_it_has_and_what_hashing_took(config: EngineConfig) -> None:

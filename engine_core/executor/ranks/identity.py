@@ -19,8 +19,9 @@ from engine_core.structured_output.compiler import library_version
 
 def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
     """Of this process: its build, and what it has read of the checkpoint."""
-    root = Path(engine_core.__file__).parent
-    sources = [path.read_text("utf-8") for path in sorted(root.rglob("*.py"))]
+    root = Path(engine_core.__file__).parent.parent
+    rooms = ("engine_core", "text_core")
+    sources = [path.read_text("utf-8") for room in rooms for path in sorted((root / room).rglob("*.py"))]
     return {
         "engine_core": digest_of(*sources),
         "native kernels": source_digest(),

@@ -106,7 +106,7 @@ def test_failures(
 ) -> None:
     """Reported with their place, and nothing raises from then on."""
     limits = LLParserLimits(max_lexer_states=1000, max_items_in_row=50, verbose_errors=False)
-    monkeypatch.setattr(module, "_limits", lambda vocab_size, _items: limits)
+    monkeypatch.setattr(module, "parser_limits", lambda vocab_size, _grammar: limits)
     matcher = new_compiler().matcher(grammar)
     ids = ids_of(output)
     for token in ids:

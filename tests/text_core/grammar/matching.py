@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from text_core.grammar.checker import GrammarChecker
 from text_core.tokenizer import Tokenizer
 
-BUNDLED = Path(__file__).parents[4] / "checkpoints" / "tiny"
+BUNDLED = Path(__file__).parents[3] / "checkpoints" / "tiny"
 
 
 @cache

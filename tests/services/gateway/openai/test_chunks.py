@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,15 +27,21 @@ HEAD = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "model": "m"}
 LOST = ended(output_pb2.FINISH_REASON_ERROR, error=status(grpc.StatusCode.INTERNAL, "broken"), completion=1)
 
 
+def at_once(writer: ChatWriter, event: Event) -> bytes:
+    """What is written without waiting: there are no texts of tokens to load."""
+    try:
+        writer.add(0, event).send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
+
+
 def written(events: Sequence[Event], request: ChatRequest) -> list[dict[str, Any]]:
     admitted: Any = SimpleNamespace(model="m", prompt_tokens=3, prompt_token_ids=None)
     call: Any = SimpleNamespace(request_id="x")
     writer = ChatWriter(call, request, admitted, None)
 
-    async def stream() -> bytes:
-        return b"".join([await writer.add(0, event) for event in events]) + writer.end(Usage(3, 2, len(events)))
-
-    data = asyncio.run(stream())
+    data = b"".join(map(partial(at_once, writer), events)) + writer.end(Usage(3, 2, len(events)))
     *told, done = data.decode().removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in told]
