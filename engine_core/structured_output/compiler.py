@@ -79,6 +79,8 @@ class GrammarCompiler:
     @classmethod
     def from_directory(cls, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
         """For the tokenizer in ``directory``. Raises ``GrammarsUnavailableError``."""
+        if not eos_token_ids:
+            raise GrammarsUnavailableError("the model has no eos token, with which an output could end")
         try:
             tokenizer = Tokenizer.from_directory(directory)
         except (OSError, TokenizerError) as error:

@@ -32,13 +32,11 @@ def token_table(
         from llguidance import LLTokenizer
     except ImportError as error:
         raise TokenTableError(f"llguidance is not installed: {error}") from None
-    if not eos_token_ids:
-        raise TokenTableError("the model has no eos token, with which an output could end")
     slices = [*LLTokenizer.json_slices(), *WORD_SLICES] if with_slices else []
     try:
         with panics_as_errors():
             text = _for_llguidance(tokenizer.to_json(), vocab_size)
-            return LLTokenizer(text, n_vocab=vocab_size, eos_token=sorted(eos_token_ids), slices=slices)
+            return LLTokenizer(text, n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None, slices=slices)
     except TokenTableError:
         raise
     except (ValueError, TokenizerPanic) as error:

@@ -18,7 +18,7 @@ def compiled(directory: Path, questions: list[str]) -> list[int]:
     """The values of expressions in C++."""
     source = directory / "layout.cpp"
     source.write_text(
-        '#include <cstddef>\n#include <cstdio>\n#include "kernel_table.h"\n#include "replay.h"\n'
+        '#include <cstddef>\n#include <cstdio>\n#include "kernel_table.h"\n#include "threads/replay.h"\n'
         "int main() {" + "\n".join(f'std::printf("%zu\\n", size_t({each}));' for each in questions) + "}\n"
         "void lead_team(int, Work, void*) {}\nint threads_worth(long, int) { return 1; }\n"
     )

@@ -93,7 +93,9 @@ def test_what_is_not_finite_makes_its_neighbours_nan(number: float) -> None:
 
 
 def test_levels_are_those_of_the_kernel() -> None:
-    [line] = [line for line in (SOURCES / "int4_round.h").read_text().splitlines() if "kInt4Levels[8] =" in line]
+    [line] = [
+        line for line in (SOURCES / "quantized" / "int4_round.h").read_text().splitlines() if "kInt4Levels[8] =" in line
+    ]
     assert tuple(map(float, line.partition("{")[2].partition("}")[0].split(","))) == CODEBOOK[8:]
 
 

@@ -166,7 +166,7 @@ def test_sequences_that_fill_the_lexer_of_a_grammar_fail_no_others(monkeypatch: 
     """Each answer is the one that it is alone, or fails where it does alone."""
     wide = r"start: /(?s:.*a.{40})*/"  # every text is admitted, and most have a state of their own
     texts = [ids_of("".join(np.random.default_rng(seed).choice(list("ab "), 60))) for seed in range(6)]
-    monkeypatch.setattr(compiling, "_limits", lambda vocab_size, _items: LLParserLimits(max_lexer_states=600))
+    monkeypatch.setattr(compiling, "parser_limits", lambda vocab_size, _grammar: LLParserLimits(max_lexer_states=600))
 
     def follow(state: SamplingMetadata, slot: int, count: int) -> tuple[set[int], int | None]:
         outputs = [texts[slot][:count] if slot == each else [] for each in range(len(texts))]
@@ -190,7 +190,7 @@ def test_sequences_that_fill_the_lexer_of_a_grammar_fail_no_others(monkeypatch: 
 
 def test_a_sequence_that_fills_a_lexer_alone_fails_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes on to, whatever is sampled behind."""
-    monkeypatch.setattr(compiling, "_limits", lambda vocab_size, _items: LLParserLimits(max_lexer_states=20))
+    monkeypatch.setattr(compiling, "parser_limits", lambda vocab_size, _grammar: LLParserLimits(max_lexer_states=20))
     state = SamplingMetadata(ProcessorSetup(1, VOCAB, (EOS,), new_compiler()))
     state.add(0, SamplingParams(grammar=r"start: /(?s:.*a.{40})*/"), 0, 0)
     for output in ([], ids_of("z")[:1]):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import llguidance
 import pytest
 
 from engine_core.errors import InvalidRequestError
 from engine_core.structured_output import compiler as module
+from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
 from tests.engine_core.structured_output.grammars import PERSON, VOCAB, ids_of, new_compiler
 from text_core.grammar import limits
 from text_core.grammar.limits import WRITTEN_GRAMMAR
@@ -105,6 +107,21 @@ def test_grammars_that_cannot_be_used(grammar: str, problem: str) -> None:
         assert "verbose" not in str(caught.value)
     assert not compiler.has(grammar)
     assert compiler._kept_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "eos", "problem"),
+    [
+        ({"tokenizer.json": "{}"}, [], "no eos token"),
+        ({"tokenizer.json": "{}"}, [2], "the tokenizer cannot be read"),
+        ({}, [2], "no tokenizer.json"),
+    ],
+)
+def test_models_that_have_no_grammars(files: dict[str, str], eos: list[int], problem: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(GrammarsUnavailableError, match=problem):
+        GrammarCompiler.from_directory(tmp_path, VOCAB, eos)
 
 
 def test_limits_of_a_mask_grow_with_the_vocabulary() -> None:

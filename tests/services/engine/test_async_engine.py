@@ -29,9 +29,9 @@ from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from tests.services.ring.attach_harness import submission
 from text_core.grammar.constraints import Grammar
-from text_core.grammar.context_free import MARK
 from text_core.grammar.grammar_text import grammar_of
 from text_core.grammar.lark import literal
+from text_core.grammar.limits import WRITTEN_GRAMMAR
 
 
 class RecordingRegistry:
@@ -136,7 +136,7 @@ async def test_a_request_superseded_while_its_grammar_compiles_never_reaches_the
     await world.until(lambda: world.loop.added)
     [(core_id, request)] = world.loop.added.items()
     assert core_id.startswith("1-1@2#")
-    assert request.params.grammar == f'{MARK}\nstart: "fine"\n'
+    assert request.params.grammar == f'{WRITTEN_GRAMMAR}\nstart: "fine"\n'
     assert not world.loop.cancelled
 
 

@@ -17,8 +17,8 @@ from services.engine import grammar_queue
 from services.engine.grammar_queue import THREADS, EngineRequest, GrammarQueue
 from services.ring.errors import Code, Status
 from text_core.grammar.constraints import Constraint, Grammar, Regex
-from text_core.grammar.context_free import MARK
 from text_core.grammar.grammar_text import grammar_of
+from text_core.grammar.limits import WRITTEN_GRAMMAR
 
 
 class Compiler:
@@ -95,7 +95,7 @@ def test_a_request_goes_on_with_its_grammar() -> None:
         world.add("b", Regex("[ab]+"))
         assert "a" in world.queue
         await world.until(lambda: len(world.owner.ready) == 2)
-        assert world.owner.ready["a"][0].params.grammar == f'{MARK}\nstart: "fine"\n'
+        assert world.owner.ready["a"][0].params.grammar == f'{WRITTEN_GRAMMAR}\nstart: "fine"\n'
         assert world.owner.ready["b"][0].params.grammar in world.compiler.compiled
         assert len(world.queue) == 0
         assert len(world.seconds) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 from llguidance import LLTokenizer
@@ -51,9 +51,9 @@ def test_bytes_of_tokens(name: str) -> None:
     assert all(loaded.is_special_token(token) for token in range(reference.vocab_size, loaded.vocab_size))
 
 
-def table_of(spec: object, vocab_size: int, eos_token_ids: Sequence[int] = (2,)) -> LLTokenizer:
+def table_of(spec: object, vocab_size: int) -> LLTokenizer:
     tokenizer = Tokenizer.from_files({"tokenizer.json": json.dumps(spec).encode()})
-    return token_table(tokenizer, vocab_size, eos_token_ids, with_slices=True)
+    return token_table(tokenizer, vocab_size, [2], with_slices=True)
 
 
 def bytes_ff(tokenizer: Tokenizer) -> set[int]:
@@ -70,20 +70,17 @@ def test_texts_are_not_cut_as_prompts_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "eos", "problem"),
+    ("changed", "problem"),
     [
-        ({}, [], "no eos token"),
-        ({"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, [2], r"decoder \(WordPiece\)"),
-        ({"decoder": None}, [2], r"decoder \(none\)"),
-        ({"added_tokens": 5}, [2], "cannot be read: Cannot instantiate"),
-        ({"model": {"type": "Other", "vocab": {}}}, [2], "cannot be read"),
+        ({"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, r"decoder \(WordPiece\)"),
+        ({"decoder": None}, r"decoder \(none\)"),
+        ({"added_tokens": 5}, "cannot be read: Cannot instantiate"),
+        ({"model": {"type": "Other", "vocab": {}}}, "cannot be read"),
     ],
 )
-def test_tokenizers_that_grammars_cannot_be_matched_with(
-    changed: dict[str, object], eos: list[int], problem: str
-) -> None:
+def test_tokenizers_that_grammars_cannot_be_matched_with(changed: dict[str, object], problem: str) -> None:
     with pytest.raises((TokenizerError, TokenTableError), match=problem):
-        table_of(json.loads(tokenizer_json(byte_level())) | changed, 500, eos)
+        table_of(json.loads(tokenizer_json(byte_level())) | changed, 500)
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_has_logits() -> None:
