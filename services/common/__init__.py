@@ -1,9 +1,9 @@
-"""What the services and the gateway share beside the protocol (``ring``): plumbing that knows no service.
+"""Plumbing shared by the services and the gateway, specific to none; the protocol is in ``ring``.
 
 config             options: declared once, read from flags and variables
-links              connections to other processes of the ring: dialled, kept, redialled
-process            the life of one process: how it starts, ends and is watched
-rpc                a gRPC server and what protects it
-security           TLS, certificates, tokens, and who may do what
+links              connections to other processes of the ring: dial, keep, redial
+process            the life of one process: start, end, hangs
+rpc                a gRPC server and its limits
+security           TLS, certificates, tokens, authorization
 telemetry          logs, metrics, traces
 """

@@ -41,11 +41,11 @@ class _Choice:
         self.decoder = decoder
         self.parser = parser
         self._to_restore = decoder.delivered
-        """Ids delivered before that the parser has not been given."""
+        """Number of earlier delivered ids that the parser has not seen."""
         self.logprobs: PackedLogprobs | None = None
 
     def feed(self, ids: Sequence[int]) -> tuple[Delta | None, TypedParts | None]:
-        """Decode the next ids; what can be delivered now, and its parts."""
+        """Decode the next ids; returns the deliverable delta and its parts."""
         self._restore(ids)
         delta = self.decoder.feed(ids)
         if delta is None or self.parser is None:
@@ -73,7 +73,7 @@ class _Choice:
             self._to_restore -= min(self._to_restore, len(ids))
 
     def hold_logprobs(self, logprobs: PackedLogprobs, count: int) -> None:
-        """Hold the log probabilities of the next ``count`` ids, except for ids that were delivered before.
+        """Hold the log probabilities of the next ``count`` ids, except those delivered before.
 
         ``logprobs`` are aligned to the end of the ids.
         """
@@ -220,7 +220,7 @@ class EngineDecoder:
     def _find(
         self, part: OutputEntry | engine_pb2.Finished | engine_pb2.Prefill | engine_pb2.PromptLogprobs
     ) -> _Request | None:
-        """The request that a part of a frame is of; None if there is none with its epoch."""
+        """The request of a part of a frame; None unless its epoch matches."""
         request = self._requests.get(part.request_id)
         return request if request is not None and request.epoch == part.epoch else None
 
@@ -292,7 +292,7 @@ class EngineDecoder:
             self._finished(request_id, request)
 
     def _fail(self, request_id: str, request: _Request) -> None:
-        """End every unfinished choice at its delivered length, with the error that is being handled."""
+        """Log the current exception, and end every unfinished choice at its delivered length."""
         log.exception("cannot be decoded", request_id=request_id)
         del self._requests[request_id]
         for choice, state in request.choices.items():

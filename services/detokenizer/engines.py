@@ -32,7 +32,7 @@ class Engines:
     """The linked engines, their decoders and tokenizers. Implements ``EngineOwner``."""
 
     def __init__(self, max_generations: int, tracing: Tracing | None = None, outboxes: Outboxes | None = None) -> None:
-        """``max_generations``: tokenizers held at a time. ``outboxes`` bounds output that subscribers have not read."""
+        """``max_generations``: tokenizers held at a time. ``outboxes`` bounds output unread by subscribers."""
         self._max_generations = max_generations
         self._tracing = tracing
         self.subscribers = Subscribers(self._subscriber_gone, outboxes)
@@ -55,7 +55,7 @@ class Engines:
     def push_load(self) -> int:
         """Make every subscriber's stream send the load and the list of live engines; returns their number.
 
-        An engine that is attached but silent (on a half-open connection) is not live.
+        An attached but silent engine (on a half-open connection) is not live.
         """
         now = time.monotonic()
         live = frozenset(peer for peer, at in self._heard_at.items() if now - at <= BEAT_LIMIT)

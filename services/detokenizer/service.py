@@ -1,4 +1,4 @@
-"""``DetokenizerService``: one stream per processor; each frame holds all output since the frame before it."""
+"""``DetokenizerService``: one stream per processor; each frame holds the output since the previous one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 
 MAX_SUBSCRIBERS = 256
-"""Subscribers at the same time. Bounded because each is sent the load, and may be sent the text of every request."""
+"""Simultaneous subscribers. Bounded because each is sent the load, and may be sent the text of every request."""
 
 
 class Subscriber(OutputStream):
@@ -69,7 +69,7 @@ class Subscribers:
         return subscriber if subscriber is not None and subscriber.peer == peer else None
 
     def update_engines(self, engines: frozenset[PeerId]) -> None:
-        """Set the live engines; every subscriber is sent what changed."""
+        """Set the live engines; every subscriber is sent the changes."""
         added, removed = engines - self._engines, self._engines - engines
         self._engines = engines
         for subscriber in self._by_name.values():

@@ -9,7 +9,7 @@ In reading order:
 main                       the process: start-up, serving, drain, end
 service, attach_stream     the RPCs, and one Attach stream: commands in, frames out
 async_engine, step_loop    the engine on the event loop, and the thread that computes
-grammar_queue              requests that wait for their grammars, in threads beside it
+grammar_queue              requests whose grammars are compiled, in other threads
 submit_limits, engine_messages   the size limits of a Submit; messages ⇄ ``engine_core`` and ring types
 startup_log, large_messages, tokenizer, metrics, tracing, profile    used by these
 """

@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 
 class LinkWaker:
-    """Wakes the writer of one link: ``Attachment`` waits for ``event``, and then takes frames from ``link``."""
+    """Wakes the writer of one link: ``Attachment`` waits for ``event``, then takes frames from ``link``."""
 
     def __init__(self, link: OutboundLink) -> None:
         self.link = link
@@ -231,7 +231,7 @@ class AsyncEngine:
             log.info("refused", request_id=entry.request_id, reason=status.message)
 
     def _retry_after_ms(self) -> int:
-        """Assumes that the next request will be queued as long as the one scheduled last."""
+        """Assumes that the next request will queue as long as the one scheduled last."""
         return retry_after_ms(self._last_queue_seconds)
 
     def _read(self) -> EngineReading | None:

@@ -66,7 +66,7 @@ class Attachment:
         self._draining_told = False
 
     async def run(self, incoming: RequestStream, context: Context) -> None:
-        """Serve the stream. Returns when the peer has closed it; raises ``Refused`` with the status to end it with."""
+        """Serve the stream. Returns when the peer has closed it; raises ``Refused`` with the status that ends it."""
         data, hello = await self._first_frame(incoming)
         version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
         check_name(hello.name, ATTACHERS)

@@ -1,7 +1,7 @@
-"""Requests that wait, off the step loop, until their grammar is made of their constraint and compiled.
+"""Requests that wait, outside the step loop, until threads have made and compiled their constraint's grammar.
 
-A few threads do it, and tenants take turns: none has more than half of the threads, so one whose grammars take long
-holds up itself. A grammar that was compiled before takes one hop to a thread.
+Tenants take turns, and none has more than half of the threads, so a tenant's slow grammars hold up only that tenant. A
+grammar that was compiled before takes one hop to a thread.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ log = structlog.get_logger(__name__)
 
 THREADS = 4
 MAX_WAITING = 1024
-"""Requests that wait for their grammars, of all tenants; one may have as many as it leaves free."""
+"""Waiting requests of all tenants together; a tenant may have as many as remain free."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request as it was submitted: its form for the core, and its constraint."""
+    """A submitted request: its form for the core, and its constraint."""
 
     core: Request
     """Without a grammar."""
     make_grammar: Callable[[Marker], str] | None = None
-    """Makes the grammar of its constraint, in a thread; None if it has none. Raises ``ConstraintError``."""
+    """Makes the constraint's grammar, in a thread; None without a constraint. Raises ``ConstraintError``."""
 
 
 class GrammarQueueOwner(Protocol):
     """Receives each request that leaves the queue, unless it was cancelled; called on the event loop."""
 
     def grammar_ready(self, core_id: str, request: Request, cancelled: set[int]) -> None:
-        """``request`` has its grammar, which is compiled; the choices in ``cancelled`` were cancelled meanwhile."""
+        """``request`` has its compiled grammar; the choices in ``cancelled`` were cancelled meanwhile."""
 
     def grammar_refused(self, core_id: str, error: RequestError | Status) -> None: ...
 
@@ -63,7 +63,7 @@ class _Waiting:
 
 
 class GrammarQueue:
-    """Has the grammars of requests compiled, in threads. Use it on the event loop."""
+    """Compiles the grammars of requests in threads. Use it on the event loop."""
 
     def __init__(
         self,
@@ -74,10 +74,9 @@ class GrammarQueue:
         *,
         retry_after_ms: Callable[[], int] = lambda: 1000,
     ) -> None:
-        """``compile_grammar`` blocks, and raises ``InvalidRequestError`` for a grammar that cannot be used.
+        """``compile_grammar`` blocks, and raises ``InvalidRequestError`` for an unusable grammar.
 
-        ``marker`` writes texts with the model's special tokens; ``observe`` gets the seconds that each grammar took in
-        its thread.
+        ``marker`` writes texts with the model's special tokens; ``observe`` gets each grammar's seconds in its thread.
         """
         self._owner = owner
         self._compile = compile_grammar
@@ -86,12 +85,11 @@ class GrammarQueue:
         self._retry_after_ms = retry_after_ms
         self._pool = DaemonThreadPool(THREADS, "grammars")
         self._waiting: dict[str, _Waiting] = {}
-        """Every request here, those whose grammars threads work on included, keyed by core id."""
+        """All requests, including those whose grammars threads work on, keyed by core id."""
         self._queues: OrderedDict[str, OrderedDict[str, _Waiting]] = OrderedDict()
-        """Requests that no thread has begun, by tenant and core id; no queue is empty, and the first one has its
-        turn."""
+        """Requests that no thread has begun, by tenant and core id; no queue is empty, and the first is next."""
         self._threads: Counter[str] = Counter()
-        """Threads that work for each tenant, even if the request has gone."""
+        """Busy threads per tenant, including those whose request is gone."""
         self._quota = TenantQuota(MAX_WAITING)
 
     def __len__(self) -> int:
@@ -106,7 +104,7 @@ class GrammarQueue:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def add(self, core_id: str, request: EngineRequest) -> None:
-        """Queue a request that has a constraint; refused while too many wait."""
+        """Queue a request with a constraint; refused while too many wait."""
         tenant, deadline = request.core.tenant, request.core.deadline
         if not self._quota.has_room(tenant, 1):
             self._owner.grammar_refused(core_id, self._full(tenant))
@@ -120,7 +118,7 @@ class GrammarQueue:
         self._begin()
 
     def cancel(self, core_id: str, choice: int | None) -> bool:
-        """Cancel a choice (None: all) of a request that is here. False if that removed the request."""
+        """Cancel a choice (None: all) of a request in this queue. False if that removed the request."""
         waiting = self._waiting[core_id]
         if choice is None:
             self._remove(waiting)
@@ -152,7 +150,7 @@ class GrammarQueue:
                 del self._queues[tenant]
 
     def _begin(self) -> None:
-        """Give free threads the next requests, one of each tenant in turn."""
+        """Give free threads the next requests, tenant by tenant."""
         while self._threads.total() < THREADS:
             tenant = next((one for one in self._queues if self._threads[one] < THREADS // 2), None)
             if tenant is None:
@@ -168,7 +166,7 @@ class GrammarQueue:
             made.add_done_callback(partial(self._made, waiting))
 
     def _make(self, request: EngineRequest) -> tuple[str | RequestError | Status, float]:
-        """The grammar, compiled, or why there is none; and the seconds that it took. Runs in a thread."""
+        """The compiled grammar, or why there is none, and the seconds taken. Runs in a thread."""
         start = time.perf_counter()
         return self._outcome(request), time.perf_counter() - start
 
@@ -185,7 +183,7 @@ class GrammarQueue:
             return refused.status
         except ExecutorError as error:  # the engine has failed; another one may compute the request
             return Status(Code.UNAVAILABLE, str(error), self._retry_after_ms())
-        except BaseException as error:  # of any kind, panics too: without an outcome, the request would wait forever
+        except BaseException as error:  # panics too: without an outcome, the request would wait forever
             log.exception("a grammar cannot be compiled")
             return Status(Code.INTERNAL, f"the grammar cannot be compiled: {type(error).__name__}")
         return grammar

@@ -1,8 +1,8 @@
 """Large messages take turns: only one at a time is parsed (off the event loop) and held while it is executed.
 
-Parsing holds the interpreter's lock. A pause as long as the parsing follows each message, so that a flood of
-large messages leaves at least half of the lock to the step loop and the event loop. Smaller messages go first, but none
-starves: each has a deadline that grows with its size, and the earliest deadline is served next.
+Parsing holds the interpreter's lock. A pause as long as the parsing follows each message, so that a flood of large
+messages leaves at least half of the lock to the step loop and the event loop. Smaller messages go first, but none
+starves: deadlines grow with size, and the earliest deadline is served next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 _R = TypeVar("_R")
 
 _DEADLINE_PER_MIB, _LATEST_DEADLINE = 60.0, 60.0
-"""Seconds added to a message's deadline per MiB, and the most that are added."""
+"""Seconds added to a message's deadline per MiB, and their maximum."""
 
 
 class LargeMessages:

@@ -45,7 +45,7 @@ _STOP_TIMEOUT = 10.0
 _FAREWELL = 0.1
 """Seconds that the streams have to end after a hang was detected."""
 _LEDGERS_PER_REQUEST = 4
-"""Bound on ledger entries, per request that may wait or run: the ledger also holds finished ones until Done."""
+"""Bound on ledger entries per waiting or running request: the ledger also holds finished ones until Done."""
 
 
 def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
@@ -209,7 +209,7 @@ class _EngineProcess:
         log.info("drained", left=left)
 
     def _failed(self, error: BaseException) -> None:
-        """End the process at once: the engine's state cannot be trusted any more."""
+        """End the process at once: the engine's state can no longer be trusted."""
         log.critical("the engine failed", error=str(error), exc_info=error)
         self._engine.fail("computing failed")
         self._server.drain.begin(ExitCode.FAILURE, grace=0.0)

@@ -69,11 +69,11 @@ class EngineMetrics(ServiceMetrics):
         self._queue.observe(seconds)
 
     def grammar(self, seconds: float) -> None:
-        """A grammar took ``seconds`` in its thread; one that was compiled before takes next to none."""
+        """A grammar took ``seconds`` in its thread; almost none if it was compiled before."""
         self._grammar.observe(seconds)
 
     def failed(self, *, by_model: bool) -> None:
-        """A choice ended because nothing more could be sampled for it, ``by_model``: from its logits."""
+        """A choice ended because nothing could be sampled; ``by_model``: because of its logits."""
         self._failed_choices += 1
         self._choices_without_numbers += by_model
 

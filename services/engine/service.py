@@ -145,7 +145,7 @@ class EngineService:
                     loop.call(finish)  # the caller is gone
 
     def load(self) -> engine_pb2.Load:
-        """The present load, without waiting for the current step."""
+        """The load now, without waiting for the current step."""
         loop = self._engine.step_loop
         if loop is None:
             return engine_pb2.Load()

@@ -35,14 +35,14 @@ class RequestCommands:
     """Commands about one request: add it, then cancel some of its choices."""
 
     request: Request | None = None
-    """The request to add; None if the core has it already."""
+    """The request to add; None if the core already has it."""
     cancelled: set[int | None] = field(default_factory=set)
-    """The choices to cancel; None stands for all of them."""
+    """The choices to cancel; None: all."""
 
 
 @dataclass(slots=True)
 class CoreCommands:
-    """Everything that the core must do before it computes its next step."""
+    """Everything that the core must do before its next step."""
 
     requests: dict[str, RequestCommands] = field(default_factory=dict)
     """Commands keyed by core id, in order of arrival."""
@@ -55,7 +55,7 @@ class CoreCommands:
 class Inbox:
     """Collects commands from any thread until the step loop's thread takes them.
 
-    Its size is bounded by the number of live requests: cancelling a request that was not taken yet removes it.
+    Its size is bounded by the number of live requests: cancelling a request that is not yet taken removes it.
     """
 
     def __init__(self) -> None:
@@ -115,10 +115,10 @@ class StepReport:
 
 
 class StepRecorder(Protocol):
-    """An object to call after each step, such as a profiler."""
+    """Called after each step, such as a profiler."""
 
     def step(self, seconds: float, tokens: int) -> bool:
-        """Called in the step loop's thread; returns whether to call it again."""
+        """Runs in the step loop's thread; returns whether to call it again."""
 
 
 class StepLoop:

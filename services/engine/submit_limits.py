@@ -20,7 +20,7 @@ MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
 MAX_TENANT_BYTES = 512
 MAX_CONSTRAINT_BYTES, MAX_PARSE_BYTES = 1 << 20, 16 << 10
-"""Tools that may be called have a schema each; a constraint of another kind has at most 256 KiB of text."""
+"""Every callable tool has a schema; a constraint of another kind has at most 256 KiB of text."""
 MAX_FRAME_FIELDS = 1 << 16
 _LEAST_FRAME_BYTES = 1 << 20
 _BYTES_PER_ID = 3
@@ -39,7 +39,7 @@ def check_size(
 ) -> None:
     """Raise ``Refused`` for the first field that is larger or smaller than the contract allows for ``model``.
 
-    ``capabilities``: what this engine can do; a constraint is never ignored, even if ``requires`` does not name it.
+    ``capabilities``: this engine's; a constraint is never ignored, even if ``requires`` does not name it.
     """
     check_requires(submit.requires, capabilities)
     if submit.HasField("constraint"):

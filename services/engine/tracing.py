@@ -25,12 +25,12 @@ class _Times:
 
 
 class EngineTraces:
-    """Times of the traced submissions, kept as long as their ledger entries."""
+    """The times of traced submissions, kept as long as their ledger entries."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
         self._times: dict[str, _Times] = {}
-        """Times of the traced submissions, keyed by core id."""
+        """Keyed by core id."""
 
     def submitted(self, core_id: str, traceparent: str, now: float) -> None:
         if traceparent:

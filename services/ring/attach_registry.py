@@ -20,7 +20,7 @@ CoreRequest_contra = TypeVar("CoreRequest_contra", contravariant=True)
 
 
 class CorePort(Protocol[CoreRequest_contra]):
-    """What the registry asks of the engine core, by way of ``AsyncEngine``, which implements this.
+    """The registry's interface to the engine core; ``AsyncEngine`` implements it.
 
     Neither call blocks; both are idempotent per ``core_id``.
     """
@@ -37,7 +37,7 @@ class CorePort(Protocol[CoreRequest_contra]):
 
 
 class AttachRegistry(Generic[CoreRequest]):
-    """What an engine knows of the peers attached by ``EngineService.Attach``, and of the requests they submitted."""
+    """The peers attached to an engine by ``EngineService.Attach``, and the requests they submitted."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AttachRegistry(Generic[CoreRequest]):
         *,
         on_removed: Callable[[LedgerEntry], None] = lambda entry: None,
     ) -> None:
-        """``on_removed`` is called with each ledger entry just before it is removed."""
+        """``on_removed`` is called with a ledger entry just before its removal."""
         self._core_port = core_port
         self._ledgers = ledgers
         self._on_removed = on_removed
@@ -63,7 +63,7 @@ class AttachRegistry(Generic[CoreRequest]):
 
         A peer that attaches again with the same incarnation keeps its requests that are delivered to itself. Its other
         requests are removed unless it Redirects or Submits them again within ``orphan_grace``: a Done may have been
-        lost with the old stream. Raises ``Refused`` if a newer incarnation is attached, or too many peers.
+        lost with the old stream. Raises ``Refused`` if a newer incarnation or too many peers are attached.
         """
         old = self._links.get(peer.name)
         if old is not None and old.peer.incarnation > peer.incarnation:

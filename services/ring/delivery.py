@@ -1,7 +1,7 @@
-"""What has been delivered of one request: its epoch, the ids of each choice, which frames fit, and how it ends.
+"""The delivery state of one request: its epoch, the ids of each choice, which frames fit, and its ends.
 
 The processor owns a request from admission to its end. Frames of a lower epoch are dropped, a delta must begin where
-the one before it ended, nothing follows the end of a choice, and usage counts exactly what was delivered.
+the previous one ended, nothing follows the end of a choice, and usage counts exactly what was delivered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ChoiceDelivery:
         self.ids = array("I", resumed_ids)
         self.end: ChoiceEnd | None = None
         self.reasoning_tokens: int | None = None
-        """Of all its tokens, as far as reported; None if its answer is not divided into parts, or nothing came yet."""
+        """Those reported so far; None if the answer is not divided into parts, or nothing came yet."""
 
 
 class Delivery:
@@ -60,7 +60,7 @@ class Delivery:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Of the output tokens, those of reasoning, as far as detokenizers have reported them."""
+        """Reasoning tokens among the output tokens, as far as detokenizers have reported them."""
         return sum(state.reasoning_tokens or 0 for state in self.choices.values())
 
     def next_epoch(self) -> int:
@@ -79,7 +79,7 @@ class Delivery:
     def delta(
         self, epoch: int, choice: int, first_position: int, ids: Sequence[int], parts: TypedParts | None = None
     ) -> Verdict:
-        """Judge a delta, and keep its ids and its count of reasoning tokens if it is accepted."""
+        """Judge a delta; if accepted, keep its ids and its count of reasoning tokens."""
         state = self._unfinished_choice(epoch, choice)
         if state is None:
             return Verdict.DROP
@@ -108,7 +108,7 @@ class Delivery:
         return Verdict.ACCEPT
 
     def abort(self, finish_reason: FinishReason, error: Status | None = None) -> dict[int, ChoiceEnd]:
-        """End every unfinished choice at once, with what was delivered; later frames are dropped."""
+        """End every unfinished choice at its delivered length; later frames are dropped."""
         ends = {}
         for choice, state in self.choices.items():
             if state.end is None:

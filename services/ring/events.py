@@ -22,13 +22,13 @@ class FinishReason(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TypedParts:
-    """What a delta, or the end of a choice, adds to the typed parts of its choice. The ring carries them unread."""
+    """Typed parts that a delta, or the end of a choice, adds to its choice. The ring carries them unread."""
 
     pieces: Sequence[Any] = ()
     wire_bytes: int = 0
     """Upper estimate of the size of ``pieces`` on the wire."""
     reasoning_tokens: int = 0
-    """Tokens of reasoning so far, over all of the choice."""
+    """Reasoning tokens of the choice so far."""
 
 
 @dataclass(frozen=True, slots=True)

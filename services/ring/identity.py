@@ -15,15 +15,15 @@ MAX_REQUEST_ID_LENGTH = 64
 CONSTRAINT, FORM_BESIDE_TOOLS = "constraint", "form_beside_tools"
 PARSE, ANSWER_STOPS, CONTENT_TOKENS = "parse", "answer_stops", "content_tokens"
 ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", CONSTRAINT, FORM_BESIDE_TOOLS)
-"""Capabilities of engines that are known here."""
+"""Known capabilities of engines."""
 GRAMMAR_CAPABILITIES = (CONSTRAINT, FORM_BESIDE_TOOLS)
-"""Those of engines that can use grammars."""
+"""Capabilities of engines that can use grammars."""
 DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS)
 """Capabilities of every detokenizer of this version."""
 PROCESSOR_CAPABILITIES = ("resume", "pieces", PARSE, ANSWER_STOPS, CONTENT_TOKENS)
 """Capabilities that a processor of this version adds."""
 CHAT_CAPABILITIES = ("chat", "tools")
-"""Those that it adds for a model with a chat template."""
+"""Those it adds for models with a chat template."""
 MAX_REQUIRED_CAPABILITIES, MAX_CAPABILITY_BYTES = 16, 64
 
 

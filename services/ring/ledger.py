@@ -147,7 +147,7 @@ class LedgerEntry:
     logprob_bytes: int = 0
     """``Submission.logprob_bytes``, charged to ``tenant`` until the entry is removed and the core has released it."""
     id_bytes: int = 0
-    """``Submission.id_bytes``, charged in the same way."""
+    """``Submission.id_bytes``, charged likewise."""
     tenant: str = ""
     traceparent: str = ""
 
@@ -192,7 +192,7 @@ class Ledgers:
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
         self._unreleased: dict[str, tuple[str, int, int]] = {}
-        """Removed entries that the core still holds, keyed by core id: (tenant, logprob bytes, id bytes), all still
+        """Removed entries that the core still holds, keyed by core id: (tenant, logprob bytes, id bytes), still
         charged."""
         self._orphans: dict[str, float] = {}
         """The time at which each orphan (a request whose submitter's stream ended) is removed, keyed by request id."""
@@ -256,7 +256,7 @@ class Ledgers:
             self.release(entry.core_id)
 
     def release(self, core_id: str) -> None:
-        """The core holds nothing of a submission any more."""
+        """The core holds nothing of a submission: stop charging it."""
         if (charged := self._unreleased.pop(core_id, None)) is not None:
             tenant, logprob_bytes, id_bytes = charged
             self._logprobs.give_back(tenant, logprob_bytes)
@@ -269,7 +269,7 @@ class Ledgers:
                 self._orphans.setdefault(entry.request_id, now + self._orphan_grace)
 
     def claim(self, request_id: str) -> None:
-        """The submitter is attached again: the request is no orphan any more."""
+        """The submitter is attached again: the request is no longer an orphan."""
         self._orphans.pop(request_id, None)
 
     def expired(self, now: float) -> list[LedgerEntry]:

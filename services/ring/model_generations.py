@@ -1,4 +1,4 @@
-"""What a process holds for each generation of the model: several at a time while a model is rolled out.
+"""The values a process holds per generation of the model: several at a time during a rollout.
 
 A generation is all engines that serve the same model: equal configuration, template, tokenizer and weights. A request
 belongs to the generation that admitted it until its end. A process holds a generation while an engine serves it or a

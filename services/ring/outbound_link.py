@@ -18,7 +18,7 @@ from services.ring.ledger import LedgerEntry
 from services.ring.logprobs import PackedLogprobs
 
 MAX_FRAME_BYTES = 64 << 10
-"""A peer handles a frame at a time, and decodes text at some 6 microseconds a token."""
+"""A peer handles one frame at a time, and decodes text at some 6 microseconds per token."""
 # Upper estimates of wire sizes in bytes; they only keep frames below the limit.
 _ENTRY_BYTES, _TOKEN_BYTES = 160, 5
 
@@ -86,7 +86,7 @@ class _Cursor:
 
 
 class OutboundLink:
-    """What one attached peer has been sent, and what is still to be sent."""
+    """What one attached peer has been sent and must still be sent."""
 
     def __init__(self, peer: PeerId, attached: Iterable[PeerId] = ()) -> None:
         """``attached``: all attached peers, including this one."""
@@ -181,7 +181,7 @@ class OutboundLink:
         return size
 
     def _advance(self, cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
-        """Add what is new of one request; returns bytes used, and whether something did not fit."""
+        """Add one request's news; returns bytes used, and whether something did not fit."""
         entry, size = cursor.entry, 0
         if not cursor.opened:
             cursor.opened = True
@@ -203,7 +203,7 @@ class OutboundLink:
 
 
 def _advance_prompt(cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
-    """Add the prompt's log probabilities that fit, at least one; returns the same as ``_advance``."""
+    """Add the prompt's log probabilities that fit, at least one; returns like ``_advance``."""
     scores, start = cursor.entry.prompt_logprobs, cursor.prompt_logprobs_sent
     if scores is None or start == len(scores):
         return 0, False
@@ -214,7 +214,7 @@ def _advance_prompt(cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int
 
 
 def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int) -> tuple[int, bool]:
-    """Add the tokens of one choice that fit, at least one, and its end; returns the same as ``_advance``."""
+    """Add the tokens of one choice that fit, at least one, and its end; returns like ``_advance``."""
     entry = cursor.entry
     log, start, size = entry.choices[choice], cursor.sent[choice], 0
     # A stop string may have cut the log below what was already sent.

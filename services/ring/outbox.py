@@ -35,7 +35,7 @@ class ChoiceUpdate:
     counts: list[int] = field(default_factory=list)
     """Number of ids, one per delta."""
     parts: list[TypedParts | None] = field(default_factory=list)
-    """What each delta adds to the typed parts; None if it has none."""
+    """The typed parts that each delta adds; None without any."""
     logprobs: PackedLogprobs | None = None
     """Aligned to the end of ``ids``: resumed tokens have none."""
     wire_bytes: int = _CHOICE_BYTES
@@ -125,7 +125,7 @@ class RequestUpdate:
     def add_prompt_logprobs(self, offset: int, scores: PackedLogprobs) -> None:
         """Add log probabilities of the prompt from entry ``offset`` on.
 
-        If they do not follow those held, they replace them: the reader sees the gap and asks for a replay.
+        If they do not continue those held, they replace them: the reader sees the gap and asks for a replay.
         """
         if self.prompt_logprobs is None or self.prompt_offset + len(self.prompt_logprobs) != offset:
             self.prompt_logprobs, self.prompt_offset = scores, offset
@@ -176,7 +176,7 @@ class RequestUpdate:
 
 
 class Outboxes:
-    """The outboxes of a process, bounded one by one and together.
+    """The outboxes of a process, bounded singly and together.
 
     A reader whose outbox exceeds its bound is disconnected. When all together exceed theirs, the tenant with the most
     bytes loses the reader of its largest outbox, so that no other tenant suffers.
@@ -227,7 +227,7 @@ class Outboxes:
 class Outbox:
     """The unread updates for one reader, in the order in which requests first had one. Made by ``Outboxes.open``.
 
-    A client's has no epochs: accepted output is never replaced.
+    A client's outbox has no epochs: accepted output is never replaced.
     """
 
     def __init__(self, outboxes: Outboxes, on_added: Callable[[], None]) -> None:
@@ -239,7 +239,7 @@ class Outbox:
         self._taken = 0
         """Bytes of the last ``take``."""
         self.closed = False
-        """If True, everything added is dropped."""
+        """Whether everything added is dropped."""
 
     @property
     def pending(self) -> bool:
@@ -331,8 +331,8 @@ class Outbox:
     def take(self, max_bytes: int) -> list[RequestUpdate]:
         """Remove and return about ``max_bytes`` of updates, at least one delta.
 
-        A delta is never split. A request of which only a part fits moves to the end of the order. Bytes taken stay
-        counted until the next call, because only then have they been written.
+        A delta is never split. A request that fits only in part moves to the end of the order. Bytes taken stay counted
+        until the next call, because only then have they been written.
         """
         self._shrink(self._taken)
         self._taken = 0
@@ -352,7 +352,7 @@ class Outbox:
         return taken
 
     def _of(self, request_id: str, epoch: int = 0) -> RequestUpdate | None:
-        """The update to add to; None if closed or a higher epoch is held. What is held of a lower epoch is dropped."""
+        """The update to add to; None if closed or a higher epoch is held. An update of a lower epoch is dropped."""
         update = self._updates.get(request_id)
         if self.closed:
             return None

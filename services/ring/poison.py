@@ -1,9 +1,8 @@
 """The poison rule: how many engines may die while computing a request before it is no longer resubmitted.
 
 An engine that comes back with the same incarnation was only cut off, so a death counts only once the engine has been
-away for ``RETURN_GRACE``. A request that was merely queued at an engine that died is hardly to blame. But an engine may
-die before it can report what it begins to compute, so deaths while the request was queued have a limit, too: a larger
-one.
+away for ``RETURN_GRACE``. A request that was merely queued at a dying engine is hardly to blame. But an engine may die
+before it can report what it begins to compute, so deaths while the request was queued have a (larger) limit, too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Container
 from services.ring.identity import PeerId
 
 MAX_CRASH_RESUBMITS = 2
-"""A request that this many engines were computing when they died is not resubmitted."""
+"""A request is not resubmitted after this many engines died computing it."""
 RETURN_GRACE = 3.0
 """Seconds after which an engine that has not come back counts as dead: longer than peers take to dial again."""
 WAITING_FACTOR = 5

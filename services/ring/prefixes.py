@@ -1,7 +1,7 @@
-"""A map of prompt prefixes to the engines that computed them lately: bounded, least recently used first out.
+"""A bounded LRU map of prompt prefixes to the engines that computed them lately.
 
 A prompt is identified by hashes of its prefixes. The first prefixes are 1, 2, … 8 KV cache blocks long; each further
-one is about a quarter longer than the one before. So a prompt of any length has few hashes, and the length that it
+one is about a quarter longer than the previous one. So a prompt of any length has few hashes, and the length that it
 shares with another prompt is known to within a fifth. The hash begins with the salt of the prefix cache, so only
 prompts that may share blocks match. Every processor computes the same hashes, and so chooses the same engines.
 """
@@ -22,7 +22,7 @@ MAX_HOLDERS = 8
 """Engines remembered per prefix."""
 _DIGEST_SIZE = 8
 _GROWTH = 4
-"""Each prefix is longer than the one before by 1/_GROWTH of its length, and by at least one block."""
+"""Each prefix is longer than the previous one by 1/_GROWTH of its length, and at least one block."""
 
 
 @dataclass(frozen=True, slots=True)

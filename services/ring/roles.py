@@ -19,7 +19,7 @@ _SHOWN_NAMES, _SHOWN_LENGTH = 4, 100
 
 
 class Role(StrEnum):
-    """What a caller of an engine or a detokenizer may be."""
+    """The role of a caller of an engine or a detokenizer."""
 
     PROCESSOR = "processor"
     DETOKENIZER = "detokenizer"
@@ -86,7 +86,7 @@ class Identities:
     """The mapping of certificate names to roles."""
 
     def __init__(self, identities: Sequence[str]) -> None:
-        """Each is ``ROLE=NAME``; raises ``ValueError`` with the first that is not."""
+        """``identities``: each ``ROLE=NAME``; raises ``ValueError`` with the first invalid one."""
         self._roles: dict[str, set[Role]] = {}
         for identity in identities:
             role, equals, name = identity.partition("=")

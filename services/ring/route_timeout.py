@@ -1,8 +1,8 @@
 """How long a request has been without a route: the time that ``--patience`` limits.
 
 The clock starts when the route is lost and is reset once output arrives on a new one. If the new route is lost too, the
-time spent on it does not count; if its engine refuses the request, it does. So a request that engines keep refusing
-runs out of time.
+time on it does not count; if its engine refuses the request, it counts. So a request that engines keep refusing runs
+out of time.
 """
 
 from __future__ import annotations

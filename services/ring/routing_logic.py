@@ -3,8 +3,8 @@
 A pair is joined when the engine reports this incarnation of the detokenizer as attached, the detokenizer has
 acknowledged this processor's subscription, and has not reported that it does not hear the engine.
 
-A request goes to engines of its own generation only. A new request may belong to any generation: it gets the newest
-that has room, or the newest if none has, so that the first engine of a new model is not given the work of all others.
+A request goes to engines of its generation only. A new request may belong to any generation: it gets the newest with
+room, or the newest if none has room, so that the first engine of a new model does not get the work of all others.
 
 No request goes where it would wait while another engine has room. A request goes to an engine that has its prompt's
 prefix cached, unless that engine is busier than the others by more than the prefix is worth. Otherwise it goes to the
@@ -27,9 +27,9 @@ from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes, PrefixMap, by_rendezvous
 
 TOKENS_PER_REQUEST = 64
-"""An engine that has this many tokens of a prompt cached may be one request busier than the average of the others …"""
+"""Cached prompt tokens for which an engine may be one request busier than the others' average load."""
 MAX_EXTRA_REQUESTS, MAX_EXTRA_SHARE = 8, 0.25
-"""… but by no more than this many requests, or this share of their load where that is more."""
+"""Limit on those extra requests: a number, or a share of that average where that is more."""
 FULL_KV_USAGE = 0.95
 """An engine counts as full if requests wait there and at least this share of its KV blocks is in use."""
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class _Node:
     own: int = 0
     """This processor's load there: choices at an engine, requests at a detokenizer."""
     others: int = 0
-    """The load that others had there at its last report."""
+    """Others' load there at its last report."""
     generation: Generation | None = None
     """The generation that an engine serves; None for a detokenizer."""
     capacity: int | None = None
@@ -105,7 +105,7 @@ class Routes:
         self._held: dict[str, tuple[Route, int]] = {}
         """Route and number of choices of each request, keyed by request id."""
         self.revision = 0
-        """Raised when a pair may have begun or ceased to take work: until then an unrouted request finds no route."""
+        """Grows when a pair may have begun or ceased to take work; until then an unrouted request finds no route."""
         self.prefixes = PrefixMap()
         self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
         """Number of decisions of each kind."""
@@ -176,7 +176,7 @@ class Routes:
                 self.revision += 1
 
     def any_joined(self, needs: Needs = _NO_NEEDS) -> bool:
-        """Whether any pair takes work, of requests with these needs."""
+        """Whether any pair takes requests with these needs."""
         return bool(self._engines_taking(needs))
 
     def generations(self) -> list[Generation]:
@@ -195,7 +195,7 @@ class Routes:
         return sum(filter(None, known)) if known and None not in known else None
 
     def loads(self) -> dict[str, int]:
-        """Choices that each engine has, by its name."""
+        """Each engine's load in choices, by name."""
         return {name: node.load for name, node in self._engines.items()}
 
     def requests(self) -> Counter[PeerId]:
@@ -222,8 +222,7 @@ class Routes:
     ) -> Route | None:
         """A joined pair of a generation that takes work, or None; the request counts as its load until ``release``.
 
-        ``engine``: stay on the engine that has the request, even if it takes nothing new. Both peers of the pair have
-        what the request ``needs``.
+        ``engine``: stay on the engine that has the request, even if it takes no new work. Both peers meet ``needs``.
         """
         if engine is None:
             chosen = self._choose_engine(generation, prefixes, needs)
@@ -292,7 +291,7 @@ class Routes:
         ]
 
     def _joined(self, engine: _Node, needs: Needs = _NO_NEEDS) -> Iterator[_Node]:
-        """The detokenizers joined with an engine that take work, and have what a request needs of them."""
+        """The detokenizers joined with an engine that take work and meet ``needs``."""
         return (
             node
             for node in self._detokenizers.values()
@@ -320,7 +319,7 @@ class RouteIndex(Generic[T]):
         """Items keyed by engine, then detokenizer, then key; empty dicts are removed."""
 
     def put(self, key: str, item: T, route: Route) -> None:
-        """Put an item on a route; it leaves the route that it was on."""
+        """Put an item on a route; it leaves its earlier route."""
         self.discard(key)
         self._routes[key] = route
         self._items.setdefault(route.engine, {}).setdefault(route.detokenizer, {})[key] = item

@@ -53,10 +53,9 @@ class TenantMemoryQuota(TenantQuota):
     """A dynamic threshold over the bytes that requests hold in memory; refuses with RESOURCE_EXHAUSTED."""
 
     def __init__(self, field: str, who: str, what: str, most: int, retry_after_ms: Callable[[str], int]) -> None:
-        """``most``: bytes of all tenants together; ``retry_after_ms``: the delay for a tenant that is refused.
+        """``most``: bytes of all tenants together; ``retry_after_ms``: the delay for a refused tenant.
 
-        The message of a refusal names the request's ``field``, the process (``who``) and what the bytes hold
-        (``what``).
+        A refusal's message names the request's ``field``, the process (``who``) and what the bytes hold (``what``).
         """
         super().__init__(most)
         self._field, self._who, self._what = field, who, what

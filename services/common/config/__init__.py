@@ -1,9 +1,9 @@
-"""Options: each is declared once, as a dataclass field, from which its flag, variable and documentation follow.
+"""Options: a dataclass field declares each one; flag, variable and documentation derive from it.
 
-options            how a field declares an option; parses and checks values of flags and variables   (read first)
+options            declares an option as a field; parses and checks values of flags and variables   (read first)
 settings           the options of the three services with their defaults; security_settings: TLS and authentication
 flags              options as flags of a command
-variable_names     the ``RINGLINE_…`` variables that exist, and those set that do not exist, mostly misspelled
+variable_names     the known ``RINGLINE_…`` variables, and a search for unknown (misspelled) ones
 addresses          the default ports; the three forms of an address
 errors             exit codes, and the error that ends a process with one sentence
 """

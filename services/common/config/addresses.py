@@ -17,7 +17,7 @@ MAX_SOCKET_PATH_BYTES = 107
 
 
 def default_metrics_port(port: int, room: int = 0) -> int:
-    """Where the service at ``port`` has its metrics unless told otherwise, with ``room`` more ports above it."""
+    """The default metrics port of the service at ``port``, with room for ``room`` more ports above it."""
     above = port + METRICS_PORT_OFFSET
     return above if above + room <= 65535 else port - METRICS_PORT_OFFSET
 
@@ -48,7 +48,7 @@ def valid_address(address: str) -> bool:
     if not (host and colon and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         return False
     try:
-        host.encode("idna")  # DNS takes no other names either: labels have 1 to 63 characters
+        host.encode("idna")  # DNS refuses the same names: labels have 1 to 63 characters
     except UnicodeError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Options as command-line flags: every ``Setting`` becomes an option of a click command, and its variable too."""
+"""Options as command-line flags: every ``Setting`` becomes an option of a click command, with its variable."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only s
 
 
 class _FlagType(click.types.BoolParamType):
-    """The same for --x/--no-x: click requires a subclass of its own type. Only a variable's value arrives as text."""
+    """``_SettingType`` for --x/--no-x: click requires a ``BoolParamType``. Only a variable's value arrives as text."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -81,16 +81,16 @@ class _SettingOption(click.Option):
         self.setting = setting
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """A service link of Kubernetes is nobody's value: the option keeps its default, and the log says why."""
+        """Ignore a Kubernetes service link: the option keeps its default, and the log says why."""
         value = super().resolve_envvar_value(ctx)
         return None if value is not None and is_service_link(self.setting.variable, value) else value
 
 
 class Command(click.Command):
-    """A command that answers an unknown option with what there is instead, or with the name that was misspelled."""
+    """A command that answers an unknown option with its replacement or its correct spelling."""
 
     def __init__(self, *args: Any, instead: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        """``instead``: by the name of an option that the command lacks, how a sentence beginning with it goes on."""
+        """``instead``: for missing options, by name, the rest of an error that begins with the flag."""
         super().__init__(*args, **kwargs)
         self._instead = instead or {}
 
@@ -99,7 +99,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            # Of -tp, click names the -t.
+            # For -tp, click reports -t.
             option = next((word for word in words if word.startswith(error.option_name)), error.option_name)
             raise click.UsageError(self._unknown(option.partition("=")[0], ctx), ctx) from None
 

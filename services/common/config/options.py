@@ -1,10 +1,9 @@
 """How options are declared, parsed and checked.
 
-An option is a dataclass field with metadata: its help, and what it accepts. Options that belong together are one
-dataclass, and dataclasses are composed into the settings of a process. One declaration yields the flag
-(``--max-num-seqs``), the variable (``RINGLINE_MAX_NUM_SEQS``) and the documentation. The metadata are plain data with
-the names of ``Setting``'s fields, so that the engine declares its own options without this module, and nothing here
-imports the engine.
+An option is a dataclass field with metadata: its help and accepted values. Related options form a dataclass, and
+dataclasses are composed into the settings of a process. One declaration yields the flag (``--max-num-seqs``), the
+variable (``RINGLINE_MAX_NUM_SEQS``) and the documentation. The metadata are plain data, keyed by ``Setting``'s field
+names: the engine declares its options without importing this module, and this module does not import the engine.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 VARIABLE_PREFIX = "RINGLINE_"
 TYPO_SIMILARITY = 0.8
-"""Least similarity, by ``difflib``, of a name to the one that it is taken to be a misspelling of."""
+"""Least ``difflib`` similarity at which a name counts as a misspelling of another."""
 
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
 _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
@@ -31,7 +30,7 @@ T = TypeVar("T")
 
 
 def is_service_link(name: str, value: str) -> bool:
-    """Whether Kubernetes made the variable for a Service: RINGLINE_PORT=tcp://… for one that is named ringline."""
+    """Whether Kubernetes set the variable for a Service: RINGLINE_PORT=tcp://… for one named ringline."""
     return _SERVICE_LINK.search(name) is not None or (name.endswith("_PORT") and _LINK_VALUE.match(value) is not None)
 
 
@@ -39,7 +38,7 @@ class SettingError(Exception):
     """An option has an unusable value."""
 
     def __init__(self, option: str, value: object, accepted: str) -> None:
-        """``option``: the field's name. ``accepted``: which values it takes, in words."""
+        """``option``: the field's name. ``accepted``: the accepted values, in words."""
         super().__init__(f"{option}={value!r} is not usable: expected {accepted}")
         self.option = option
         self.value = value
@@ -47,7 +46,7 @@ class SettingError(Exception):
 
 
 def option(default: Any, help: str, **declared: Any) -> Any:
-    """A dataclass field that is an option. ``declared``: the fields of ``Setting`` from ``choices`` to ``unit``."""
+    """A field that declares an option. ``declared``: the fields of ``Setting`` from ``choices`` to ``unit``."""
     return field(default=default, metadata={"help": help, **declared})
 
 
@@ -66,7 +65,7 @@ class Setting:
     help: str
     choices: tuple[str, ...] | tuple[int, ...] | None = None
     otherwise: str | None = None
-    """What to do for what the choices lack."""
+    """Advice for values outside the choices."""
     minimum: float | None = None
     maximum: float | None = None
     unit: str | None = None
@@ -87,7 +86,7 @@ class Setting:
 
     @property
     def accepted(self) -> str:
-        """What the option takes, in words."""
+        """The accepted values, in words."""
         if self.choices is not None:
             return "one of " + ", ".join(map(str, self.choices))
         noun = {
@@ -116,7 +115,7 @@ class Setting:
         """Raise ``SettingError`` if ``value`` is out of range."""
         if value is None and self.optional:
             return
-        # Written so that NaN, for which every comparison is false, is refused too.
+        # Negated, so that NaN, for which every comparison is false, is refused too.
         if (
             (self.choices is not None and value not in self.choices)
             or (self.minimum is not None and not value >= self.minimum)
@@ -173,8 +172,8 @@ def settings_of(defaults: Any) -> list[Setting]:
 def build(defaults: T, values: Mapping[str, Any]) -> T:
     """A copy of ``defaults`` with the options named in ``values`` replaced.
 
-    Raises what the dataclasses raise for a value that is out of range. Names that are not options of ``defaults`` are
-    ignored, so that one mapping can serve several settings.
+    Raises the dataclasses' errors for values out of range. Names that are not options of ``defaults`` are ignored, so
+    that one mapping can serve several settings.
     """
     changes: dict[str, Any] = {}
     for f in fields(defaults):  # type: ignore[arg-type]

@@ -147,10 +147,10 @@ def requires_client_certificate(tls: TlsSettings, *, internal: bool) -> bool:
 def check_listening(
     tls: TlsSettings, host: str, uds: str | None, secrets: Mapping[str, str | None], *, internal: bool
 ) -> None:
-    """Raise ``SettingError`` for what would have no effect, and for tokens that would cross a network in the clear.
+    """Raise ``SettingError`` for options without effect, and for tokens that would cross a network unencrypted.
 
-    ``secrets``: the options that require tokens of callers, each with its value. ``internal``: whether only services
-    call this one, which then may not be open to everybody with TLS, unless that is explicit.
+    ``secrets``: values of the options that require tokens of callers, keyed by name. ``internal``: whether only
+    services call this one; with TLS it must then authenticate callers, or accept everybody explicitly.
     """
     if uds is not None and tls.tls_cert_file is not None:
         raise SettingError(
@@ -178,7 +178,7 @@ def check_listening(
 
 
 def check_dialling(tls: TlsSettings, service_token_file: str | None, hosts: Iterable[str]) -> None:
-    """Raise ``SettingError`` if a token would be sent in the clear to peers on other machines."""
+    """Raise ``SettingError`` if a token would be sent unencrypted to other machines."""
     exposed = [host for host in hosts if not is_loopback(host)]
     if service_token_file is not None and tls.tls_ca_file is None and exposed:
         raise SettingError(

@@ -1,4 +1,4 @@
-"""The options of ``ringline serve`` that are no service's: its HTTP door."""
+"""The options of ``ringline serve`` itself: its HTTP gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``RINGLINE_…`` variables that exist, and a search for unknown ones, which are mostly misspelled."""
+"""The known ``RINGLINE_…`` variables, and a search for unknown ones, which are mostly misspelled."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def known_variables() -> frozenset[str]:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    """The ``RINGLINE_…`` variables that no process reads, each with the most similar known one, if any is similar.
+    """The ``RINGLINE_…`` variables that no process reads, with the most similar known one, if any is similar.
 
     Service links of Kubernetes (``RINGLINE_PROCESSOR_SERVICE_HOST``) are left out.
     """
@@ -98,5 +98,5 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
 
 
 def hidden_by_service_links(environment: Mapping[str, str]) -> list[str]:
-    """The variables of options whose place a service link of Kubernetes took. No option takes a link as its value."""
+    """The option variables that hold a Kubernetes service link. Options ignore such values."""
     return [name for name in sorted(known_variables()) if is_service_link(name, environment.get(name, ""))]

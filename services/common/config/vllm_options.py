@@ -1,7 +1,6 @@
-"""Options of vLLM's server that ours does not have, and what there is instead. Those of its engine are in
-``engine_core.vllm_options``.
+"""Options of vLLM's server that ours lacks, with replacements. Those of its engine are in ``engine_core.vllm_options``.
 
-The change that adds an option of vLLM, under vLLM's name or another, deletes its entry.
+Delete an option's entry when adding it here, under vLLM's name or another.
 """
 
 from __future__ import annotations
@@ -37,4 +36,4 @@ _INSTEAD: dict[tuple[str, ...], str] = {
 }
 
 INSTEAD_OF_VLLM_OPTIONS: dict[str, str] = {name: text for names, text in _INSTEAD.items() for name in names}
-"""By name in Python, how a sentence that begins with the flag goes on: "is called --tls-key-file here"."""
+"""Keyed by Python name: the rest of a sentence that begins with the flag, "is called --tls-key-file here"."""

@@ -30,7 +30,7 @@ class Endpoint:
     server_name: str | None = None
     """The name that the server's certificate must have; None: the address's host."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    """Limit on a received message."""
+    """Limit on received messages."""
 
     def open(self) -> grpc.aio.Channel:
         """A channel; it connects when first used."""
@@ -53,8 +53,8 @@ async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: fl
 async def wait_serving(endpoint: Endpoint) -> None:
     """Return when the whole server is SERVING, however long that takes.
 
-    Each attempt opens a new channel: one that has failed for some seconds would wait for seconds before it connects
-    again, even if the server serves by then.
+    Each attempt opens a new channel: one that has failed for some seconds would wait for seconds to reconnect, even if
+    the server already serves.
     """
     while True:
         async with endpoint.open() as channel:

@@ -1,4 +1,4 @@
-"""Peer discovery: one link for every given address, for every address that a given name resolves to, and per peer.
+"""Peer discovery: links to given addresses, and to the addresses that given names resolve to; one link per peer.
 
 ``10.0.0.1:50061``, ``[::1]:50061`` and ``unix:path`` are addresses. The host of ``engine:50061`` is a name: each of
 its addresses is a peer (``--scale`` of Docker Compose, a headless service of Kubernetes). Names are resolved
@@ -87,7 +87,7 @@ class Discovery:
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Where it looks for peers: the addresses dialled, and each name that has none."""
+        """The addresses dialled, and the names that have none."""
         return frozenset(self._dialled).union(name for name, found in self._found.items() if not found)
 
     async def run(self) -> None:
@@ -165,7 +165,7 @@ class PeerDedup:
 
     @property
     def duplicates(self) -> frozenset[str]:
-        """Addresses of peers that are linked through another one."""
+        """Addresses whose peers are linked through another address."""
         return frozenset[str]().union(*self._warned.values())
 
     def has_another(self, peer: PeerId, address: str) -> bool:

@@ -151,7 +151,7 @@ class EngineLink:
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
         """Give the link up if its writer failed: nothing can be sent over it any more."""
         error = None if writer.cancelled() else writer.exception()
-        # With the excepted errors the call has ended, and its reader gets the reason.
+        # After the excepted errors, the call has ended and its reader gets the reason.
         if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
             self.give_up(f"commands cannot be written: {error!r}")
 

@@ -30,7 +30,7 @@ _REFUSALS = frozenset(
 """Statuses by which a live peer refuses this process; such a refusal is logged at once."""
 _NO_CONNECTION = "failed to connect to all addresses"
 CA_CHECK_INTERVAL = 1.0
-"""Seconds between two checks whether the file of trusted authorities has changed."""
+"""Seconds between two checks of the file of trusted authorities."""
 UNREACHABLE_LOG_DELAY = 10.0
 """Seconds until an unreachable peer is logged: peers start in any order, and an engine takes a few seconds."""
 
@@ -103,7 +103,7 @@ async def maintain_link(endpoint: Endpoint, run_link: Callable[[grpc.aio.Channel
             reason = "the peer ended the link"
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # this task, rather than only a call that it awaits
+            if task is not None and task.cancelling():  # this task, not just a call that it awaits
                 raise
             reason = "given up"
         except (grpc.aio.AioRpcError, LinkRefused, TimeoutError) as error:
@@ -127,7 +127,7 @@ async def maintain_link(endpoint: Endpoint, run_link: Callable[[grpc.aio.Channel
 async def _closed_when_distrusted(
     channel: grpc.aio.Channel, endpoint: Endpoint, trusted: bytes | None
 ) -> AsyncIterator[None]:
-    """Close a channel when an authority that was trusted when it was opened is removed.
+    """Close a channel when an authority that was trusted at its opening is removed.
 
     gRPC does not show the dialling end the server's certificate; the next connection verifies it again.
     """

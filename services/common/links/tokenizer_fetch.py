@@ -1,4 +1,4 @@
-"""Fetches the tokenizer's files from an engine: with limits, and once for all engines with the same tokenizer."""
+"""Fetches the tokenizer's files from an engine: bounded, and once for all engines with the same tokenizer."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ class Drain:
     """When and how this process ends. Use it on the event loop."""
 
     def __init__(self, grace: float) -> None:
-        """``grace``: seconds that a drain has by default."""
+        """``grace``: default seconds for a drain."""
         self._default_grace = self._grace = grace
         self._begun = asyncio.Event()
         self._cut = asyncio.Event()
         self.exit_code: int = ExitCode.OK
-        """With which the process ends."""
+        """The process's exit code."""
 
     @property
     def cut_short(self) -> bool:
@@ -70,7 +70,7 @@ class Drain:
             self.begin()
 
     async def wait_begun(self, working: asyncio.Task[None]) -> None:
-        """Return when a drain begins; raises what ``working`` raises before that."""
+        """Return when a drain begins; raises an earlier exception of ``working``."""
         begun = asyncio.create_task(self._begun.wait())
         try:
             await asyncio.wait({working, begun}, return_when=asyncio.FIRST_COMPLETED)
@@ -81,7 +81,7 @@ class Drain:
             begun.cancel()
 
     async def run(self, finish: Callable[[float], Coroutine[Any, Any, None]]) -> None:
-        """Run ``finish(grace)`` until it returns, is cut short, or has taken much longer than its grace."""
+        """Run ``finish(grace)`` until it returns, is cut short, or exceeds its grace by ``_MARGIN`` seconds."""
         finishing, cut = asyncio.create_task(finish(self._grace)), asyncio.create_task(self._cut.wait())
         await asyncio.wait({finishing, cut}, timeout=self._grace + _MARGIN, return_when=asyncio.FIRST_COMPLETED)
         if not finishing.done() and not self._cut.is_set():
@@ -91,7 +91,7 @@ class Drain:
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancel ``task`` unless it is done, and log what it raised."""
+    """Cancel ``task`` unless it is done, and log its exception."""
     task.cancel()
     try:
         await task

@@ -1,7 +1,7 @@
-"""A hung process, judged by its supervisor: its event loop beats on a pipe, and one that gives no more beats is killed.
+"""Detects hangs from outside: the event loop writes beats to a pipe, and the supervisor kills a process without them.
 
-Others judge too, because none sees everything: a ``watchdog`` thread in the process, which can log where it hangs, but
-is stopped with it; and peers, which only send it no more work (``services.ring.liveness``).
+No detector sees everything, so there are two more: a ``watchdog`` thread in the process can log where it hangs, but
+stops with it; peers only send it no more work (``services.ring.liveness``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HeartbeatLimits:
     """Seconds without a beat after which a process counts as hung, by the phase of its last beat."""
 
     starting: float = 120.0
-    """Counted from the fork until the first beat: libraries are imported before it, and large files read after it."""
+    """Counted from the fork until the first beat. Libraries are imported before that beat, large files read after."""
     running: float = 8.0
     ending: float = 30.0
 
@@ -52,7 +52,7 @@ HEARTBEAT_LIMITS = HeartbeatLimits()
 
 @asynccontextmanager
 async def heartbeat(running: Callable[[], bool], *, loop_limit: float = LOOP_STALL_LIMIT) -> AsyncIterator[None]:
-    """Beat on the event loop while the block runs: for the supervisor, if there is one, and for a watchdog thread.
+    """Beat on the event loop while the block runs, for the supervisor, if any, and for a watchdog thread.
 
     ``running()`` returns whether the process has finished starting. The watchdog ends the process when the loop is
     blocked for ``loop_limit`` seconds.

@@ -1,9 +1,8 @@
-"""A hang, judged in the process itself: a thread ends it when its event loop, or an engine's step, takes too long.
+"""Detects a hang from inside: a thread ends the process when its event loop, or an engine's step, takes too long.
 
-Neither idleness (there is nothing to do) nor long work (each kind of work has its own limit) counts as a hang. Time in
-which the watchdog itself did not run, because its process or the machine was stopped, does not count. So a process that
-is stopped as a whole, or whose native code holds the GIL, is not ended from inside but by its supervisor
-(``services.common.process.heartbeat``).
+Neither idleness nor long work (each kind of work has its own limit) counts as a hang, nor does time in which the
+watchdog itself did not run, because its process or the machine was stopped. So a process that is stopped as a whole, or
+whose native code holds the GIL, is ended by its supervisor (``services.common.process.heartbeat``).
 """
 
 from __future__ import annotations

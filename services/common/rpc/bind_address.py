@@ -18,7 +18,7 @@ from services.common.config.settings import ServerSettings
 def check_bindable(settings: ServerSettings, port_flag: str = "--port") -> None:
     """Raise ``FatalError`` if the address is in use or cannot be bound; remove the socket file of a dead process.
 
-    ``port_flag``: what chooses the port, for the error's words.
+    ``port_flag``: the flag for the port, for errors.
     """
     if settings.uds is not None:
         _check_socket_file(Path(settings.uds))

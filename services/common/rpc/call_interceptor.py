@@ -1,7 +1,7 @@
 """The interceptor of every call: counted, authorized, read, answered in time, and ended with a status.
 
-What a handler raises becomes the status: ``Refused`` its own, a message that cannot be parsed INVALID_ARGUMENT. Any
-other exception becomes INTERNAL with an id under which the log has the traceback; the caller never gets the traceback.
+A handler's exception becomes the status: ``Refused`` its own, an unparsable message INVALID_ARGUMENT. Any other becomes
+INTERNAL with an id under which the log has the traceback; the caller never gets the traceback.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """``stall_timeout``: seconds that a client has to read one message, and the status once the handler returned.
 
         ``on_call`` gets the peer of each call and the size of its metadata in bytes. ``authorizers`` are called in
-        order before the first message of a call is read, except of health checks.
+        order before the first message of a call is read, except for health checks.
         """
         self._calls = calls
         self._on_call = on_call
@@ -115,9 +115,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._denials.write(method=method, peer=context.peer(), code=code, reason=str(refused))
             raise
 
-    # Not a context manager made of a generator: from Python 3.12 on, an error that it raises is kept in a cycle.
+    # No generator-based context manager: from Python 3.12 on, an error that it raises is kept in a cycle.
     async def _answer(self, respond: Callable[[Context], Awaitable[Any]], context: Context, method: str) -> Any:
-        """Respond: log the RPC at debug level, and end it with the status of what is raised."""
+        """Respond, log the RPC at debug level, and end it with the status of an exception."""
         start = time.monotonic()
 
         def log_end(**end: str) -> None:
@@ -139,7 +139,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._malformed.write(method=method, peer=context.peer(), error=str(error))
             await _abort(context, Status(Code.INVALID_ARGUMENT, f"the message cannot be parsed: {error}"))
         except Exception as error:
-            # The call has ended: there is nothing to abort. (InternalError: a write failed because the call is over.)
+            # The call has ended: nothing to abort. (InternalError: a write failed because the call is over.)
             if isinstance(error, grpc.aio.InternalError) or (context.done() and isinstance(error, grpc.aio.BaseError)):
                 log_end(error=str(error))
                 forget_frames(error)

@@ -166,9 +166,9 @@ class ConnectionGuard:
             self._closed.write(client=connection.peer[0])
 
     def idle_of_heaviest(self, connections: list[AcceptedConnection]) -> list[AcceptedConnection]:
-        """Those to close, in order: each is the quietest one without calls of the client with the most left.
+        """The connections to close, in order: always the quietest without calls, of the client with the most left.
 
-        A connection that has just been made, or whose call is on its way, is not among the quietest.
+        A new connection, or one whose call is on its way, is not among the quietest.
         """
         counts = Counter(connection.peer[0] for connection in connections)
         idle: dict[str, list[AcceptedConnection]] = defaultdict(list)

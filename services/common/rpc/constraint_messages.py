@@ -37,7 +37,7 @@ class ToolMessage(Protocol):
 
 
 def read_answer_form(message: constraint_pb2.Constraint, parse: part_pb2.ParseParams) -> AnswerForm:
-    """What the two ask for; schemas and grammars are not checked. Raises ``ConstraintError``."""
+    """The answer's form from both; schemas and grammars are not checked. Raises ``ConstraintError``."""
     return AnswerForm(
         _read_tool_calls(message.tool_calls) if message.HasField("tool_calls") else _read_constraint(message),
         message.after_reasoning,
@@ -48,7 +48,7 @@ def read_answer_form(message: constraint_pb2.Constraint, parse: part_pb2.ParsePa
 
 
 def read_tools(tools: Collection[ToolMessage]) -> tuple[ToolSpec, ...]:
-    """Tools by distinct names, with parameters that are of an object. Raises ``ConstraintError``."""
+    """The tools; raises ``ConstraintError`` unless names are distinct and parameters describe objects."""
     if len(tools) > MAX_TOOLS:
         raise ConstraintError("tools", f"{len(tools)} tools: expected at most {MAX_TOOLS}")
     specs: dict[str, ToolSpec] = {}

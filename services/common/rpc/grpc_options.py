@@ -18,8 +18,8 @@ _BOTH: GrpcOptions = (
     # within 15 s. (A hung process is found sooner, because its load reports stop.)
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    # The bandwidth probe, below, is a ping too, and has a timeout of its own: a minute by default. While it is in
-    # flight, no keepalive ping is sent.
+    # The bandwidth probe, below, is a ping too, with a separate timeout: a minute by default. While it is in flight, no
+    # keepalive ping is sent.
     ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     # A link without a request on it must be known to be alive before a request is routed over it.
     ("grpc.keepalive_permit_without_calls", 1),
@@ -37,11 +37,11 @@ def server_options(settings: ServerSettings, max_connections: int, max_connectio
     return (
         *_BOTH,
         *age,
-        # One frame of a client must not take the process's memory. It ends its own stream with RESOURCE_EXHAUSTED.
+        # A client's frame must not exhaust the process's memory. A larger one ends its stream with RESOURCE_EXHAUSTED.
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # Only "identity", no compression: the memory guard compares message sizes with the bytes that arrived.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # Sent messages are bounded where they are made (link frames of 1 MiB), and checked by their receiver.
+        # Senders bound messages when they make them (link frames of 1 MiB), and receivers check them.
         ("grpc.max_send_message_length", -1),
         # Two servers on one port would share its connections at random; the second must fail instead.
         ("grpc.so_reuseport", 0),

@@ -1,4 +1,4 @@
-"""Health of a server, by gRPC and by HTTP. Callers are not authenticated, so what they may ask for is bounded.
+"""Health of a server, by gRPC and by HTTP. Callers are not authenticated, so their requests are bounded.
 
 Readiness: does the process take requests? A processor without an engine does not, and a restart would not help.
 Liveness: does the process make progress? If not, it has to be killed.
@@ -31,7 +31,7 @@ class Health(health.aio.HealthServicer):
         """``services``: full names; all of them become ready at once."""
         super().__init__()
         self._services = ("", *services)
-        self._liveness = health.aio.HealthServicer()  # a servicer of its own: a drain ends readiness, not liveness
+        self._liveness = health.aio.HealthServicer()  # separate: a drain ends readiness, not liveness
         self._ready, self._alive, self._draining = False, True, False
 
     async def start(self) -> None:

@@ -6,13 +6,13 @@ the system; if that is not enough, it closes the connections that hold the most:
 complete messages.
 
 The framing of HTTP/2, TLS and gRPC never becomes a message, and nothing reports its size. So each connection has an
-overhead allowance, estimated from honest use: for each complete message, for the bytes received and sent, and for the
-connection's age. An attacker can hide as many bytes as the allowance, less what its own frames cost: at most 192 bytes
-for each message on the same connection (180 MB take a million small messages), and its metadata, if HTTP/2 compresses
-that. Where closing the connections that exceed the allowance does not help, the allowance shrinks as memory approaches
-the budget and is zero at the budget, so that hidden bytes do not take the process past it. Beyond its allowance a
-connection may hold 128 KiB: with the 512 connections that one client may have, a sixteenth of 1 GiB. And all
-connections together may hold a tenth of what the process has above a quarter of its budget: 26 MiB at half of 1 GiB.
+overhead allowance, estimated from honest use: for complete messages, for bytes received and sent, and for age. An
+attacker can hide as many bytes as the allowance, less the cost of its own frames: at most 192 bytes per message on the
+same connection (180 MB take a million small messages), and its metadata, if HTTP/2 compresses that. Where closing the
+connections that exceed their allowance does not help, the allowance shrinks as memory approaches the budget, to zero at
+the budget, so that hidden bytes do not take the process past it. Beyond its allowance a connection may hold 128 KiB:
+for the 512 connections of one client, a sixteenth of 1 GiB. All connections together may hold a tenth of the memory
+above a quarter of the budget: 26 MiB at half of 1 GiB.
 
 If a call ended before its message was complete or read, its bytes still count as held, although gRPC has freed them:
 nothing reports that, either.
@@ -36,14 +36,14 @@ _IDLE_CHECKS = 100
 _SHORT_CHECKS = 20
 """While memory is short, but does not grow and nothing was closed, the guard acts every ``_SHORT_CHECKS`` checks."""
 _SETTLE_CHECKS = 10
-"""Checks that gRPC has to free the memory of closed connections, before the allowance of the others shrinks."""
+"""Checks that gRPC has to free the memory of closed connections before the allowance shrinks."""
 _MIN_HELD = 128 << 10
 """Bytes; a connection that holds less is not closed."""
 _MIN_SHARE = 0.1
 """Nothing is closed if all candidates together hold less than this share of the excess: closing would not help."""
 _PER_MESSAGE = 192
 """Allowance in bytes for a complete message. Measured without TLS: 58 for the headers and frames of a call, 40 for
-those of a message in a stream. TLS adds about 30 for each write, a trace context 70."""
+those of a message in a stream. TLS adds about 30 per write, a trace context 70."""
 _MAX_METADATA = 2 << 10
 """Allowance in bytes for the metadata of a call: a token is rarely longer. (HTTP/2 repeats metadata in a few bytes, so
 the allowance for metadata is never more than the bytes that became no message.)"""
@@ -52,8 +52,7 @@ _PER_SECOND = 32
 _BYTES_PER_FRAMING = 256
 """Bytes of messages for each byte of allowance: TLS frames take 29 of 16 KiB, those of HTTP/2 up to 9."""
 _BYTES_PER_UPDATE = 512
-"""Bytes acknowledged by the other end for each byte of allowance: its window updates took one byte in 2000 when
-measured."""
+"""Bytes acknowledged by the other end for each byte of allowance: its window updates took one byte in 2000."""
 _WORTH_TRIMMING = 32 << 20
 """Bytes of growth after which malloc is asked to return free memory."""
 _TRIM_CHECKS = 10 * _IDLE_CHECKS
@@ -183,7 +182,7 @@ class MemoryGuard:
     def _heaviest(
         self, connections: list[AcceptedConnection], allowance: float, excess: int
     ) -> list[tuple[int, AcceptedConnection]]:
-        """Connections with the bytes that they hold, largest first; empty if closing them all would not help."""
+        """Connections with the bytes they hold, largest first; empty if closing them all would not help."""
         every = ((self._held(one, allowance), one) for one in connections)
         held = sorted((pair for pair in every if pair[0] >= _MIN_HELD), key=lambda pair: pair[0], reverse=True)
         return held if sum(amount for amount, _ in held) >= excess * _MIN_SHARE else []

@@ -1,7 +1,7 @@
 """Limits on protobuf messages, checked before they are parsed: a few bytes on the wire may become many objects.
 
-An empty sub-message takes 2 bytes on the wire and about 100 in memory. So a message is limited in its
-bytes and in its fields, those of its sub-messages included; they are counted in the wire format.
+An empty sub-message takes 2 bytes on the wire and about 100 in memory. So a message is limited in its bytes and in its
+fields, including those of sub-messages; they are counted in the wire format.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MessageLimits:
     """Limit on the fields of the message and all its sub-messages. Each entry of a repeated field counts; a packed
     array counts as one."""
     reason: str = ""
-    """What ``max_bytes`` is the most for, as errors say it."""
+    """Explains ``max_bytes`` in errors."""
 
 
 SMALL_MESSAGE = MessageLimits(max_bytes=64 << 10, max_fields=1024)

@@ -1,9 +1,9 @@
-"""The open calls of a gRPC server: limits on their number, in all and per client, and how each is made to end.
+"""The open calls of a gRPC server: limits on their number, in all and per client, and how they are ended.
 
 A call does not end with its handler: gRPC keeps it until its client has read the last messages and the status. A client
 that gives no flow-control window would keep it as long as the connection, and ``grpc.aio`` cannot reset a stream. But
-gRPC does so itself (RST_STREAM) when nothing refers to an unfinished call any more; after the handler has returned, the
-only reference is the task in which ``grpc.aio`` waits for the call's end. So we cancel that task.
+gRPC does so itself (RST_STREAM) when nothing refers to an unfinished call; after the handler has returned, the only
+reference is the task in which ``grpc.aio`` waits for the call's end. So we cancel that task.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class CallRegistry:
 
     A client is an IP address; all peers on a unix socket are one client with one connection. A single client may have
     all calls. When the server is full and a client with fewer calls wants another, the client with the most loses its
-    newest one. So each gets its fair share, whatever others hold (a switch's longest-queue drop).
+    newest. So every client gets its fair share (a switch's longest-queue drop).
     """
 
     def __init__(self, max_calls: int, max_connections: int) -> None:
@@ -172,7 +172,7 @@ class CallRegistry:
             await asyncio.wait(self._handlers, timeout=seconds)
 
     def admit(self, call: Call, peer: str) -> Status | None:
-        """Count ``call`` for its client, in gRPC's notation; returns why it is refused, or None."""
+        """Count ``call`` for its client; returns the refusal, or None. ``peer``: in gRPC's notation."""
         call.peer = peer
         name, connection = _client_of(peer)
         client = self._clients.get(name) or _Client()

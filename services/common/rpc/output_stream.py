@@ -1,4 +1,4 @@
-"""The writing side of a stream. A slow reader, which reads nothing for the stall timeout or too little, loses it."""
+"""The writing side of a stream. A reader that reads nothing for the stall timeout, or too little, loses it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OutputStream:
         self._write: asyncio.Timeout | None = None
         """The timeout of the write in progress; None between writes."""
 
-    # Not a context manager made of a generator: from Python 3.12 on, a TimeoutError that it raises is kept in a cycle.
+    # No generator-based context manager: from Python 3.12 on, a TimeoutError that it raises is kept in a cycle.
     async def write(self, send: Callable[[_Message], Awaitable[None]], message: _Message, stall_timeout: float) -> None:
         """``TimeoutError`` after ``stall_timeout`` seconds, or at once if the reader is given up."""
         self.check()

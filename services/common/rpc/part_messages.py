@@ -1,4 +1,4 @@
-"""Typed parts of answers as protobuf messages, and how an answer is divided into them."""
+"""Typed parts of answers as protobuf messages, and the options for dividing answers into them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parse_options(context: detokenizer_pb2.OutputContext) -> ParseOptions:
 
 
 def _subject(piece: object) -> object:
-    """What a piece is a piece of: equal for pieces that continue each other."""
+    """A key that is equal for pieces that continue each other."""
     return piece.index if isinstance(piece, ToolCallPiece) else type(piece)
 
 

@@ -107,7 +107,7 @@ class CertificateChecker:
     def __init__(
         self, authorities: ReloadedFile[TrustedAuthorities], now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        """``now`` is the clock by which certificates expire."""
+        """``now``: the clock by which certificates expire."""
         self._now = now
         self._authorities = authorities
         self._version = authorities.version

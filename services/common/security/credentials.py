@@ -1,4 +1,4 @@
-"""From options to credentials: those a service listens with, requires of its callers, and dials its peers with.
+"""From options to credentials: those a service listens with, requires of callers, and dials peers with.
 
 Files may be replaced without a restart: they are checked for changes at every new connection; open connections keep
 their certificates. A unix socket has no TLS: the permissions of its file decide who may connect.
@@ -108,7 +108,7 @@ def peer_credentials(
     """Credentials from files; raises ``FatalError`` for one that cannot be used.
 
     Without ``tls`` channels are plain text, and the files are not read; without ``ca_file`` the public authorities are
-    trusted. Of ``tokens`` the first is sent.
+    trusted. The first of ``tokens`` is sent.
     """
     files = reloaded_tls_files(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if tls else None
     return PeerCredentials(
@@ -181,7 +181,7 @@ def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.
 
 
 def certificate_authorizers(settings: ServiceSettings, *, internal: bool) -> list[Authorize]:
-    """Refuses and ends calls whose certificate has expired or was revoked; none if callers need no certificate.
+    """Authorizers that refuse and end calls with expired or revoked certificates; none if callers need no certificate.
 
     Raises ``FatalError`` for files that cannot be used.
     """

@@ -1,7 +1,7 @@
 """Small files (certificates, keys, tokens) that are read again when they change, without a restart.
 
-Each use of the value checks for changes: at the start of a connection or call. An unusable file ends a process that is
-starting. A running process logs it once, keeps the old value and tries the file again: its certificate may become valid
+Each use of the value, at the start of a connection or call, checks for changes. An unusable file ends a starting
+process. A running process logs it once, keeps the old value and tries the file again: its certificate may become valid
 a second later, or the process may have been out of file descriptors.
 """
 

@@ -1,4 +1,4 @@
-"""What a page that is one file may do in a browser: its own style and script, and questions to its own server."""
+"""The browser's policy for a single-file page: only its own style, script, and requests to its own server."""
 
 from __future__ import annotations
 

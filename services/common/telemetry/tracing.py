@@ -119,12 +119,12 @@ class WallClock:
 
 
 def collector_options(endpoint: str) -> tuple[tuple[str, int]]:
-    """A collector on this machine is dialled directly, one elsewhere through the environment's proxy if it has one."""
+    """A collector on this machine is dialled directly, one elsewhere through the environment's proxy, if any."""
     return (("grpc.enable_http_proxy", int(not is_local(endpoint))),)
 
 
 def _offset() -> int:
-    """Nanoseconds from the monotonic clock to the wall clock; of several readings the one that took the least time."""
+    """Nanoseconds from the monotonic clock to the wall clock: the quickest of several readings."""
     readings: list[tuple[int, int]] = []
     for _ in range(_CLOCK_TRIES):
         before = time.monotonic_ns()
