@@ -41,7 +41,7 @@ class _Choice:
         self.decoder = decoder
         self.parser = parser
         self._to_restore = decoder.delivered
-        """Number of earlier delivered ids that the parser has not seen."""
+        """Count of delivered ids that the parser has not seen."""
         self.logprobs: PackedLogprobs | None = None
 
     def feed(self, ids: Sequence[int]) -> tuple[Delta | None, TypedParts | None]:

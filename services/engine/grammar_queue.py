@@ -150,7 +150,7 @@ class GrammarQueue:
                 del self._queues[tenant]
 
     def _begin(self) -> None:
-        """Give free threads the next requests, tenant by tenant."""
+        """Give free threads the next requests, one per tenant in turn."""
         while self._threads.total() < THREADS:
             tenant = next((one for one in self._queues if self._threads[one] < THREADS // 2), None)
             if tenant is None:

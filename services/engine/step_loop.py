@@ -115,7 +115,7 @@ class StepReport:
 
 
 class StepRecorder(Protocol):
-    """Called after each step, such as a profiler."""
+    """An observer of steps, such as a profiler."""
 
     def step(self, seconds: float, tokens: int) -> bool:
         """Runs in the step loop's thread; returns whether to call it again."""

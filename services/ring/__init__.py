@@ -1,4 +1,4 @@
-"""The protocol's state machines, pure: no gRPC, no asyncio, no clock of their own.
+"""The protocol's state machines, pure: no gRPC, no asyncio, no clock.
 
 In reading order:
 

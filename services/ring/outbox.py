@@ -92,7 +92,7 @@ class ChoiceUpdate:
 
 @dataclass(slots=True)
 class RequestUpdate:
-    """Everything new of one request since the last ``take``. Fields are in the order in which they are sent."""
+    """Everything new of one request since the last ``take``. Fields are in sending order."""
 
     request_id: str
     epoch: int
@@ -225,7 +225,7 @@ class Outboxes:
 
 
 class Outbox:
-    """The unread updates for one reader, in the order in which requests first had one. Made by ``Outboxes.open``.
+    """The unread updates for one reader, in order of the requests' first updates. Made by ``Outboxes.open``.
 
     A client's outbox has no epochs: accepted output is never replaced.
     """

@@ -53,7 +53,7 @@ class PoisonTracker:
         return len(self._computing) + len(self._waiting)
 
     def blame(self, now: float, limit: int, attached: Container[PeerId]) -> Blame:
-        """``limit``: the request is poison once this many engines have died computing it; those ``attached`` live."""
+        """``limit``: the request is poison once this many engines died computing it; ``attached`` engines are alive."""
         self._computing = {engine: at for engine, at in self._computing.items() if engine not in attached}
         self._waiting = {engine for engine in self._waiting if engine not in attached}
         if len(self._waiting) >= WAITING_FACTOR * limit:

@@ -12,7 +12,7 @@ class ExitCode(IntEnum):
     FAILURE = 1
     """An unexpected error."""
     USAGE = 2
-    """An option has a value that cannot be used."""
+    """An option has an unusable value."""
     STARTUP = 3
     """The process cannot start: a checkpoint, memory or a port is missing."""
 

@@ -74,7 +74,7 @@ class _SettingOption(click.Option):
         super().__init__(
             [flags, setting.name],
             type=_FlagType(setting) if setting.kind is bool else _SettingType(setting),
-            default=None,  # an option that is not given keeps the dataclass's default
+            default=None,  # an absent option keeps the dataclass's default
             envvar=setting.variable,
             help=setting.help + note,
         )
@@ -182,7 +182,7 @@ def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], clic
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a command that were given, as a flag or a variable."""
+    """The parameters of a command that were set, by flag or variable."""
     return {name: value for name, value in values.items() if value is not None}
 
 

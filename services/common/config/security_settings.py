@@ -13,7 +13,7 @@ from services.common.config.options import SettingError, check_section, option
 from services.ring.roles import SERVICE_IDENTITIES, Identities, Role
 
 JWT_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Only asymmetric ones: a processor holds public keys, with which nobody can sign."""
+"""Only asymmetric algorithms: a processor holds public keys, which cannot sign."""
 
 
 @dataclass(frozen=True, slots=True)

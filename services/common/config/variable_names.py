@@ -15,9 +15,9 @@ from services.common.config.settings import (
 from services.common.config.stack_settings import StackSettings
 
 PARENT_PID_VARIABLE = "RINGLINE_PARENT_PID"
-"""A supervisor sets it to its own pid in the environment of its children."""
+"""A supervisor's pid, in the environment of its children."""
 HEARTBEAT_PIPE_VARIABLE = "RINGLINE_BEAT_PIPE"
-"""A supervisor sets it to the file descriptor of the pipe for heartbeats."""
+"""File descriptor of a child's heartbeat pipe, set by its supervisor."""
 ADDRESS_VARIABLE = VARIABLE_PREFIX + "ADDRESS"
 """Address of the processor, for the client commands."""
 SERVER_NAME_VARIABLE = VARIABLE_PREFIX + "TLS_SERVER_NAME"

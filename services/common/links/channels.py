@@ -30,7 +30,7 @@ class Endpoint:
     server_name: str | None = None
     """The name that the server's certificate must have; None: the address's host."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    """Limit on received messages."""
+    """Largest received message in bytes."""
 
     def open(self) -> grpc.aio.Channel:
         """A channel; it connects when first used."""

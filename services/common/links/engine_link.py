@@ -38,7 +38,7 @@ class EngineOwner(Protocol):
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """The engine answered Welcome: commands may be sent. ``model``: the result of ``prepare``.
 
-        Raises ``LinkRefused`` if the model is not usable any more; then ``engine_down`` is not called.
+        Raises ``LinkRefused`` if the model is no longer usable; then ``engine_down`` is not called.
         """
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None: ...
@@ -149,7 +149,7 @@ class EngineLink:
                     return
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
-        """Give the link up if its writer failed: nothing can be sent over it any more."""
+        """Give the link up if its writer failed: nothing more can be sent over it."""
         error = None if writer.cancelled() else writer.exception()
         # After the excepted errors, the call has ended and its reader gets the reason.
         if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):

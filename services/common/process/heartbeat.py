@@ -1,7 +1,7 @@
 """Detects hangs from outside: the event loop writes beats to a pipe, and the supervisor kills a process without them.
 
 No detector sees everything, so there are two more: a ``watchdog`` thread in the process can log where it hangs, but
-stops with it; peers only send it no more work (``services.ring.liveness``).
+stops with it; peers merely stop sending it work (``services.ring.liveness``).
 """
 
 from __future__ import annotations

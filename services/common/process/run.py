@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _POOL_PREFIX = "worker"
 """Prefix of the name of every thread of a ``DaemonThreadPool``."""
 _POOL_TIMEOUT = 1.0
-"""Seconds that work in such a pool has to end when the process does."""
+"""Seconds for work in such a pool to end when the process ends."""
 _INCARNATION_RANDOM_BITS = 20
 
 

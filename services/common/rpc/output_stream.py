@@ -45,7 +45,7 @@ class OutputStream:
 
     # No generator-based context manager: from Python 3.12 on, a TimeoutError that it raises is kept in a cycle.
     async def write(self, send: Callable[[_Message], Awaitable[None]], message: _Message, stall_timeout: float) -> None:
-        """``TimeoutError`` after ``stall_timeout`` seconds, or at once if the reader is given up."""
+        """Raises ``TimeoutError`` after ``stall_timeout`` seconds, or at once if the reader is given up."""
         self.check()
         async with asyncio.timeout(stall_timeout) as self._write:
             try:

@@ -130,7 +130,7 @@ def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentia
 
 
 def reloaded_tls_files(*, cert_file: str | None, key_file: str | None, ca_file: str | None) -> ReloadedFile[TlsFiles]:
-    """The files that are given; raises ``FatalError`` for one that cannot be used."""
+    """The files that are not None; raises ``FatalError`` for an unusable one."""
     from services.common.security.certificates import CA_FLAG, CERT_FLAG, KEY_FLAG, parse_tls_files
 
     given: Mapping[str, str | None] = {CERT_FLAG: cert_file, KEY_FLAG: key_file, CA_FLAG: ca_file}

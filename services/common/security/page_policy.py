@@ -1,4 +1,4 @@
-"""The browser's policy for a single-file page: only its own style, script, and requests to its own server."""
+"""The browser's policy for a single-file page: only its own style and script, and requests to its own server."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _is_not_a_disconnect(record: logging.LogRecord) -> bool:
 
 
 def warn_of_unknown_variables() -> None:
-    """Log each ``RINGLINE_…`` variable of the environment that no process reads, or whose value Kubernetes made."""
+    """Log each ``RINGLINE_…`` variable of the environment that no process reads, or that Kubernetes set."""
     for name, nearest in unknown_variables(os.environ):
         structlog.get_logger().warning("unknown variable", variable=name, nearest=nearest)
     for name in hidden_by_service_links(os.environ):
