@@ -1,8 +1,9 @@
 """The engine service: serves ``engine_core`` as ``EngineService``.
 
-A request goes attach_stream → ``services.ring.attach_registry`` → async_engine → step_loop; one with a constraint waits
-in grammar_queue before the step loop. Its output goes step_loop (``StepReport``) → async_engine → ``attach_registry``,
-which keeps it in the ledger → ``services.ring.outbound_link`` → attach_stream.
+Submit → attach_stream → attach_registry → async_engine → (grammar_queue, if it has a constraint) → step_loop
+frames ← attach_stream ← outbound_link ← ledger ← attach_registry ← async_engine ← ``StepReport`` ← step_loop
+
+attach_registry, ledger and outbound_link are in ``services.ring``.
 
 In reading order:
 

@@ -192,8 +192,7 @@ class Ledgers:
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
         self._unreleased: dict[str, tuple[str, int, int]] = {}
-        """Removed entries that the core still holds, keyed by core id: (tenant, logprob bytes, id bytes), still
-        charged."""
+        """Removed entries that the core still holds: core id → (tenant, logprob bytes, id bytes), still charged."""
         self._orphans: dict[str, float] = {}
         """The time at which each orphan (a request whose submitter's stream ended) is removed, keyed by request id."""
 

@@ -181,7 +181,7 @@ class OutboundLink:
         return size
 
     def _advance(self, cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
-        """Add one request's news; returns bytes used, and whether something did not fit."""
+        """Add what is new of one request; returns bytes used, and whether something did not fit."""
         entry, size = cursor.entry, 0
         if not cursor.opened:
             cursor.opened = True

@@ -134,7 +134,7 @@ class ServerSettings(_Section):
 
     @property
     def address(self) -> str:
-        """The address to bind, as gRPC writes it: ``host:port``, ``[v6]:port`` or ``unix:path``."""
+        """The bind address, as gRPC writes it: ``host:port``, ``[v6]:port`` or ``unix:path``."""
         return join_address(self.host, self.port) if self.uds is None else f"unix:{self.uds}"
 
 

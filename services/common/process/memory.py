@@ -1,8 +1,8 @@
 """Memory of a serving process: its resident size, how often Python's garbage collector runs, and malloc's free memory.
 
-A full collection visits every object that may be part of a cycle, with every thread stopped: with the modules of a
-service loaded that takes tens to hundreds of milliseconds, and recurs under load. It frees almost nothing: the garbage
-of requests has few cycles, and reference counts free the rest.
+A full collection stops every thread and visits every object that may be part of a cycle: with a service's modules
+loaded that takes tens to hundreds of milliseconds, and recurs under load. It frees almost nothing: the garbage of
+requests has few cycles, and reference counts free the rest.
 """
 
 from __future__ import annotations

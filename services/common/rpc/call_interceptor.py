@@ -210,9 +210,8 @@ async def _abort(context: Context, status: Status) -> NoReturn:
 def forget_frames(error: BaseException) -> None:
     """Break the reference cycles through an error, and through those that led to it.
 
-    gRPC's call keeps the error of an abort, the error its traceback, and the traceback every frame of the handler,
-    with the call and the request: a cycle that would stay until Python's next collection. So would the error of a task
-    and the handler's frame that waited for the task.
+    After an abort, the cycle call → error → traceback → the handler's frames → call and request would stay until
+    Python's next collection. So would the error of a task and the handler's frame that waited for the task.
     """
     link: BaseException | None = error
     while link is not None:

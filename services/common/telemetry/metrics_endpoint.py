@@ -1,7 +1,7 @@
 """The metrics port: an HTTP server in its own threads, so that no request waits for the event loop.
 
 ``/metrics`` is for Prometheus; a service adds its other pages (health, the dashboard). The server's cost is bounded: at
-most ``MAX_CONNECTIONS``, each for one request; one more closes the oldest.
+most ``MAX_CONNECTIONS``, one request each; a further one closes the oldest.
 """
 
 from __future__ import annotations
