@@ -1,15 +1,15 @@
 """The gateway: HTTP in front of processors. OpenAI's and Anthropic's APIs, a chat page, gRPC-Web and Connect.
 
-It holds no state of a request beyond its answer, and no secrets: a caller's token goes on to a processor, which
-decides. Read ``app`` first (from a request to its endpoint), then ``openai.chat``.
+It keeps no state beyond a request's answer, and no secrets: it passes a caller's token to a processor, which decides.
+Read ``app`` first (from a request to its endpoint), then ``openai.chat``.
 
     http       one HTTP server: connections, load, bodies, TLS, events, errors
     processors the connections to processors; readiness: whether one serves
-    operations what operators ask: health, version, metrics
+    operations for operators: health, version, metrics
     callers    a session with the processors for each caller
     openai     OpenAI's endpoints
     anthropic  Anthropic's endpoints
-    turns      what both take block by block as messages of the ring
+    turns      conversations in blocks or items, as the ring's messages
     page       the chat page
-    rpc        the contract for browsers: gRPC-Web and Connect
+    rpc        the gRPC contract for browsers: gRPC-Web and Connect
 """

@@ -1,4 +1,4 @@
-"""Asks the ring: one request, or several at once whose events come merged."""
+"""Sends a call's requests to the ring, and merges the events of several."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from ringline.results import Tokenization, tokenization_from
 from services.gateway.http.call import Call, types_checked
 
 MAX_ID_CHARACTERS = 90
-"""Of the caller's request id in the ring's, which has room for what makes it unique."""
+"""Characters of the caller's id in the ring's request id; a unique suffix follows."""
 MAX_LOGPROBS = 512 << 10
-"""Of an answer that is sent as a whole: tokens and alternatives, over all choices. As JSON they take 36 MiB."""
+"""Tokens and alternatives, over all choices, of an answer sent whole. As JSON they take 36 MiB."""
 MAX_PROMPT_COPIES = 4 << 20
-"""Tokens of the prompts that an answer repeats, over all choices. As ids they take some 24 MiB."""
+"""Prompt tokens that an answer repeats, over all choices. As ids they take some 24 MiB."""
 _LOGPROBS_LIMIT = (
     f"expected at most {MAX_LOGPROBS}, alternatives counted; ask for fewer tokens, choices or alternatives"
 )
 _QUEUED_EVENTS = 64
-"""Of several requests, until they are taken; the others wait in the client library."""
+"""Of several requests, not yet taken; further ones wait in the client library."""
 
 _T = TypeVar("_T")
 _Queue = asyncio.Queue[tuple[int, Event | None, Exception | None]]
-"""Of events with the index of their ask; of an ask's end, without or with the error that ended it."""
+"""Entries: an ask's index with an event; or with neither, or an error, at the ask's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Ask:
     messages: Sequence[Message] | None = None
     token_ids: Sequence[int] | None = None
     prompt_copies: int = 1
-    """How often the answer has what it tells of the prompt: once in all, or in each choice."""
+    """How often the answer repeats the prompt's data: once, or once per choice."""
 
 
 class Answer:
-    """The answers to the asks of one call, each of which an engine computes. ``close`` ends what has not ended."""
+    """The answers to one call's asks, each computed by an engine. ``close`` cancels those still running."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Answer:
         *,
         whole: bool,
     ) -> None:
-        """Made by ``begin``: ``first`` event of the first ask, if it was taken, and the ``events`` after that."""
+        """Use ``begin``. ``first``: the first ask's first event, if taken already; ``events`` follow it."""
         self._call = call
         self._streams = streams
         self._events = events
@@ -81,12 +81,12 @@ class Answer:
 
     @classmethod
     async def begin(cls, call: Call, asks: Sequence[Ask], *, whole: bool = False) -> Self:
-        """``whole``: the answers are kept until they have ended, and so may have only so many log probabilities.
+        """Return once every ask is admitted and the first has begun; else cancel all and raise the first error.
 
-        The answers once every ask is admitted, and the first begun; else cancels all and raises the first error.
+        Admission alone is too early: a full engine refuses after it, and the refusal must keep its status. All begun is
+        too late: of many asks, the last may wait until the first have ended.
 
-        Not as soon as it is admitted: a full engine refuses after that, and the refusal must keep its status. But not
-        when all have begun either: of many, the last may wait until the first have ended.
+        ``whole``: the answers are kept until they end, so their log probabilities are limited.
         """
         if whole:
             _check_logprobs(asks)
@@ -111,11 +111,11 @@ class Answer:
 
     @property
     def admitted(self) -> Sequence[Admitted]:
-        """Each ask as the ring admitted it."""
+        """The admitted asks."""
         return [request for stream in self._streams if (request := stream.request) is not None]
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events after Admitted, each with the index of its ask. Raises the RingError of the first that fails."""
+        """The events after Admitted, each with its ask's index. Raises the first RingError."""
         logprobs = 0
         async with aclosing(self._merged()) as events:
             async for index, event in events:
@@ -149,7 +149,7 @@ class Answer:
                 task.cancel()
 
     async def generations(self) -> Sequence[Generation]:
-        """The whole answer to each ask. Raises the RingError of the first that failed."""
+        """The whole answer to each ask. Raises the first RingError."""
         async with aclosing(self.events()) as events:
             async for _ in events:
                 pass
@@ -161,7 +161,7 @@ class Answer:
                 one.cancel()
 
     async def needing(self, work: Awaitable[_T]) -> _T:
-        """What ``work`` returns, without which there is nothing to answer: if it fails, so do the asks."""
+        """The result of ``work``, which the answer depends on: if it fails, closes the asks."""
         try:
             return await work
         except BaseException:
@@ -170,7 +170,7 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """Of all asks together, once they have ended."""
+        """The sum over all asks, once they have ended."""
         each = [usage for stream in self._streams if (usage := stream.usage) is not None]
         return Usage(
             sum(one.prompt_tokens for one in each),
@@ -180,7 +180,7 @@ class Answer:
         )
 
     async def close(self) -> None:
-        """Cancel every ask that has not ended, and count the tokens of the others."""
+        """Cancel asks that have not ended, and count the tokens of the others."""
         if not self._closed:
             self._closed, used = True, self.usage
             self._call.tokens.prompt += used.prompt_tokens
@@ -193,7 +193,7 @@ class Answer:
 
 
 def _check_logprobs(asks: Sequence[Ask]) -> None:
-    """Refuse what could not be answered in the end: of a whole answer, log probabilities take 70 bytes each."""
+    """Refuse early a whole answer with too many log probabilities: 70 bytes each."""
     count = 0
     for ask in asks:
         top, tokens = ask.options.get("logprobs"), ask.options.get("max_tokens")
@@ -204,7 +204,7 @@ def _check_logprobs(asks: Sequence[Ask]) -> None:
 
 
 def _check_prompts(asks: Sequence[Ask], streams: Sequence[AsyncStream]) -> None:
-    """The same for prompts, whose tokens are known as soon as they are admitted; a stream, too, has them at once."""
+    """The same for prompts, whose tokens are known after admission; streams, too, send them at once."""
     repeated = count = 0
     for ask, stream in zip(asks, streams, strict=True):
         tokens = 0 if stream.request is None else stream.request.prompt_tokens * ask.prompt_copies
@@ -245,7 +245,7 @@ async def _wait_for_admission(events: AsyncIterator[Event]) -> None:
 
 
 async def _wait_for_start(events: AsyncIterator[Event]) -> Event | None:
-    """Take Started, with which an engine begins; or return what came in its place."""
+    """Take Started, an engine's first event; return another event that came in its place."""
     async for event in events:
         if isinstance(event, Started):
             return None
@@ -260,7 +260,7 @@ async def _feed(queue: _Queue, index: int, events: AsyncIterator[Event]) -> None
     try:
         async for event in events:
             await queue.put((index, event, None))
-    except Exception as error:  # raised again by whoever reads the queue
+    except Exception as error:  # the queue's reader raises it again
         await queue.put((index, None, error))
     else:
         await queue.put((index, None, None))

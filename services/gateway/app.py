@@ -1,4 +1,4 @@
-"""From an HTTP request to its endpoint: caller, body, request id; and back: errors in the endpoint's form."""
+"""Routes HTTP requests to endpoints (caller, body, request id), and returns errors in an endpoint's form."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import Operation
 
 _EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
-"""Headers of answers that pages of allowed origins may read."""
+"""Answer headers that pages of allowed origins may read."""
 _CLIENT_GONE = 499
-"""What metrics call the status of an answer that its client did not wait for; nginx has it."""
+"""The status in metrics, as in nginx, when a client did not wait for its answer."""
 _UNKNOWN = "(unknown)"
-"""Label of the metrics of requests for no endpoint."""
+"""Metrics label of requests for unknown paths."""
 
 log = structlog.get_logger(__name__)
 
 
 class Gateway:
-    """What every endpoint needs."""
+    """What endpoints share."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Gateway:
         self.large = LargeBodies()
 
     def application(self, endpoints: Sequence[Endpoint], operations: Mapping[str, Operation]) -> ASGIApp:
-        """The ASGI application; ``operations``: by path, what answers for the process itself."""
+        """The ASGI application; ``operations``: by path."""
         by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
         for one in endpoints:
             by_path[one.path][one.method] = one
@@ -74,10 +74,10 @@ class Gateway:
 
 
 class _Path:
-    """The endpoints of one path as an ASGI application."""
+    """One path's endpoints as an ASGI application."""
 
     def __init__(self, gateway: Gateway, path: str, methods: Mapping[str, Endpoint]) -> None:
-        """``methods``: endpoints by method; none for all paths that there are not."""
+        """``methods``: endpoints by method; empty for unknown paths."""
         self._gateway = gateway
         self._path = path
         self._methods = methods
@@ -117,7 +117,7 @@ class _Path:
     async def _answer(
         self, endpoint: Endpoint, headers: Headers, exchange: _Exchange, scope: Scope, receive: Receive
     ) -> None:
-        """Answer a request for an endpoint. Raises ``ApiError`` where no part of an answer was sent."""
+        """Answer a request. Raises ``ApiError`` if nothing was sent yet."""
         gateway = self._gateway
         client_gone: asyncio.Task[None] | None = None
         with gateway.load.request(peer_of(scope.get("client"))) as request:
@@ -144,7 +144,7 @@ class _Path:
             except Exception:
                 log.exception("a request failed", path=self._path, request_id=exchange.request_id)
                 if exchange.began:
-                    raise  # the server closes the connection, so that the answer does not seem complete
+                    raise  # the server closes the connection, marking the answer incomplete
                 problem = "the gateway failed; its log says why"
                 raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, problem, code="internal") from None
             finally:
@@ -165,7 +165,7 @@ class _Path:
                 caller.failed(answered.error)
                 response = answered.response
             except ApiError as error:
-                if error.ring_error is not None:  # in the endpoint's own words
+                if error.ring_error is not None:  # worded by the endpoint
                     caller.failed(error.ring_error)
                 raise
             except RingError as error:
@@ -178,7 +178,7 @@ class _Path:
 
 
 class _OperationPath:
-    """An operation as an ASGI application. It is answered while the gateway is full or drains, too."""
+    """An operation as an ASGI application. Answers also while the gateway is full or drains."""
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
@@ -194,7 +194,7 @@ class _OperationPath:
 
 
 class _Exchange:
-    """What was sent of an answer, and when."""
+    """Tracks what was sent of an answer, and when."""
 
     def __init__(self, send: Send, headers: Headers) -> None:
         """``headers``: the request's."""
@@ -214,7 +214,7 @@ class _Exchange:
         return time.perf_counter() - self._begun_at
 
     async def send(self, message: Message) -> None:
-        """As ASGI's ``send``, with what every answer has."""
+        """ASGI's ``send``; adds the headers that every answer has."""
         if not self.began:
             self.began = True
             self.status = message["status"]
@@ -229,7 +229,7 @@ class _Exchange:
 
 
 def _path_advice(path: str) -> str:
-    """For clients whose base URL is wrong: OpenAI's ends with /v1, Anthropic's does not."""
+    """Advice on wrong base URLs: OpenAI's ends with /v1, Anthropic's does not."""
     if path.startswith("/v1/v1/"):
         return "the client adds /v1 itself: leave it out of the base URL"
     if path.startswith(("/chat/", "/completions", "/responses", "/models")):

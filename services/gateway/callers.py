@@ -1,4 +1,4 @@
-"""Callers: one session with the processors for each token and tenant, because a stream has one identity."""
+"""A session with the processors for each token and tenant, because a stream has one identity."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from starlette.datastructures import Headers
 from services.gateway.http.api_error import ApiError, invalid
 
 MAX_CALLERS = 256
-"""Sessions of known callers that are kept, and of unknown ones; one more closes the least recently used idle one."""
+"""Limit of known callers, and of unknown ones; one more closes the least recently used idle session."""
 _TOKEN = re.compile(r"[\x20-\x7e]{1,8192}")
 _TENANT = re.compile(r"[\x21-\x7e]{1,256}")
 
 _Identity = tuple[str, str]
-"""Token, with its scheme, and tenant; each may be empty."""
+"""Token with its scheme, and tenant; either may be empty."""
 
 
 @dataclass(eq=False)
@@ -30,16 +30,16 @@ class Caller:
     """One caller's session with the processors."""
 
     client: AsyncClient
-    """Whose calls carry the caller's token and tenant."""
+    """Its calls carry the caller's token and tenant."""
     requests: int = 0
     """Under way."""
     known: bool = False
-    """Whether processors have answered one of its requests."""
+    """Whether processors have answered any of its requests."""
     refused: bool = False
-    """Whether they do not know its token."""
+    """Whether they rejected its token."""
 
     def answered(self) -> None:
-        """Processors answered a request, which may have been invalid."""
+        """Processors answered a request."""
         self.known = True
 
     def failed(self, error: RingError) -> None:
@@ -48,10 +48,10 @@ class Caller:
 
 
 class Callers:
-    """The sessions of callers, all on the connections of one client.
+    """All callers' sessions, on one client's connections.
 
-    Unknown ones, for whom processors have not yet answered a request, have room of their own: whoever tries tokens
-    pushes no known caller out.
+    Unknown callers, whose requests no processor has answered yet, have a separate limit: guessing tokens pushes no
+    known caller out.
     """
 
     def __init__(self, client: AsyncClient, tenant_header: str, *, max_callers: int = MAX_CALLERS) -> None:
@@ -67,10 +67,9 @@ class Callers:
 
     @contextmanager
     def serving(self, headers: Headers, *, asks_ring: bool = True) -> Iterator[Caller]:
-        """The caller, for one request and its whole answer.
+        """The caller, for one request and its whole answer; anonymous without ``asks_ring``.
 
-        Raises ``ApiError`` for headers that cannot be sent on, and if there are too many callers at a time. Without
-        ``asks_ring`` it is nobody, whatever the headers are.
+        Raises ``ApiError`` for invalid headers, and while too many callers have requests.
         """
         if not asks_ring:
             yield Caller(self._client)
@@ -89,7 +88,7 @@ class Callers:
 
     def _identity(self, headers: Headers) -> _Identity:
         token, tenant = headers.get("authorization", ""), headers.get(self._tenant_header, "")
-        if token.strip().lower() == "bearer":  # what an SDK without a key sends
+        if token.strip().lower() == "bearer":  # SDKs without a key send this
             token = ""
         if not token and (key := headers.get("x-api-key")):
             token = f"Bearer {key}"
@@ -119,7 +118,7 @@ class Callers:
             self._known[identity] = self._unknown.pop(identity)
 
     def _make_room(self, callers: OrderedDict[_Identity, Caller]) -> bool:
-        """Whether there is room for one more, after the least recently used idle one was closed if need be."""
+        """Whether one more fits, after closing the least recently used idle one if necessary."""
         if len(callers) < self._max:
             return True
         idle = next((identity for identity, caller in callers.items() if not caller.requests), None)
@@ -137,7 +136,7 @@ class Callers:
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """End every request that is left with ``Cancelled``, and every session."""
+        """End remaining requests with ``Cancelled``, and all sessions."""
         for callers in (self._known, self._unknown):
             for identity, caller in list(callers.items()):
                 self._drop(identity, caller)

@@ -1,18 +1,18 @@
-"""Fields of requests, each declared once: what an endpoint does with it, how the ring calls it, what the docs say.
+"""Request fields, declared once: what an endpoint does with each, its name in the ring, its note in the docs.
 
-A request's body is a ``msgspec.Struct`` whose every field is ``Annotated`` with one of the functions below:
+A body is a ``msgspec.Struct`` whose fields are all ``Annotated`` with one of the functions below:
 
     class Request(Body):
         top_k: Annotated[int | None, passed("-1 and 0 keep all.")] = None          # goes to the ring under its name
         max_completion_tokens: Annotated[int | None, passed(option="max_tokens")] = None   # under another
-        stream: Annotated[bool | None, supported()] = None                         # the endpoint's own work
+        stream: Annotated[bool | None, supported()] = None                         # handled by the endpoint
         user: Annotated[Any, ignored("…")] = None                                  # harmless
         audio: Annotated[Any, refused("text is the only modality")] = None         # would change the result
 
-Give it to ``checked`` when it is parsed, and to ``options_of`` for what goes to the ring. List its endpoint in
-``tests.docs.api_fields.ENDPOINTS``: the tables in docs/openai.md are generated from there.
+Pass the parsed body to ``checked``, then to ``options_of`` for the ring's options. List the endpoint in
+``tests.docs.api_fields.ENDPOINTS``, from which the tables in docs/openai.md are generated.
 
-Every field is optional, for null means absent. A field that is not declared is ignored.
+Every field is optional, for null means absent. Undeclared fields are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from services.gateway.http.api_error import invalid
 
 
 class Support(StrEnum):
-    """What becomes of a field."""
+    """How a field is treated."""
 
     SUPPORTED = "supported"
     IGNORED = "ignored"
@@ -38,39 +38,39 @@ class Support(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field as it is declared."""
+    """A field's declaration."""
 
     support: Support
     note: str
-    """For the docs; of a refused field also for the error: what there is instead."""
+    """For the docs, and a refused field's error: what to use instead."""
     option: str | None = None
-    """What the ring calls it, if it goes there as it is."""
+    """Its name in the ring, if it goes there unchanged."""
     neutral: tuple[object, ...] = ()
-    """Values of a refused field that change nothing, and so are accepted."""
+    """Accepted values of a refused field: they change nothing."""
 
 
 def passed(note: str = "", option: str = "") -> Field:
-    """A field that goes to the ring as it is. ``option``: its name there, if it has another one."""
+    """A field that goes to the ring unchanged. ``option``: its name there, if different."""
     return Field(Support.SUPPORTED, note, option)
 
 
 def supported(note: str = "") -> Field:
-    """A field that the endpoint works with."""
+    """A field that the endpoint handles."""
     return Field(Support.SUPPORTED, note)
 
 
 def ignored(note: str) -> Field:
-    """A field that changes nothing; ``note`` says why that is so."""
+    """A field without effect; ``note`` says why."""
     return Field(Support.IGNORED, note)
 
 
 def refused(instead: str, *neutral: object) -> Field:
-    """A field that would change the result, and cannot. ``instead``: why, or what to do; begins in lower case."""
+    """An unsupported field that would change the result. ``instead``: why, or what to do; in lower case."""
     return Field(Support.REFUSED, instead, None, neutral)
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """The body of a request."""
+    """A request's body."""
 
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -78,7 +78,7 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 @cache
 def declared(body: type[msgspec.Struct]) -> Mapping[str, Field]:
-    """The fields of a body in the order of their declaration."""
+    """A body's fields by name, in declaration order."""
     hints = get_type_hints(body, include_extras=True)
     names = {one.name: one.encode_name for one in msgspec.structs.fields(body)}
     fields: dict[str, Field] = {}
@@ -101,7 +101,7 @@ def _options(body: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
 
 
 def checked(request: _Body, prefix: str = "") -> _Body:
-    """The request again. Raises ``ApiError`` for a field that would change the result and is not supported."""
+    """Return the request. Raises ``ApiError`` for refused fields."""
     for name, field in _refusals(type(request)):
         value = getattr(request, name)
         if value is not None and value not in field.neutral:
@@ -111,13 +111,13 @@ def checked(request: _Body, prefix: str = "") -> _Body:
 
 _TOKEN_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _LEAST_TOP_P = 1e-7
-"""Leaves the most likely token alone: of any vocabulary below ten million, that one has more."""
+"""Keeps only the most likely token, which is likelier in any vocabulary below ten million."""
 
 
 def options_of(request: msgspec.Struct) -> dict[str, Any]:
-    """What goes to the ring as it is, under the ring's names, and what it does not take as what OpenAI means by it.
+    """The ring's options of passed fields, with OpenAI's values that the ring refuses translated.
 
-    Raises ``ApiError`` for the -1 that stands for no limit elsewhere.
+    Raises ``ApiError`` for -1 as a token limit, which means no limit elsewhere.
     """
     for name in _TOKEN_LIMITS:
         if (limit := getattr(request, name, None)) is not None and limit < 0:
@@ -131,11 +131,11 @@ def options_of(request: msgspec.Struct) -> dict[str, Any]:
 
 
 _PARTS = ("generate.", "sampling.", "stopping.", "output.", "chat.", "constraint.")
-"""Of the ring's request; HTTP's APIs have one level."""
+"""Levels of the ring's request; HTTP APIs have one."""
 
 
 def naming(bodies: Iterable[type[msgspec.Struct]], others: Mapping[str, str]) -> Callable[[str], str]:
-    """What an API calls a field of the ring: as declared in ``bodies``, or as in ``others``, which counts first."""
+    """Map the ring's field names to an API's: by ``others``, else as declared in ``bodies``."""
     names = {option: name for body in bodies for name, option in _options(body) if option != name} | dict(others)
 
     def name_of(field: str) -> str:

@@ -1,6 +1,4 @@
-"""Endpoints whose answers the ring generates: each declares its request, its asks, its names and its writer, and one
-path takes a body from there to its answer.
-"""
+"""One path from body to answer for generating endpoints, which declare their request, asks, names and writer."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from services.gateway.http.event_stream import PING, EventStream
 
 
 class GenerationRequest(Protocol):
-    """A body, as ``fields`` declares one."""
+    """A body, declared with ``fields``."""
 
     stream: bool | None
 
@@ -32,23 +30,23 @@ _Request = TypeVar("_Request", bound=GenerationRequest)
 
 
 class Writer(ABC):
-    """Writes one answer: ``whole``, or as a stream ``begin``, ``add`` for each event, and ``end`` or ``fail``."""
+    """Writes one answer: ``whole``, or streamed: ``begin``, ``add`` per event, then ``end`` or ``fail``."""
 
     def begin(self) -> bytes:
-        """What a stream begins with."""
+        """The stream's first bytes."""
         return b""
 
     @abstractmethod
     async def add(self, ask: int, event: Event) -> bytes:
-        """An event of the ask of that index; empty for one that says nothing here."""
+        """Write an event of the ask of that index; empty if there is nothing to send."""
 
     @abstractmethod
     def end(self, usage: Usage) -> bytes:
-        """What comes after all events."""
+        """The bytes after all events."""
 
     @abstractmethod
     def fail(self, error: ApiError) -> bytes:
-        """What comes in place of all that is missing."""
+        """The bytes in place of the missing rest."""
 
     @abstractmethod
     async def whole(self, answer: Answer) -> bytes:
@@ -57,24 +55,24 @@ class Writer(ABC):
 
 @dataclass(frozen=True)
 class GenerationEndpoint(Generic[_Request]):
-    """What an API declares; ``answer`` is the handler."""
+    """An API's declaration; ``answer`` is the handler."""
 
     body: type[_Request]
     asks: Callable[[_Request], Sequence[Ask]]
-    """What a request asks of the ring. Raises ``ApiError``. Large requests are read in a thread."""
+    """A request's asks; called in a thread for large requests. Raises ``ApiError``."""
     writer: Callable[[Call, _Request, Sequence[Ask], Answer], Awaitable[Writer]]
-    """Once all asks are admitted."""
+    """Called once all asks are admitted."""
     names: Callable[[_Request], Callable[[str], str]]
-    """What the request calls a field of the ring."""
+    """Maps the ring's field names to the request's."""
     call_of: Callable[[Call, _Request], Call] = lambda call, request: call
-    """The call, by what the body says of it."""
+    """The call, adjusted by its body."""
     is_kept: Callable[[_Request], bool] = lambda request: not request.stream
-    """Whether the answer is kept until it has ended."""
+    """Whether the answer is kept until it ends."""
     ping: bytes = PING
-    """What is streamed while nothing happens."""
+    """Streamed while nothing happens."""
 
     async def answer(self, call: Call) -> Response:
-        """Answer a call, at once or as events."""
+        """Answer a call, whole or as events."""
         request, asks = await call.aside(lambda: self._read(call.body))
         call = self.call_of(call, request)
         try:

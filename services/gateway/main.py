@@ -31,12 +31,12 @@ from services.gateway.readiness import Readiness
 log = structlog.get_logger(__name__)
 
 _SHARE_OF_BODIES = 4
-"""Bodies of requests under way may take 1/_SHARE_OF_BODIES of the memory budget."""
+"""Request bodies may take 1/_SHARE_OF_BODIES of the memory budget."""
 _STATUS_GRACE = 0.5
-"""Seconds after the drain for answers that say that they were ended."""
+"""Seconds after the drain to send answers that say they were cut short."""
 _TICK = 0.1
 _SILENCE = 5.0
-"""Seconds without a processor, after the start, until the log says so."""
+"""Seconds after the start until the log warns that no processor serves."""
 
 
 def run(settings: GatewaySettings) -> int:

@@ -17,7 +17,7 @@ _FIRST_BYTE_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.
 class GatewayMetrics(ServiceMetrics):
     """All metrics of the process. The event loop writes them; the metrics endpoint's thread reads them.
 
-    ``endpoint`` is the path as the list of endpoints has it, so there are no more than that list has.
+    The label ``endpoint`` is a path of the endpoint list, which bounds the number of values.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class GatewayMetrics(ServiceMetrics):
             "ringline_http_request_seconds", "From a request's head to the end of its answer.", REQUEST_SECONDS
         )
         self.connections: Callable[[], int] = lambda: 0
-        """Open ones; called from another thread, as the next two."""
+        """Open ones. Called from another thread, like the next two."""
         self.requests_under_way: Callable[[], int] = lambda: 0
         self.callers: Callable[[], int] = lambda: 0
         super().__init__()
@@ -49,16 +49,15 @@ class GatewayMetrics(ServiceMetrics):
         self._seconds.observe(seconds)
 
     def request_refused(self, status: HTTPStatus) -> None:
-        """What came was no request of any endpoint."""
+        """A malformed request was refused."""
         self._malformed[str(int(status))] += 1
 
     def tokens_used(self, endpoint: str, tokens: TokenCount) -> None:
-        """A request is over."""
+        """Count the tokens of an ended request."""
         self._prompt_tokens[endpoint] += tokens.prompt
         self._output_tokens[endpoint] += tokens.output
 
     def collect(self) -> Iterator[Metric]:
-        """Everything, for Prometheus."""
         yield self._gauge("ringline_serving", "Whether requests are taken.", self.serving)
         requests = CounterMetricFamily(
             "ringline_http_requests", "Requests, by endpoint and status.", labels=["model_name", "endpoint", "status"]

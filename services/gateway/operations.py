@@ -1,4 +1,4 @@
-"""What operators ask the gateway itself: is it ready, does it live, which version is it, its metrics."""
+"""Endpoints for operators: readiness, liveness, version, metrics."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def health_pages(ready: Callable[[], bool]) -> Mapping[str, Page]:
 
 
 def operations(ready: Callable[[], bool], registry: CollectorRegistry) -> Mapping[str, Operation]:
-    """The answers by path. They are given while the gateway is full or drains, too, and ask no processor."""
-    rendering = asyncio.Lock()  # however many ask, one thread renders
+    """The operations by path. They ask no processor, and answer also when the gateway is full or drains."""
+    rendering = asyncio.Lock()  # one thread renders, however many ask
 
     async def health() -> Response:
         is_ready = ready()

@@ -1,4 +1,4 @@
-"""Fields that give an answer's form in other APIs; refused by name, as they would change the result."""
+"""Fields that set an answer's form in other APIs: refused by name, as they would change the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSTEAD = "the form of an answer is text.format in Responses, output_config.form
 
 
 class Within(msgspec.Struct, omit_defaults=True):
-    """``text`` or ``output_config`` at an endpoint without it: proxies send what else they hold, such as ``effort``."""
+    """``text`` or ``output_config`` at endpoints without it: proxies send its other fields, such as ``effort``."""
 
     format: Any = None
 
@@ -21,7 +21,7 @@ NO_FORM = (Within(), Within({"type": "text"}))
 
 
 class OtherForms(Body):
-    """Fields of chats and completions, and of the servers that neighbours run."""
+    """Form fields of chats and completions, and of other servers."""
 
     response_format: Annotated[Any, refused(INSTEAD, {"type": "text"})] = None
     structured_outputs: Annotated[Any, refused(INSTEAD, {})] = None

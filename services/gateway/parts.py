@@ -1,4 +1,4 @@
-"""The parts of an answer, put together as they come, and which of its calls count."""
+"""Joins an answer's parts into runs, and decides which tool calls clients should make."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ringline import FinishReason, Part, ToolCall, ToolCallPiece
 
 
 def kind_of(part: Part) -> type[Part] | int:
-    """What pieces of one run have in common: their type, of calls the number."""
+    """What the pieces of a run share: their type, or a call's index."""
     return part.index if isinstance(part, ToolCallPiece) else type(part)
 
 
 class Run:
-    """Pieces of one kind that follow each other."""
+    """Consecutive pieces of one kind."""
 
     def __init__(self, first: Part) -> None:
         self.first = first
@@ -23,12 +23,12 @@ class Run:
 
     @property
     def text(self) -> str:
-        """All pieces added."""
+        """All pieces joined."""
         return "".join(self.texts)
 
 
 def runs_of(parts: Iterable[Part]) -> list[Run]:
-    """The runs of an answer in their order."""
+    """An answer's runs, in order."""
     runs: list[Run] = []
     for part in parts:
         if not runs or runs[-1].kind != kind_of(part):
@@ -41,7 +41,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def is_whole(arguments: str) -> bool:
-    """Whether a call's arguments are the whole of an object."""
+    """Whether a call's arguments are a complete JSON object."""
     try:
         _OBJECT.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -50,20 +50,20 @@ def is_whole(arguments: str) -> bool:
 
 
 def is_to_be_made(arguments: str, reason: FinishReason | None) -> bool:
-    """Whether a call of an answer that ended for ``reason`` is one to be made, or to be shown as far as it came.
+    """Whether to report a call of an answer that ended for ``reason``.
 
-    A stop within a call ends the answer, not the call: nobody may make it. Clients know what ``max_tokens`` cuts.
+    A stop within a call leaves it incomplete, and nobody may make it. Clients can tell a call that ``max_tokens`` cut.
     """
     return reason is not FinishReason.STOP or is_whole(arguments)
 
 
 def calls_to_be_made(calls: Iterable[ToolCall], reason: FinishReason | None) -> list[ToolCall]:
-    """Those of a choice."""
+    """A choice's calls to report."""
     return [call for call in calls if is_to_be_made(call.arguments, reason)]
 
 
 class StreamedCalls:
-    """The calls of one choice as their pieces come: whether one of them is to be made."""
+    """Follows the streamed calls of one choice: whether any is to be made."""
 
     def __init__(self) -> None:
         self._pieces: list[str] | None = None
@@ -71,17 +71,16 @@ class StreamedCalls:
         self._any_whole = False
 
     def add(self, piece: ToolCallPiece) -> None:
-        """Take the next piece."""
         if self._pieces is None or piece.name:
             self._settle()
             self._pieces = []
         self._pieces.append(piece.arguments)
 
     def any_to_be_made(self, reason: FinishReason | None) -> bool:
-        """Once the choice has ended."""
+        """Call once the choice has ended."""
         self._settle()
         return self._any_whole or (self._pieces is not None and reason is not FinishReason.STOP)
 
     def _settle(self) -> None:
-        """Find out whether the last call is whole, unless one is."""
+        """Check whether the last call is whole, unless an earlier one is."""
         self._any_whole = self._any_whole or (self._pieces is not None and is_whole("".join(self._pieces)))

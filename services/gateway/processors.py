@@ -1,4 +1,4 @@
-"""How processors are dialled: plain text, or TLS with an authority or one certificate that is trusted."""
+"""How to dial processors: plain text, or TLS with a trusted authority or one pinned certificate."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PINNED_FLAG = "--processor-cert-file"
 
 
 class Processors:
-    """The addresses and credentials of the processors; files are read again for each new connection."""
+    """Processors' addresses and credentials; each new connection reads the files again."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """Raises ``FatalError`` for files that cannot be used."""
+        """Raises ``FatalError`` for unusable files."""
         tls, pinned = settings.tls, settings.processor_cert_file
         self.addresses = settings.processors
         self._security = Security()
@@ -27,7 +27,7 @@ class Processors:
         if ca is not None and not all(address.startswith("unix:") for address in self.addresses):
             name = None if pinned is None else ReloadedFile({_PINNED_FLAG: pinned}, _host_of).value
             cert, key = tls.tls_cert_file, tls.tls_key_file
-            reloaded_tls_files(ca_file=ca, cert_file=cert, key_file=key)  # a file that cannot be used ends the start
+            reloaded_tls_files(ca_file=ca, cert_file=cert, key_file=key)  # an unusable file ends the start
             self._security = Security(ca=ca, cert=cert, key=key, server_name=name)
 
     def client(self) -> AsyncClient:
@@ -36,12 +36,12 @@ class Processors:
         return AsyncClient(self.addresses, ca=of.ca, cert=of.cert, key=of.key, server_name=of.server_name)
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """A channel as the client's, to one of ``addresses``, for calls of the gateway's own."""
+        """A channel like the client's, to one of ``addresses``, for the gateway's own calls."""
         return self._security.aio_channel(address)
 
 
 def _host_of(contents: Mapping[str, bytes]) -> str:
-    """A name in the certificate, whatever the address is at which the processor is dialled."""
+    """A name in the certificate, independent of the address dialled."""
     from services.common.security.certificates import certificate_host, read_certificates
 
     pem = contents[_PINNED_FLAG]

@@ -1,5 +1,5 @@
-"""Whether a processor takes requests: each of them says so, by gRPC's health service, over channels such as requests
-take: what keeps these from a processor must not leave the gateway ready.
+"""Whether any processor takes requests, by gRPC's health service over channels like those of requests: whatever blocks
+requests also ends readiness.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 
 
 class Readiness:
-    """Watches processors while ``run`` runs."""
+    """Watches all processors during ``run``."""
 
     def __init__(self, processors: Processors) -> None:
         self._processors = processors
@@ -30,13 +30,13 @@ class Readiness:
         return bool(self._serving)
 
     async def run(self) -> None:
-        """Watch all processors, and forever."""
+        """Watch all processors forever."""
         async with asyncio.TaskGroup() as tasks:
             for address in self._processors.addresses:
                 tasks.create_task(self._watch(address))
 
     async def _watch(self, address: str) -> None:
-        """Each attempt opens a new channel: one that has failed for a while would wait before it connects again."""
+        """Each attempt opens a new channel, as one that failed for a while would back off before reconnecting."""
         while True:
             async with self._processors.channel(address) as channel:
                 watch = channel.unary_stream(

@@ -1,4 +1,4 @@
-"""The bytes of tokens, asked of a processor once: log probabilities name tokens by their text."""
+"""A cache of tokens' bytes, from processors: log probabilities name tokens by their text."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ringline import AsyncClient
 from ringline.errors import NotFound
 
 MAX_TOKENIZERS = 4
-"""Whose tokens are kept; one more forgets the least recently used."""
+"""In the cache, which drops the least recently used."""
 _IDS_PER_CALL = 4096
 
 _known: OrderedDict[str, dict[int, bytes]] = OrderedDict()
-"""By the digest of the tokenizer."""
+"""By tokenizer digest."""
 
 
 class TokenTexts:
-    """The texts of a model's tokens. ``load`` ids before they are asked for."""
+    """The texts of a model's tokens. ``load`` ids before use."""
 
     def __init__(self, client: AsyncClient, model: str, known: dict[int, bytes], ids_per_call: int) -> None:
-        """Made by ``of_model``."""
+        """Use ``of_model``."""
         self._client = client
         self._model = model
         self._bytes = known
@@ -28,7 +28,7 @@ class TokenTexts:
 
     @classmethod
     async def of_model(cls, client: AsyncClient, name: str) -> TokenTexts:
-        """Those of a model by its name, which the caller may use."""
+        """Raises ``NotFound`` unless the caller may use the model."""
         model = next((one for one in await client.models() if one.name == name), None)
         if model is None:
             raise NotFound(f"model {name[:200]!r} is not served any more")
@@ -39,7 +39,7 @@ class TokenTexts:
         return cls(client, name, known, min(_IDS_PER_CALL, model.max_model_len))
 
     async def load(self, token_ids: Iterable[int]) -> None:
-        """Ask for those that are not known."""
+        """Fetch ids not yet known."""
         missing = [token_id for token_id in set(token_ids) if token_id not in self._bytes]
         for start in range(0, len(missing), self._ids_per_call):
             part = missing[start : start + self._ids_per_call]
@@ -47,11 +47,11 @@ class TokenTexts:
             self._bytes.update(zip(part, pieces, strict=True))
 
     def raw(self, token_id: int) -> bytes:
-        """The bytes of a token."""
+        """A token's bytes."""
         return self._bytes[token_id]
 
     def name(self, token_id: int) -> str:
-        r"""The text of a token; of a part of a character its bytes, as ``bytes:\xe2\x82``, so that names differ."""
+        r"""A token's text; for part of a character its bytes, like ``bytes:\xe2\x82``, so that names differ."""
         raw = self._bytes[token_id]
         try:
             return raw.decode()

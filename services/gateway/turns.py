@@ -1,4 +1,4 @@
-"""Turns of a conversation, as APIs tell them block by block or item by item, to the ring's messages."""
+"""Joins a conversation's blocks or items into the ring's messages, one per turn."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _Turn:
 
 
 class Turns:
-    """Gathers what belongs to one message: texts of the user, and an assistant's reasoning, text and calls.
+    """Joins consecutive texts of the user, and an assistant's reasoning, texts and calls, into messages.
 
-    A system's text stays where it is: the processor moves it if the model's chat template does not take it there.
+    System texts stay in place: the processor moves them if the model's chat template demands it.
     """
 
     def __init__(self) -> None:
@@ -39,45 +39,45 @@ class Turns:
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The conversation as the ring takes it."""
+        """The conversation in the ring's form."""
         return [turn.message() for turn in self._turns]
 
     def system(self, text: str) -> None:
-        """Add a text of the system."""
+        """Add system text."""
         self._last("system").texts.append(text)
 
     def user(self, text: str) -> None:
-        """Add a text of the user."""
+        """Add user text."""
         self._last("user").texts.append(text)
 
     def assistant(self, text: str) -> None:
-        """Add a text of the assistant."""
+        """Add assistant text."""
         self._last("assistant").texts.append(text)
 
     def reasoning(self, text: str) -> None:
-        """Add reasoning of the assistant."""
+        """Add assistant reasoning."""
         self._last("assistant").reasoning.append(text)
 
     def call(self, call_id: str, name: str, arguments: Any) -> None:
-        """Add a call of a tool."""
+        """Add an assistant's tool call."""
         self._last("assistant").calls.append({"id": call_id, "name": name, "arguments": replayed_arguments(arguments)})
 
     def result(self, call_id: str, text: str) -> None:
-        """Add the result of a call."""
+        """Add a tool call's result."""
         self._turns.append(_Turn("tool", [text], tool_call_id=call_id))
 
     def _last(self, role: str) -> _Turn:
-        """The last turn if it is of ``role``, else a new one."""
+        """The last turn if it has ``role``, else a new one."""
         if not self._turns or self._turns[-1].role != role:
             self._turns.append(_Turn(role))
         return self._turns[-1]
 
 
 def replayed_arguments(given: Any) -> Any:
-    """The arguments of a call in the conversation: whatever the model wrote, for it is history; nothing is ``{}``."""
+    """A past call's arguments: whatever the model wrote; ``{}`` for nothing."""
     return "{}" if given is None or given == "" else given
 
 
 def naming_turns(name_of: Callable[[str], str], conversation: str) -> Callable[[str], str]:
-    """``name_of`` for an API whose ``conversation`` is told in ``Turns``: the ring's messages have other numbers."""
+    """``name_of`` for an API that uses ``Turns``: the ring numbers messages differently, so name ``conversation``."""
     return lambda field: conversation if field.startswith(("chat.messages[", "messages[")) else name_of(field)

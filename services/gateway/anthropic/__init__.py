@@ -1,1 +1,1 @@
-"""Anthropic's endpoints: messages, and how many tokens they have."""
+"""Anthropic's endpoints: messages, and counting their tokens."""

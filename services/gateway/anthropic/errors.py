@@ -1,4 +1,4 @@
-"""Anthropic's form of an error."""
+"""Anthropic's form of errors."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _TYPES = {
 _TOO_LONG = re.compile(r"(\d+) tokens are too long: expected at most (\d+)")
 """How a processor refuses a prompt that leaves no room in the context."""
 _TOO_LARGE = re.compile(r"((?:more than )?\d+ bytes: expected at most \d+, for a context of \d+ tokens)")
-"""How it refuses one that is so long that it is not even made tokens."""
+"""How it refuses one too long to tokenize."""
 
 
 def error_body(error: ApiError, request_id: str) -> bytes:
-    """The body of a failed request, and the data of an event that says so late."""
+    """The body of a failed request, and the data of a late error event."""
     other = "api_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     message = error.message
-    if too_long := _TOO_LONG.search(message):  # agents compact the conversation where they read this
+    if too_long := _TOO_LONG.search(message):  # agents that read this compact the conversation
         message = f"prompt is too long: {too_long[1]} tokens > {too_long[2]} maximum"
     elif too_large := _TOO_LARGE.search(message):
         message = f"prompt is too long: {too_large[1]}"
@@ -48,7 +48,7 @@ _IN_TOOLS = re.compile(r"^(tools\[\d+\])\.parameters(_json)?\b")
 
 
 def _name_of(field: str) -> str:
-    """What Anthropic calls a field of the ring."""
+    """Anthropic's name for a field of the ring."""
     return _IN_TOOLS.sub(r"\1.input_schema", _NAME_OF(field))
 
 

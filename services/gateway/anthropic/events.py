@@ -1,4 +1,4 @@
-"""An answer of the ring as Anthropic's events: blocks of thinking, text and tool_use that begin and end."""
+"""Writes the ring's answer as Anthropic's events: blocks of thinking, text and tool_use begin and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.gateway.parts import StreamedCalls
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 SIGNATURE = "unsigned"
-"""Of thinking: the API has one, and clients send it back."""
+"""Of thinking: the API requires one, and clients return it."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -21,7 +21,7 @@ def stop_of(
 ) -> dict[str, str | None]:
     """Why a message ended.
 
-    ``calls``: there are some to be made; ``context_full``: the context had less room than max_tokens.
+    ``calls``: some are to be made; ``context_full``: the context had less room than max_tokens.
     """
     reason = "end_turn"
     if finished_reason is FinishReason.LENGTH:
@@ -34,7 +34,7 @@ def stop_of(
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """The tokens: Anthropic's input tokens are those that no cache held."""
+    """Token counts; Anthropic's input tokens exclude cached ones."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -45,23 +45,23 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """The events of one message, in order: ``begin``, ``add`` for each event of the ring, ``end``."""
+    """Writes one message's events; call ``begin``, ``add`` per event of the ring, ``end``."""
 
     def __init__(self, message_id: str, *, max_tokens: int) -> None:
-        """``max_tokens``: what the request asked for."""
+        """``max_tokens``: the request's."""
         self._id = message_id
         self._max_tokens = max_tokens
         self._context_full = False
         self._blocks = 0
         self._open: type[Part] | int | None = None
-        """The block that has begun: the kind of its parts, or the number of a call."""
+        """The open block: its parts' type, or a call's index."""
         self._head = b""
-        """Of each delta of that block, up to its text."""
+        """Start of the block's deltas, up to the text."""
         self._calls = StreamedCalls()
         self._stop: Mapping[str, str | None] = {}
 
     def begin(self, admitted: Admitted) -> bytes:
-        """The event that a message begins."""
+        """The first event."""
         self._context_full = (admitted.options.get("max_tokens") or self._max_tokens) < self._max_tokens
         usage = usage_of(Usage(admitted.prompt_tokens, 0, 0))
         head = {"id": self._id, "type": "message", "role": "assistant", "model": admitted.model}
@@ -70,7 +70,7 @@ class MessageEvents:
         )
 
     def add(self, event: Event) -> bytes:
-        """The events of what the ring sent next; empty for what is of no interest."""
+        """The events for the ring's next event; may be empty."""
         if isinstance(event, Delta):
             return b"".join(map(self._add_part, event.parts))
         if isinstance(event, Finished):
@@ -79,7 +79,7 @@ class MessageEvents:
         return b""
 
     def end(self, usage: Usage) -> bytes:
-        """The events that end the message."""
+        """The last events."""
         delta = _event("message_delta", delta=self._stop, usage=usage_of(usage))
         return self._end_block() + delta + _event("message_stop")
 

@@ -32,7 +32,7 @@ class MessageWriter(Writer):
     """Writes a message."""
 
     def __init__(self, call: Call, max_tokens: int, admitted: Admitted) -> None:
-        """``max_tokens``: what the request asked for."""
+        """``max_tokens``: the request's."""
         self._request_id = call.request_id
         self._max_tokens = max_tokens
         self._admitted = admitted
@@ -57,7 +57,7 @@ class MessageWriter(Writer):
         return b"event: error\ndata: %s\n\n" % error_body(error, self._request_id)
 
     async def whole(self, answer: Answer) -> bytes:
-        """Its blocks are in the order in which the model wrote them."""
+        """Blocks keep the order in which the model wrote them."""
         parts: list[Part] = []
         reason: FinishReason | None = None
         stop: int | str | None = None
@@ -83,7 +83,7 @@ class MessageWriter(Writer):
 
 
 async def count_tokens(call: Call) -> Response:
-    """The tokens of a prompt."""
+    """Count a prompt's tokens."""
     messages, options = await call.aside(lambda: _read_prompt(call.body))
     tokens = await tokenize(call, None, messages, options)
     return Response(msgspec.json.encode({"input_tokens": len(tokens.token_ids)}), media_type="application/json")
@@ -95,7 +95,7 @@ def _read_prompt(body: bytes) -> tuple[Sequence[Message], TokenizeOptions]:
 
 
 def _block(run: Run, reason: FinishReason | None) -> dict[str, Any] | None:
-    """A block of a message that ended for ``reason``; None for a call that is not to be made."""
+    """A block of a message that ended for ``reason``; None for a call not to be made."""
     text, first = run.text, run.first
     if isinstance(first, Reasoning):
         return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
@@ -103,7 +103,7 @@ def _block(run: Run, reason: FinishReason | None) -> dict[str, Any] | None:
         return {"type": "text", "text": text}
     if not is_to_be_made(text, reason):
         return None
-    arguments = msgspec.Raw(text.encode() if is_whole(text) else b"{}")  # max_tokens ended the answer within them
+    arguments = msgspec.Raw(text.encode() if is_whole(text) else b"{}")  # max_tokens cut them off
     return {"type": "tool_use", "id": first.id, "name": first.name, "input": arguments}
 
 

@@ -1,4 +1,4 @@
-"""A request for a message: what Anthropic's API has, and the ring's messages and options for it."""
+"""Anthropic's message request, and its translation to the ring's messages and options."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
-"""Begins a block of the system prompt that is of no use to a model, and differs from request to request."""
+"""Begins a block of the system prompt that is useless to models and differs in each request."""
 
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
 
 
 class Source(msgspec.Struct):
-    """Where a document's content is."""
+    """A document's content."""
 
     type: str
     data: str | None = None
 
 
 class Tool(msgspec.Struct):
-    """A tool; of Anthropic's own ones only type and name are read."""
+    """A tool. For Anthropic's own, only type and name are read."""
 
     name: str | None = None
     type: str | None = None
@@ -37,7 +37,7 @@ class Tool(msgspec.Struct):
 
 
 class ToolChange(msgspec.Struct):
-    """The tool of a block that adds or removes one: by its definition or by its name."""
+    """The tool that a block adds or removes, by definition or name."""
 
     type: str
     name: str | None = None
@@ -45,7 +45,7 @@ class ToolChange(msgspec.Struct):
 
 
 class Block(msgspec.Struct):
-    """A block of a message's content, of any type."""
+    """A content block of any type."""
 
     type: str
     text: str | None = None
@@ -69,7 +69,7 @@ class Turn(msgspec.Struct):
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """The content; a text is one block."""
+        """The content; text becomes one block."""
         return [Block("text", self.content)] if isinstance(self.content, str) else self.content or ()
 
 
@@ -82,7 +82,7 @@ class ToolChoice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model is to reason."""
+    """Whether the model should reason."""
 
     type: str
 
@@ -95,7 +95,7 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """The form of the answer, and how much reasoning goes before it."""
+    """The answer's form, and the reasoning effort."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -165,7 +165,7 @@ class MessageRequest(CountRequest):
 
 
 def messages_of(request: CountRequest) -> Sequence[Message]:
-    """The conversation. Raises ``ApiError`` for content that no text can stand for."""
+    """The conversation. Raises ``ApiError`` for non-text content."""
     given = request.messages
     if not given:
         raise invalid("messages", "missing or empty: expected at least one message")
@@ -247,7 +247,7 @@ _ADD = {"user": _add_of_user, "assistant": _add_of_assistant, "system": _add_of_
 
 
 def _text(block: Block, path: str) -> str:
-    """The text of a block that is one."""
+    """The text of a textual block."""
     text = block.text
     if block.type == "tool_reference":
         text = block.tool_name
@@ -261,7 +261,7 @@ def _text(block: Block, path: str) -> str:
 
 
 def _tools(request: CountRequest) -> list[dict[str, Any]]:
-    """The tools that the model can be told of: those with a schema, not those that Anthropic's models know."""
+    """The tools to show the model: without removed ones and Anthropic's own, which have no schema."""
     tools, removed = list(request.tools or ()), set()
     for block in (block for turn in request.messages or () for block in turn.blocks):
         if (change := block.tool) is None or block.type not in _TOOL_CHANGES:

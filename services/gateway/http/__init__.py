@@ -1,1 +1,1 @@
-"""HTTP as every endpoint needs it: the server and its limits, bodies, server-sent events, errors."""
+"""HTTP for every endpoint: the server and its limits, bodies, server-sent events, errors."""

@@ -1,6 +1,6 @@
-"""What an endpoint answers in place of a result, and how an error of the ring becomes that.
+"""HTTP errors of endpoints, and their mapping from the ring's errors.
 
-The table in ``docs/openai.md`` says the same for people; a test compares.
+A test compares the table in ``docs/openai.md``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _STATUS = {
     grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.ABORTED: HTTPStatus.SERVICE_UNAVAILABLE,
-    grpc.StatusCode.CANCELLED: HTTPStatus.SERVICE_UNAVAILABLE,  # by this gateway, because it ends
+    grpc.StatusCode.CANCELLED: HTTPStatus.SERVICE_UNAVAILABLE,  # by this gateway, as it ends
     grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
 }
 _STATUS_OF_REASON = {
     "TOO_LARGE": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    "VERSION_MISMATCH": HTTPStatus.BAD_GATEWAY,  # the caller has no part in it
+    "VERSION_MISMATCH": HTTPStatus.BAD_GATEWAY,  # not the caller's fault
 }
-"""Where the reason says more than the code."""
+"""Reasons that override the code's status."""
 _CODES = {"UNAUTHENTICATED": "invalid_api_key", "RATE_LIMIT": "rate_limit_exceeded", "DEADLINE": "timeout"}
-"""OpenAI's names of reasons; the others are the ring's."""
+"""OpenAI's names for reasons; others keep the ring's."""
 _CODES_WITHOUT_REASON = {
     grpc.StatusCode.INVALID_ARGUMENT: "invalid_field",
     grpc.StatusCode.UNAVAILABLE: "not_ready",
@@ -44,7 +44,7 @@ _CODES_WITHOUT_REASON = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "overload",
     grpc.StatusCode.UNIMPLEMENTED: "unsupported",
 }
-"""Where the client library or gRPC itself failed; the others are called ``internal``."""
+"""For failures of the client library or gRPC itself; ``internal`` for the others."""
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -53,35 +53,35 @@ _TYPES = {
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 _INVALID_FIELD = "invalid_field"
-"""The ring's reason for a field that it refuses, for those that are refused on the way there, too."""
+"""The ring's reason for a refused field; the gateway's and client library's, too."""
 ENDED = "the gateway ended while it was answering: send the request again"
-"""In place of what the client library says of itself when it is closed."""
+"""Replaces the client library's message about being closed."""
 _FINAL = frozenset({"POISON", "VERSION_MISMATCH"})
-"""Reasons of server errors that a retry would meet again."""
+"""Reasons of server errors that a retry would repeat."""
 _RETRY_SECONDS = 1.0
-"""Where a retry helps, and the ring does not say when."""
+"""Where a retry helps but the ring names no delay."""
 _TOO_LONG = re.compile(
     r"tokens are too long: expected at most (\d+)|expected at most \d+, for a context of (\d+) tokens"
 )
-"""How a processor says that a prompt is too long: the most tokens of a prompt, or the whole context."""
+"""A processor's message about too long a prompt: names the longest prompt, or the context, in tokens."""
 
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """The answer to a request that failed."""
+    """The answer to a failed request."""
 
     status: HTTPStatus
     message: str
     param: str | None = None
-    """The field that is to blame, as the API calls it."""
+    """The field at fault, by its API name."""
     code: str | None = None
     retry_after: float | None = None
     """Seconds."""
     final: bool = False
-    """Whether a retry is of no use, although the status is one that clients retry."""
+    """Whether retries are useless although clients retry this status."""
     more_headers: Mapping[str, str] = field(default_factory=dict)
     ring_error: RingError | None = None
-    """Of which it is made, if it is."""
+    """The ring's error that caused it, if any."""
 
     @property
     def type(self) -> str:
@@ -91,7 +91,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What clients that retry go by."""
+        """``more_headers`` and retry hints."""
         headers = dict(self.more_headers)
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
@@ -102,19 +102,19 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value of a request in an error: as Python writes it, shortened."""
+    """A request's value for an error message: its ``repr``, shortened."""
     return repr(value[:80] if isinstance(value, str) else str(value)[:80])
 
 
 def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
-    """The error of a field that cannot be used, or of a request as a whole."""
+    """The error for an unusable field, or for the whole request."""
     if param is None:
         return ApiError(HTTPStatus.BAD_REQUEST, problem, code=code)
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {problem}", param, code or _INVALID_FIELD)
 
 
 def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
-    """The answer for an error of the ring; ``name_of``: what the API calls a field of the ring."""
+    """Map an error of the ring; ``name_of`` maps the ring's field names to the API's."""
     reason = error.reason or ""
     status = _STATUS_OF_REASON.get(reason) or _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     code = _CODES.get(reason, reason.lower()) or _CODES_WITHOUT_REASON.get(error.code, "internal")
@@ -126,7 +126,7 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = _CODES["UNAUTHENTICATED"]
         failed.more_headers = {"www-authenticate": "Bearer"}
-    if isinstance(error, InvalidRequest) and error.field == "message":  # gRPC's; here it is no field
+    if isinstance(error, InvalidRequest) and error.field == "message":  # gRPC's name; not a field here
         failed.message = failed.message.replace("message", "the request", 1)
     elif isinstance(error, InvalidRequest) and error.field is not None:
         if not reason:  # from the client library
@@ -136,7 +136,7 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     if isinstance(error, InvalidRequest) and (too_long := _TOO_LONG.search(failed.message)):
         context = int(too_long[1]) + 1 if too_long[1] else int(too_long[2])
         failed.status, failed.code = HTTPStatus.BAD_REQUEST, "context_length_exceeded"
-        failed.message += f". This model's maximum context length is {context} tokens."  # clients look for that
+        failed.message += f". This model's maximum context length is {context} tokens."  # clients search for it
     if error.code is grpc.StatusCode.NOT_FOUND and reason in ("", "MODEL_NOT_FOUND"):
         failed.code, failed.param = "model_not_found", "model"
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):

@@ -1,4 +1,4 @@
-"""A request's body: read whole, within limits of size and time; and what may be in it."""
+"""Reads request bodies within limits of size and time; checks their headers and origin."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from services.gateway.http.disconnect import Disconnected
 from services.gateway.http.load import Load, Request
 
 BODY_SECONDS = 30.0
-"""For a body, besides a second for each ``_BYTES_PER_SECOND``."""
+"""For a body, plus a second per ``_BYTES_PER_SECOND``."""
 _BYTES_PER_SECOND = 16 << 10
 
 
 def check_body_headers(headers: Headers, media_types: tuple[str, ...], max_bytes: int) -> None:
-    """Raise ``ApiError`` for a body that could not be used, before it is sent."""
+    """Raise ``ApiError`` for an unusable body before it is sent."""
     if (length := headers.get("content-length")) is not None and int(length) > max_bytes:
         raise _too_large(max_bytes)
     if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
@@ -33,7 +33,7 @@ def check_body_headers(headers: Headers, media_types: tuple[str, ...], max_bytes
 
 
 async def read_body(receive: Receive, max_bytes: int, load: Load, request: Request) -> bytes:
-    """The whole body. Raises ``ApiError`` for one that is too large or too slow, ``Disconnected`` for half of one."""
+    """The whole body. Raises ``ApiError`` if it is too large or too slow, ``Disconnected`` if the client goes away."""
     parts: list[bytes] = []
     size, more = 0, True
     loop = asyncio.get_running_loop()
@@ -60,9 +60,9 @@ async def read_body(receive: Receive, max_bytes: int, load: Load, request: Reque
 
 
 def check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
-    """Refuse what pages of other origins let a browser send: it may be behind the firewall that callers are not.
+    """Raise ``ApiError`` for requests that other origins' pages make a browser send.
 
-    Whatever is no browser names no origin. Raises ``ApiError``.
+    The browser may be behind a firewall that keeps attackers out. Other clients send no origin.
     """
     origin = headers.get("origin")
     if origin is None or origin in allowed or "*" in allowed:
@@ -76,10 +76,10 @@ def check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
 
 
 def _is_no_stranger(origin: str) -> bool:
-    """Whether a page's origin tells that it came from here, where it seems to.
+    """Whether an origin that seems to be this gateway's proves it.
 
-    By plain HTTP a name tells nothing: whoever owns it may let it name this machine once the page is loaded (DNS
-    rebinding). An address cannot be moved, nor localhost, nor a name that a certificate belongs to.
+    Over plain HTTP a name proves nothing: its owner may point it at this machine once the page is loaded (DNS
+    rebinding). Addresses, localhost and names with a certificate cannot be moved.
     """
     try:
         url = urlsplit(origin)

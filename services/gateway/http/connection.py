@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: uvicorn's, with limits on what a client may send, take its time for, and leave unread."""
+"""uvicorn's HTTP/1.1 connection, with limits on what a client sends, delays and leaves unread."""
 
 from __future__ import annotations
 
@@ -22,57 +22,55 @@ from services.gateway.http.api_error import ApiError, invalid
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
 HEAD_SECONDS = 10.0
-"""For a request's line and headers, from the first byte on."""
+"""For a request's line and headers, from the first byte."""
 _REST_SECONDS = 5.0
-"""For a body that nobody waits for any more, because its request is answered; and for the last bytes of a connection
-that is closed here."""
+"""For the body of a request that is answered already, and for the last bytes of a connection closed here."""
 _MAX_PIPELINED = 16
-"""Requests that wait for the one before them."""
+"""Requests that wait for an earlier one."""
 _RESET_SECONDS = 0.1
-"""In which most clients that are gone reset a connection; ``check`` finds the others."""
+"""Within which most departed clients reset a connection; ``check`` finds the others."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WRITE_BUFFER = 64 << 10
-"""Bytes that wait for a client before whoever writes to it waits, too."""
+"""Unsent bytes at which writers must wait."""
 _DROPPED = (b"upgrade", b"http2-settings", b"connection")
 
 Peer = tuple[str, int]
-"""Address and port of a client; on a unix socket an empty address."""
+"""A client's address and port; on a unix socket the address is empty."""
 
 
 def peer_of(client: tuple[str, int | None] | None) -> Peer:
-    """``client`` as ASGI has it."""
+    """``client``: from an ASGI scope."""
     host, port = client or ("", 0)
     return host.removeprefix("::ffff:"), port or 0
 
 
 @dataclass
 class Connections:
-    """What the connections of a server share: limits and counts."""
+    """Limits and counts that a server's connections share."""
 
     config: Config
     max_connections: int
     idle_seconds: float
-    """Without a request, after which a connection is closed."""
+    """Closes a connection without requests after this time."""
     stall_seconds: float
-    """After which a client that does not read loses its connection."""
+    """Aborts a connection whose client does not read."""
     max_unsent_bytes: int
-    """That all clients together may leave unread."""
+    """Limit over all clients together."""
     error_body: Callable[[ApiError, str], bytes]
     valid_certificate: Callable[[bytes], bool] | None = None
     """Whether a client's certificate, in DER form, is valid now; None: clients show none."""
     on_request: Callable[[Peer, int], None] = lambda _peer, _size: None
-    """Told the size of each complete request."""
+    """Called with each complete request's size."""
     on_refusal: Callable[[HTTPStatus], None] = lambda _status: None
-    """Told of requests that never reached the application."""
+    """Called for requests refused before the application."""
     state: ServerState = field(default_factory=ServerState)
 
     @property
     def open(self) -> list[Connection]:
-        """The present connections."""
         return [one for one in self.state.connections if isinstance(one, Connection)]
 
     def sweep(self, now: float) -> None:
-        """Close what takes too long, and the fullest of the connections whose clients do not read; once a second."""
+        """Close slow connections; with too many unsent bytes, those with the most. Call regularly."""
         unsent = []
         for one in self.open:
             one.check(now)
@@ -95,23 +93,23 @@ class Connection(HttpToolsProtocol):
         self._peer: Peer = ("", 0)
         self._certificate: bytes | None = None
         self._since = self.loop.time()
-        """When the connection began, or the present head or the wait for the next."""
+        """Start of the connection, the current head, or the wait for the next."""
         self._in_message = False
-        """Between the first byte of a request and the last."""
+        """Between a request's first byte and its last."""
         self._head_complete = True
         self._head_bytes = 0
         """Bytes since the last complete head."""
         self._header_bytes = self._num_headers = 0
-        """Of the present message's head and trailers."""
+        """Of the current message's head and trailers."""
         self._size = 0
         self._deaf = False
-        """Whether nothing more is read."""
+        """Whether further input is ignored."""
         self._unread_since: float | None = None
         self._rest_since: float | None = None
         self._problem: ApiError | None = None
         self._replaying = False
         self._half_closed = False
-        """Whether the client has ended its side: it sends nothing more, and may still read."""
+        """Whether the client has ended its side: it sends no more, but may still read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -133,7 +131,7 @@ class Connection(HttpToolsProtocol):
         return self._certificate is not None and self._shared.valid_certificate(self._certificate)
 
     def check(self, now: float) -> None:
-        """Close the connection if its client takes too long, or may not have it any more."""
+        """Close the connection of a client that is too slow, or whose certificate became invalid."""
         answering = self.cycle is not None and not self.cycle.response_complete
         unread = self._unread_since is not None and now - self._unread_since > self._shared.stall_seconds
         if unread or self._is_reset() or not self._certificate_is_valid():
@@ -154,13 +152,13 @@ class Connection(HttpToolsProtocol):
     # What the client sends
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes either
-        """Answer a client that sent all that it wanted, and ended its side; returns whether the connection stays.
+        """Answer a client that only ended its sending side; returns whether the connection stays.
 
-        The same comes from one that closed the connection. The two differ in what they do with the next bytes: one that
-        closed resets the connection, and its request is cancelled. Before an answer these bytes are an interim
-        response, which every client of HTTP/1.1 skips.
+        A client that closed the whole connection looks the same until written to: then it resets the connection, and
+        its request is cancelled. Before an answer, the bytes written are an interim response, which every HTTP/1.1
+        client skips.
         """
-        is_tls = self.transport.get_extra_info("ssl_object") is not None  # asyncio then closes, whatever is returned
+        is_tls = self.transport.get_extra_info("ssl_object") is not None  # asyncio then closes anyway
         if is_tls or self._in_message or self.cycle is None or self.cycle.response_complete:
             return False
         if not self._half_closed:
@@ -172,13 +170,13 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _is_reset(self) -> bool:
-        """Whether the client of a half-closed connection has closed all of it; its reset is read by nobody."""
+        """Whether a half-closed connection's client reset it, which only the socket's error shows."""
         if not self._half_closed or self.transport.is_closing():
             return False
         return bool(self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; refuse the connection for what is no HTTP, or too much of it."""
+        """Parse data; refuse the connection if it is not HTTP, or too large."""
         if self._deaf:
             return
         self._unset_keepalive_if_required()
@@ -202,8 +200,8 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             if not self._replaying:
                 raise httptools.HttpParserError("no other protocol is spoken here") from None
-            # No other protocol is spoken here, and a server may say so by answering in this one. httptools takes what
-            # follows for the other protocol, but it is the body: Java's clients ask for HTTP/2 with each request.
+            # A server may decline an upgrade by answering in HTTP/1.1. httptools takes what follows for the other
+            # protocol, but it is the body: Java's clients ask for HTTP/2 with each request.
             lines = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
             for name, value in self.headers:
                 if name not in _DROPPED:
@@ -225,7 +223,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
         self._count(len(name) + len(value) + 4)
-        if not self._head_complete:  # trailers are of no use
+        if not self._head_complete:  # ignore trailers
             super().on_header(name, value)
 
     def _count(self, size: int) -> None:
@@ -272,14 +270,14 @@ class Connection(HttpToolsProtocol):
         raise httptools.HttpParserError(problem.message)
 
     def _refuse(self, problem: ApiError) -> None:
-        """Read nothing more; answer with ``problem``, unless an answer has begun."""
+        """Read no more; answer with ``problem``, unless an answer has begun."""
         self._deaf = True
         cycle, unfinished = self.cycle, self._in_message and self._head_complete
         if cycle is None or cycle.response_complete:
             self._write_refusal(problem)
         elif unfinished and (self.pipeline or cycle.response_started):
             self.transport.abort()
-        elif unfinished:  # the request that is answered is the broken one
+        elif unfinished:  # the broken request is being answered
             cycle.disconnected = True
             cycle.message_event.set()
             self._write_refusal(problem)
@@ -322,7 +320,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _without_chunks(cycle: RequestResponseCycle, flow: FlowControl, app: Any) -> Any:
-    """``app`` for a client of HTTP/1.0, which knows no chunks: the end of the connection is that of the answer."""
+    """``app`` for an HTTP/1.0 client, which knows no chunks: closing the connection ends the answer."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         async def send_unframed(message: Any) -> None:

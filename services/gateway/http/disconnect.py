@@ -1,4 +1,4 @@
-"""A client that goes away: its request is cancelled, and with it all that processors and engines compute for it."""
+"""Cancels a request whose client goes away, and with it the work of processors and engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Disconnected(Exception):
 
 
 async def cancel_when_gone(request: Request, receive: Receive) -> None:
-    """Cancel ``request`` once its client has gone away. Its body has been read."""
+    """Cancel ``request`` once its client goes away. Call after its body is read."""
     while (await receive())["type"] != "http.disconnect":
         pass
     request.task.cancel()

@@ -1,4 +1,4 @@
-"""Server-sent events: chunks as they come, and comments while there are none, so that no proxy takes it for dead."""
+"""Server-sent events, with pings during silence so that no proxy closes the stream."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PING_INTERVAL = 15.0
 
 
 class EventStream(Response):
-    """A response of events. Begin it when the first is certain to come: from then on the status is 200."""
+    """A response of events. Begin it only once the first is certain: the status is 200 from then on."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], *, ping: bytes = PING, headers: Mapping[str, str] | None = None
     ) -> None:
-        """``events``: each with its closing blank line. The generator is closed when the client is gone."""
+        """``events``: each with its closing blank line; closed when the client is gone."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._events = events

@@ -1,7 +1,7 @@
-"""Work that a large body makes long: counted before it is done, and done in a thread, one body at a time.
+"""Long work on large bodies: their values are limited, and one thread takes one body at a time.
 
 The event loop serves all clients, so nothing on it may take long. A body of 4 MiB can hold a million values, each of
-which becomes objects of the endpoint, of the client library and of protobuf: seconds of work.
+which becomes objects of the endpoint, the client library and protobuf: seconds of work.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TypeVar
 from services.gateway.http.api_error import ApiError
 
 MAX_VALUES = 128 << 10
-"""Of a body, counting names, lists and objects, too, but not whole numbers: token ids are many, and cheap."""
+"""In a body, with names, lists and objects, but without whole numbers: token ids are many and cheap."""
 EXPONENT_VALUES = 32
-"""A number with an exponent counts as so many: the decoder may take 20 µs for one such as 9e300."""
+"""The values that a number with an exponent counts as: decoding 9e300 may take 20 µs."""
 MAX_ENTRIES = 1 << 20
-"""Of all lists and objects together, numbers among them."""
+"""In all lists and objects together, with whole numbers."""
 SMALL_BYTES = 64 << 10
 SMALL_ENTRIES = 1024
 _FEW = 64
@@ -32,16 +32,16 @@ _T = TypeVar("_T")
 
 
 def is_small(body: bytes) -> bool:
-    """Whether all work on a body of JSON takes few milliseconds."""
+    """Whether all work on a JSON body takes few milliseconds."""
     if len(body) > SMALL_BYTES or (entries := _entries(body)) > SMALL_ENTRIES:
         return False
     return entries <= _FEW or len(_EXPONENT.findall(body)) <= _FEW
 
 
 def check_values(body: bytes) -> None:
-    """Raise ``ApiError`` for JSON of too many values. What is no JSON may pass.
+    """Raise ``ApiError`` for JSON of too many values. Anything else may pass.
 
-    Decoding holds Python's lock from beginning to end, so the values are counted before.
+    The count precedes decoding, which holds Python's lock (GIL) throughout.
     """
     if EXPONENT_VALUES * _entries(body) + body.count(b'"') // 2 <= MAX_VALUES:
         return
@@ -56,7 +56,7 @@ def check_values(body: bytes) -> None:
 
 
 def has_more_entries(body: bytes, limit: int) -> bool:
-    """Whether the lists and objects of JSON have more entries than ``limit``, give or take empty ones."""
+    """Whether JSON's lists and objects have more than ``limit`` entries, give or take empty ones."""
     if _entries(body) <= limit:
         return False
     plain, strings = _without_escapes(body)
@@ -64,7 +64,7 @@ def has_more_entries(body: bytes, limit: int) -> bool:
 
 
 def _without_escapes(body: bytes) -> tuple[bytes, int]:
-    """JSON in which every quotation mark begins or ends a string, and the number of strings."""
+    """JSON where every quotation mark delimits a string, and the number of strings."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     return plain, plain.count(b'"') // 2
 
@@ -74,13 +74,13 @@ def _outside_strings(plain: bytes) -> bytes:
 
 
 def _numbers(outside: bytes) -> int:
-    """What the numbers count as: nothing if they are whole and written out."""
+    """What numbers count as: 0 if whole and written out."""
     exponents = sum(map(outside.count, (b"e", b"E"))) - sum(map(outside.count, (b"true", b"false")))
     return outside.count(b".") + EXPONENT_VALUES * exponents
 
 
 def _entries(json: bytes) -> int:
-    """At least the number of entries of all lists and objects; more where texts have commas or brackets."""
+    """At least the entries of all lists and objects; more where texts contain commas or brackets."""
     return json.count(b",") + json.count(b"[") + json.count(b"{")
 
 
@@ -93,18 +93,17 @@ def _too_many() -> ApiError:
 
 @dataclass
 class LargeBodies:
-    """The thread, and whose turn it is.
+    """The thread and its queue.
 
-    Each client has one body in the queue at most, so whoever sends many keeps the others waiting no longer than
-    whoever sends one.
+    Each client has at most one body in the queue, so sending many does not delay other clients more than sending one.
     """
 
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "large-body"))
     _turns: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
-    """By client, with the number of those who hold or await it."""
+    """By client, with the number of holders and waiters."""
 
     async def run(self, client: str, work: Callable[[], _T]) -> _T:
-        """What ``work`` returns or raises."""
+        """Run ``work`` in the thread."""
         async with self._turn(client):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 

@@ -1,4 +1,4 @@
-"""What the gateway has taken on: requests and their bodies, by client, and whether it takes more."""
+"""Limits on requests under way and their bodies, in all and by client."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Request:
     task: asyncio.Task[None]
     body_bytes: int = 0
     receiving: bool = True
-    """Whether its body is not complete."""
+    """Whether its body is incomplete."""
     refused: ApiError | None = None
-    """Why it was ended in favor of another client; its task is cancelled."""
+    """Set when it was cancelled in favor of another client."""
 
 
 class Load:
-    """The requests under way, and the limits on them."""
+    """The requests under way, within limits."""
 
     def __init__(self, *, max_requests: int, max_connections_per_client: int, max_body_bytes: int) -> None:
-        """``max_body_bytes``: of all requests together, from the first byte until each is answered."""
+        """``max_body_bytes``: of all requests together, each until it is answered."""
         self._max_requests = max_requests
         self._max_connections = max_connections_per_client
         self._max_bytes = max_body_bytes
@@ -51,12 +51,12 @@ class Load:
         return len(self._requests)
 
     def is_busy(self, host: str, port: int) -> bool:
-        """Whether the connection from an address and port has requests. Called in other threads."""
+        """Whether the connection from an address and port has requests. Called from other threads."""
         return (host, port) in self._busy
 
     @contextmanager
     def request(self, peer: Peer) -> Iterator[Request]:
-        """Count a request of the current task while the block runs. Raises ``ApiError`` where it is one too many."""
+        """Count the current task's request while the block runs. Raises ``ApiError`` over the limits."""
         self._check_room(peer)
         task = asyncio.current_task()
         assert task is not None
@@ -85,8 +85,8 @@ class Load:
     def hold(self, request: Request, size: int) -> None:
         """Count ``size`` more bytes of a body.
 
-        Where all bodies together are too large, the client with the most bytes loses its largest incomplete request.
-        Raises ``ApiError`` if that is this one, or there is no other.
+        If all bodies together are too large, cancels the largest incomplete request of the client with the most bytes.
+        Raises ``ApiError`` if that is this request, or there is none.
         """
         request.body_bytes += size
         self._bytes += size

@@ -1,4 +1,4 @@
-"""The HTTP server: listens, watches its connections and the process's memory, ends."""
+"""The HTTP server: listens, watches its connections and the process's memory, stops."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class HttpServer:
         tls: ServerTls | None = None,
         on_refusal: Callable[[HTTPStatus], None] = lambda _status: None,
     ) -> None:
-        """``app``: an ASGI application. ``error_body``: the form of errors of what is no request of any endpoint."""
+        """``app``: an ASGI application. ``error_body``: writes errors of requests that reach no endpoint."""
         self._settings = settings
         self._load = load
         self._tls = tls
         self.address = settings.address
-        """The address to listen on; after ``start`` with the port in use."""
+        """Where to listen; after ``start`` with the actual port."""
         config = Config(
             app,
             loop="asyncio",
@@ -64,7 +64,7 @@ class HttpServer:
             timeout_keep_alive=int(settings.connection_idle_timeout) + 1,
         )
         config.load()
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the application logs what fails
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the application logs failures
         self._shared = Connections(
             config,
             allowed_connections(settings.max_connections),
@@ -83,7 +83,6 @@ class HttpServer:
 
     @property
     def num_connections(self) -> int:
-        """Open connections."""
         return len(self._shared.state.connections)
 
     async def start(self) -> str:
@@ -130,12 +129,12 @@ class HttpServer:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     def close_idle(self) -> None:
-        """Close connections without a request, and the others when their answer is complete. New ones are accepted."""
+        """Close connections without a request, and others after their answer. New ones are still accepted."""
         for one in self._shared.open:
             one.shutdown()
 
     async def stop(self, grace: float) -> None:
-        """Stop listening, give answers ``grace`` seconds to be sent, and close every connection."""
+        """Stop listening, give answers ``grace`` seconds to finish, and close every connection."""
         if self._memory is not None:
             self._memory.stop()
         if self._guard is not None:

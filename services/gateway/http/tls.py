@@ -1,7 +1,7 @@
-"""TLS of the HTTP server: certificates that may be replaced without a restart, and clients that must show theirs.
+"""The HTTP server's TLS: certificates replaceable without a restart, and client certificates.
 
-As with gRPC (``services.common.security.certificate_checker``), a client's certificate is checked during its
-connection, too: where it expires or is revoked, the connection ends.
+As with gRPC (``services.common.security.certificate_checker``), client certificates are checked throughout: a
+connection ends when its certificate expires or is revoked.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from services.common.security.file_reload import ReloadedFile
 _PROTOCOLS = ["http/1.1"]
 _MAX_VERDICTS = 4096
 _LOOK_SECONDS = 0.2
-"""Between two looks at the files: every open connection asks twice a second."""
+"""Between checks of the files: every open connection asks twice a second."""
 
 
 class ClientCertificates:
-    """Checks the certificates of clients against the authorities and revocation lists as they are now."""
+    """Checks client certificates against the current authorities and revocation lists."""
 
     def __init__(self, authorities: ReloadedFile[TrustedAuthorities]) -> None:
         self._authorities = authorities
@@ -45,7 +45,7 @@ class ClientCertificates:
         self._looked_at = time.monotonic()
 
     def valid(self, certificate: bytes) -> bool:
-        """Whether a certificate, in DER form, is valid now. Its chain was verified when the connection began."""
+        """Whether a certificate (DER) is valid now. The handshake verified its chain."""
         if (now := time.monotonic()) > self._looked_at + _LOOK_SECONDS:
             self._present, self._looked_at = self._authorities.value, now
         if self._version != self._authorities.version or len(self._verdicts) > _MAX_VERDICTS:
@@ -58,16 +58,16 @@ class ClientCertificates:
 
 
 class ServerTls:
-    """Hands each new connection the certificate that the files have now; open ones keep theirs."""
+    """Gives new connections the files' current certificate; open ones keep theirs."""
 
     def __init__(self, files: ReloadedFile[TlsFiles], clients: ClientCertificates | None) -> None:
-        """``clients``: must show a certificate; None: need none."""
+        """``clients`` None: they need no certificate."""
         self._files = files
         self.clients = clients
         self._made_of = files.value
         self._current = self._context(self._made_of)
         self.context = self._context(self._made_of)
-        """What to listen with."""
+        """To listen with."""
         self.context.sni_callback = self._use_current
 
     def _use_current(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -90,7 +90,7 @@ class ServerTls:
 
 
 def server_tls(settings: ServiceSettings) -> ServerTls | None:
-    """None for plain text; raises ``FatalError`` for files that cannot be used."""
+    """None for plain text. Raises ``FatalError`` for unusable files."""
     tls = settings.tls
     if tls.tls_cert_file is None:
         return None
@@ -105,7 +105,7 @@ def server_tls(settings: ServiceSettings) -> ServerTls | None:
 
 @contextmanager
 def _in_memory(pem: bytes) -> Iterator[str]:
-    """A path for ``ssl``, which reads keys from files only: what was checked is what is used, and on no disk."""
+    """A path for ``ssl``, which loads keys only from files: uses the bytes checked, and no disk."""
     descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, pem)

@@ -1,4 +1,4 @@
-"""The form that an answer must have: ``structured_outputs`` as ring options, and the one form of a request."""
+"""The required form of an answer: ``structured_outputs`` as ring options, at most one form per request."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from services.gateway.http.api_error import invalid, shown
 from services.gateway.http.large import check_values
 
 MAX_TAGS = 256
-"""As many as a processor takes."""
+"""A processor's limit."""
 
 
 class Form(NamedTuple):
-    """A form that a request gives."""
+    """A form given by a request."""
 
     field: str
-    """Where it is in the request."""
+    """Path in the request."""
     options: Mapping[str, Any]
     """The ring's."""
 
@@ -46,9 +46,9 @@ class _Tags(msgspec.Struct):
 
 
 def tags_options(given: str | Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The ring's structural tags of ``structures`` and ``triggers``, which may be in a text. Raises ``ApiError``."""
+    """The ring's structural tags from ``structures`` and ``triggers``, perhaps as JSON text. Raises ``ApiError``."""
     if isinstance(given, str):
-        check_values(given.encode())  # as of the body, in which all of it is one value
+        check_values(given.encode())  # the body's check counted it as one value
     try:
         tags = msgspec.convert(msgspec.json.decode(given) if isinstance(given, str) else given, _Tags)
     except msgspec.ValidationError as error:
@@ -106,7 +106,7 @@ def structured_options(given: StructuredOutputs | None) -> dict[str, Any]:
 
 
 def form_options(forms: Sequence[Form]) -> dict[str, Any]:
-    """The ring's options of the one form that a request gives. Raises ``ApiError`` where two fields give one."""
+    """The ring's options of a request's form. Raises ``ApiError`` if several fields give one."""
     if len(forms) > 1:
         both = " and ".join(form.field for form in forms)
         raise invalid(forms[1].field, f"an answer has one form, and {both} give {len(forms)}: leave out all but one")

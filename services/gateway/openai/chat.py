@@ -51,7 +51,7 @@ from services.gateway.parts import StreamedCalls, calls_to_be_made
 
 
 class ChatRequest(SamplingFields):
-    """The body of a request."""
+    """The request's body."""
 
     messages: Annotated[
         list[ChatMessage] | None,
@@ -126,7 +126,7 @@ def _options(request: ChatRequest) -> Options:
 
 
 def _naming(request: ChatRequest) -> Callable[[str], str]:
-    """What the request calls a field of the ring."""
+    """Map the ring's field names to the request's."""
     names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
     names |= {"chat": "messages", "prompt": "messages"}
     if request.max_completion_tokens is None:
@@ -135,7 +135,7 @@ def _naming(request: ChatRequest) -> Callable[[str], str]:
 
 
 def finish_reason(reason: FinishReason | None, *, called: bool) -> str:
-    """OpenAI's reason for the end of a choice."""
+    """OpenAI's reason for a choice's end."""
     return "tool_calls" if called and reason is FinishReason.STOP else str(reason)
 
 
@@ -222,7 +222,7 @@ class ChatWriter(Writer):
         return error_event(error, self._call.request_id)
 
     def _delta(self, event: Delta, logprobs: bytes) -> bytes:
-        """The chunks of a delta; the first of a choice has its role. Empty if the delta has nothing to tell."""
+        """A delta's chunks; a choice's first has the role. Empty if there is nothing to send."""
         index, chunks = event.choice, self._chunks
         chunks.completion_tokens += len(event.token_ids)
         parts = self._joints[index].joined(event.parts)
@@ -244,7 +244,7 @@ class ChatWriter(Writer):
         return data
 
     def _finished(self, event: Finished) -> bytes:
-        """The last chunk of a choice."""
+        """A choice's last chunk."""
         delta = b'"delta":{}' if event.choice in self._begun else b'"delta":{%b,"content":""}' % _ROLE
         called = event.choice in self._calls and self._calls[event.choice].any_to_be_made(event.reason)
         reason = encode(finish_reason(event.reason, called=called))

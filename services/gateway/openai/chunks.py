@@ -1,4 +1,4 @@
-"""The events of a stream of chunks, and the usage in them: put together from bytes, for a token is a chunk."""
+"""Writes streamed chunks and their usage, from bytes for speed: each token is a chunk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What every response and chunk begins with."""
+    """The first members of every response and chunk."""
 
     id: str
     created: int
@@ -31,11 +31,11 @@ class ResponseHead:
 
     @classmethod
     def new(cls, prefix: str, call: Call, model: str) -> ResponseHead:
-        """Of the answer to ``call``, begun now."""
+        """For the answer to ``call``, created now."""
         return cls(prefix + call.request_id, int(time.time()), model)
 
     def members(self, kind: str) -> dict[str, Any]:
-        """As members of an object of that kind."""
+        """The members of an object of that kind."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
@@ -48,17 +48,17 @@ class Chunks:
         self._mode = mode
         self._prompt_tokens = prompt_tokens
         self.completion_tokens = 0
-        """So far, over all choices: the caller counts."""
+        """So far, over all choices; the caller counts."""
         self._end = b'}],"usage":null}\n\n' if mode.last else b"}]}\n\n"
         self._heads: dict[int, bytes] = {}
         self.once = b""
-        """Further members of the first chunk, each with a comma before it."""
+        """Further members of the first chunk, each preceded by a comma."""
 
     def chunk(self, index: int, body: bytes, logprobs: bytes = NULL, finish: bytes = NULL, more: bytes = b"") -> bytes:
         """A chunk of one choice.
 
-        ``body``: its delta or text as a member of a JSON object, ``"text":"…"``; ``more``: further members, each with a
-        comma before it; the others are JSON values.
+        ``body``: its delta or text as a JSON member, like ``"text":"…"``; ``more``: further members, each preceded by a
+        comma; the others are JSON values.
         """
         if (head := self._heads.get(index)) is None:
             head = self._heads[index] = b'%b,"choices":[{"index":%d,' % (self._head, index)
@@ -71,14 +71,14 @@ class Chunks:
         return b'%b%b,"logprobs":%b,"finish_reason":%b%b%b' % (head, body, logprobs, finish, more, end)
 
     def end(self, usage: Usage) -> bytes:
-        """What comes after all chunks of choices."""
+        """The bytes after all choices' chunks."""
         if not self._mode.last:
             return DONE
         return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._head, encode(usage_object(usage)), DONE)
 
 
 def usage_object(usage: Usage) -> dict[str, object]:
-    """OpenAI's form of it."""
+    """OpenAI's form."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -89,5 +89,5 @@ def usage_object(usage: Usage) -> dict[str, object]:
 
 
 def error_event(error: ApiError, request_id: str) -> bytes:
-    """The event of a failure after the response began; nothing comes after it."""
+    """The last event of a response that fails after it began."""
     return b"data: " + error_body(error, request_id) + b"\n\n"

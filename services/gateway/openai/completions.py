@@ -1,4 +1,4 @@
-"""``/v1/completions``: texts or token ids that go on as they are, many at once, with the log probabilities of both."""
+"""``/v1/completions``: continues texts or token ids, many at once, with log probabilities of prompts and answers."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from services.gateway.openai.sampling_fields import (
 MAX_CHOICES = 1024
 """Prompts times n."""
 MAX_OPTIONS_BYTES = 16 << 20
-"""Of all prompts together: each goes to the ring with a copy of the options."""
+"""Over all prompts: each goes to the ring with a copy of the options."""
 _DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(SamplingFields):
-    """The body of a request."""
+    """The request's body."""
 
     prompt: Annotated[
         str | list[str | int | list[int]] | None,
@@ -71,7 +71,7 @@ class CompletionRequest(SamplingFields):
 
 
 def _asks(request: CompletionRequest) -> Sequence[Ask]:
-    """One for each prompt."""
+    """One per prompt."""
     prompts, options = _prompts(request), _options(request)
     if len(prompts) * (size := len(encode(options))) > MAX_OPTIONS_BYTES:
         problem = f"{len(prompts)} prompts, each with options of {size} bytes: expected at most {MAX_OPTIONS_BYTES}"
@@ -119,12 +119,12 @@ def _options(request: CompletionRequest) -> Options:
 
 
 def _naming(request: CompletionRequest) -> Callable[[str], str]:
-    """What the request calls a field of the ring."""
+    """Map the ring's field names to the request's."""
     return openai_naming(form_names(request) | {"text": "prompt", "token_ids": "prompt"}, CompletionRequest)
 
 
 def _drops_token(request: CompletionRequest) -> bool:
-    """Whether the prompt alone is asked for: the ring computes it with one token, which nobody sees."""
+    """Whether only the prompt is wanted: the ring generates one token, which is dropped."""
     return request.max_tokens == 0 and bool(request.echo)
 
 
@@ -133,7 +133,7 @@ def _usage(request: CompletionRequest, usage: Usage) -> Usage:
 
 
 async def _echo(call: Call, request: CompletionRequest, ask: Ask, admitted: Admitted) -> str:
-    """The prompt's text, which an answer begins with; empty if it does not."""
+    """The prompt's text that begins an answer; empty without ``echo``."""
     if not request.echo:
         return ""
     if ask.prompt is not None and request.truncate_prompt_tokens is None:
@@ -154,7 +154,7 @@ class CompletionWriter(Writer):
         echoes: Sequence[str],
         admitted: Sequence[Admitted],
     ) -> None:
-        """``names`` of tokens, if the answer has log probabilities; ``echoes``: what choices of each ask begin with."""
+        """``names`` of tokens, if the answer has log probabilities; ``echoes``: by ask, its choices' first text."""
         self.request = request
         self._call = call
         self._names = names
@@ -163,9 +163,9 @@ class CompletionWriter(Writer):
         self._head = ResponseHead.new("cmpl-", call, admitted[0].model).members("text_completion")
         self._chunks = Chunks(self._head, usage_mode(request), sum(one.prompt_tokens for one in admitted))
         self._logprobs: dict[int, CompletionLogprobs] = {}
-        """Of choices that have begun."""
+        """Of begun choices."""
         self._prompt_logprobs: dict[int, list[TokenLogprob]] = {}
-        """Of a stream's prompts, as far as they came."""
+        """Of a stream's prompts, so far."""
         self._begun: set[int] = set()
 
     @classmethod
@@ -209,11 +209,11 @@ class CompletionWriter(Writer):
         return error_event(error, self._call.request_id)
 
     def _index(self, ask: int, choice: int) -> int:
-        """Of a choice of an ask among all choices."""
+        """A choice's index among all asks' choices."""
         return ask * (self.request.n or 1) + choice
 
     def _whole(self, ask: int, generation: Generation, choice: Choice) -> dict[str, Any]:
-        """A choice of an answer that has ended."""
+        """A finished choice."""
         kept = 0 if _drops_token(self.request) else len(choice.token_ids)
         token_ids, logprobs = choice.token_ids[:kept], (choice.logprobs or ())[:kept]
         index = self._index(ask, choice.index)
@@ -238,7 +238,7 @@ class CompletionWriter(Writer):
         return body
 
     async def _chunk(self, ask: int, event: Delta) -> bytes:
-        """The chunk of a delta; the first of a choice begins with the prompt, if the request says so."""
+        """A delta's chunk; a choice's first begins with the prompt if echoed."""
         index, text, token_ids, logprobs = self._index(ask, event.choice), event.text, event.token_ids, event.logprobs
         if _drops_token(self.request):
             text, token_ids, logprobs = "", (), logprobs and ()
@@ -273,9 +273,9 @@ class CompletionWriter(Writer):
         prompt_logprobs: Sequence[TokenLogprob],
         text: str,
     ) -> dict[str, Any]:
-        """The log probabilities of a choice's next tokens, which complete ``text``; their texts are loaded.
+        """The log probabilities of a choice's next tokens, which complete ``text``. Load their texts before.
 
-        The first begin with the prompt's, if they are echoed.
+        A choice's first begin with the prompt's if echoed.
         """
         assert self._names is not None
         lists = self._logprobs.get(index)

@@ -1,4 +1,4 @@
-"""OpenAI's form of an error."""
+"""OpenAI's form of errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.gateway.http.call import Dialect
 
 
 def error_body(error: ApiError, _request_id: str) -> bytes:
-    """The body of a failed request, and the data of an event that says so late."""
+    """The body of a failed request, and the data of a late error event."""
     return msgspec.json.encode(
         {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
     )
@@ -25,13 +25,13 @@ _IN_FUNCTIONS = re.compile(
 
 
 def openai_naming(names: Mapping[str, str], *bodies: type[msgspec.Struct]) -> Callable[[str], str]:
-    """What OpenAI calls a field of the ring: see ``naming``. Tools and calls have their fields in a function."""
+    """OpenAI's names for the ring's fields: see ``naming``. Tools and calls nest theirs in a function."""
     name_of = naming(bodies, names)
     return lambda field: _IN_FUNCTIONS.sub(r"\1.function.\2", name_of(field))
 
 
 def openai_dialect(names: Mapping[str, str], *bodies: type[msgspec.Struct]) -> Dialect:
-    """OpenAI's errors for an endpoint that takes ``bodies``; ``names``: of further fields of the ring."""
+    """OpenAI's errors for an endpoint that takes ``bodies``; ``names``: further field names."""
     return Dialect(error_body, openai_naming(names, *bodies))
 
 

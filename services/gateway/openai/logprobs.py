@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two forms and vLLM's, from the ring's, which name tokens by their ids."""
+"""Translates the ring's log probabilities, by token id, to OpenAI's two forms and vLLM's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from services.gateway.token_texts import TokenTexts
 
 _T = TypeVar("_T")
 _LEAST = -9999.0
-"""In place of minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON lacks."""
 _MAX_WRITTEN = 16384
 _SLICE = 256
-"""Tokens that are written at a time on the event loop."""
+"""Tokens written at a time on the event loop."""
 
 
 def ids_in(token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> Iterator[int]:
@@ -33,22 +33,22 @@ def ids_in(token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """How tokens are named: by their text, or as ``token_id:…``."""
+    """Names tokens by their text, or as ``token_id:…``."""
 
     texts: TokenTexts
     as_ids: bool = False
     _written: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    """How an entry of a token begins and ends in the form of chats."""
+    """Start and end of a token's entry in chats."""
 
     async def load(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
-        """Learn the texts of tokens and of their alternatives."""
+        """Load the texts of tokens and their alternatives."""
         await self.texts.load(ids_in(token_ids, logprobs))
 
     def __getitem__(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.as_ids else self.texts.name(token_id)
 
     def written(self, token_id: int) -> tuple[bytes, bytes]:
-        """What stands before and after a token's log probability in the form of chats."""
+        """The bytes before and after a token's log probability in chats."""
         if (around := self._written.get(token_id)) is None:
             if len(self._written) >= _MAX_WRITTEN:
                 self._written.clear()
@@ -61,7 +61,7 @@ class TokenNames:
 async def write_whole(
     call: Call, names: TokenNames | None, generations: Sequence[Generation], write: Callable[[], _T]
 ) -> _T:
-    """What ``write`` makes of whole answers, in a thread where they are long; their tokens are loaded before."""
+    """Load the tokens of whole answers, then return ``write()``; long answers use a thread."""
     entries = num_logprobs(generations)
     if names is not None:
         await names.texts.load(await call.aside(lambda: _ids_of(generations), entries))
@@ -69,7 +69,7 @@ async def write_whole(
 
 
 def num_logprobs(generations: Sequence[Generation]) -> int:
-    """Tokens and alternatives of which answers have log probabilities."""
+    """The number of tokens and alternatives with log probabilities."""
     count = 0
     for one in generations:
         for logprobs in (one.prompt_logprobs, *(choice.logprobs for choice in one.choices)):
@@ -89,7 +89,7 @@ def _ids_of(generations: Sequence[Generation]) -> set[int]:
 
 
 async def token_names(call: Call, request: SamplingFields, admitted: Admitted, *, logprobs: bool) -> TokenNames | None:
-    """The names of the model's tokens, if the answer has log probabilities: ``logprobs``, or those of the prompt."""
+    """Token names, if the answer has log probabilities: ``logprobs``, or those of the prompt."""
     if not logprobs and request.prompt_logprobs is None:
         return None
     texts = await TokenTexts.of_model(call.client, admitted.model)
@@ -97,9 +97,9 @@ async def token_names(call: Call, request: SamplingFields, admitted: Admitted, *
 
 
 def chat_logprobs(names: TokenNames, token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> list[msgspec.Raw]:
-    """The form of chats: one object for each token, written: as dicts they would take ten times as much.
+    """The chat form: one encoded object per token; dicts would take ten times as much.
 
-    Their texts are loaded.
+    Load the texts before.
     """
     entries = []
     for token_id, one in zip(token_ids, logprobs, strict=True):
@@ -115,7 +115,7 @@ def chat_logprobs(names: TokenNames, token_ids: Sequence[int], logprobs: Iterabl
 
 
 async def loaded_chat_logprobs(names: TokenNames, event: Delta) -> list[msgspec.Raw]:
-    """Those of a delta, which has thousands of tokens where the gateway was busy; in slices."""
+    """A delta's, in slices: if the gateway was busy, it has thousands of tokens."""
     logprobs = event.logprobs or ()
     await names.load(event.token_ids, logprobs)
     entries: list[msgspec.Raw] = []
@@ -128,7 +128,7 @@ async def loaded_chat_logprobs(names: TokenNames, event: Delta) -> list[msgspec.
 
 @dataclass(slots=True)
 class CompletionLogprobs:
-    """The form of completions: lists with one entry for each token, and where each begins in the text."""
+    """The form of completions: lists with an entry per token, and its offset in the text."""
 
     names: TokenNames
     _decoder: codecs.IncrementalDecoder = field(
@@ -138,9 +138,9 @@ class CompletionLogprobs:
     """Characters before the next token."""
 
     def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], text: str) -> dict[str, list[Any]]:
-        """The lists for the next tokens, whose texts are loaded, and the text that they complete.
+        """The lists for the next tokens, which complete ``text``. Load their texts before.
 
-        None: a token that has no log probability.
+        None: a token without log probability.
         """
         tokens, values, tops, offsets, at = [], [], [], [], 0
         for token_id, one in zip(token_ids, logprobs, strict=True):
@@ -153,17 +153,17 @@ class CompletionLogprobs:
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _end_in(self, text: str, at: int, raw: bytes) -> int:
-        """Where a token's bytes end in a text that goes on at ``at``: there, if it leaves them out."""
+        """Where a token's bytes end in ``text`` from ``at``; ``at`` itself if the text omits them."""
         state = self._decoder.getstate()
         piece = self._decoder.decode(raw)
         if text.startswith(piece, at):
             return at + len(piece)
         own, begin = piece.lstrip("\ufffd "), at
-        while text.startswith("\ufffd", begin):  # of broken characters, which may be more or fewer than Python's
+        while text.startswith("\ufffd", begin):  # broken characters; Python may count more or fewer
             begin += 1
         if own and text.startswith(own, begin):
             return begin + len(own)
-        self._decoder.setstate(state)  # a special token within a character, say
+        self._decoder.setstate(state)  # such as a special token within a character
         return at
 
     def _top(self, token_id: int, one: TokenLogprob) -> dict[str, float]:
@@ -176,7 +176,7 @@ class CompletionLogprobs:
 def prompt_logprobs(
     names: TokenNames, admitted: Admitted, logprobs: Sequence[TokenLogprob]
 ) -> list[dict[str, Any] | None]:
-    """VLLM's form for a prompt, whose ids were asked for: by id; the first token has none. Their texts are loaded."""
+    """VLLM's form for a prompt, by id; the first token has none. Needs the prompt's ids; load the texts before."""
     token_ids, texts = admitted.prompt_token_ids or (), names.texts
     entries: list[dict[str, Any] | None] = [None]
     for token_id, one in zip(token_ids[1:], logprobs, strict=True):

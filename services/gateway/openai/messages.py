@@ -1,4 +1,4 @@
-"""The messages and tools of a chat: OpenAI's form, with what vLLM adds, as the ring's."""
+"""Translates a chat's messages and tools, OpenAI's with vLLM's additions, to the ring's."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ChatMessage(msgspec.Struct):
 
 
 def ring_messages(messages: Sequence[ChatMessage] | None) -> list[Message]:
-    """The conversation as the ring takes it. Raises ``ApiError`` for what no template can show."""
+    """The conversation in the ring's form. Raises ``ApiError`` for unsupported content."""
     if not messages:
         problem = "missing" if messages is None else "empty"
         raise invalid("messages", f"{problem}: expected at least one message")
@@ -127,7 +127,7 @@ class Tool(msgspec.Struct):
 def tool_options(
     tools: Sequence[Tool] | None, choice: str | dict[str, Any] | None, parallel: bool | None
 ) -> dict[str, Any]:
-    """The ring's options for tools, and how its answers are divided."""
+    """The ring's options for tools and for parsing answers."""
     if not tools:
         if choice not in (None, "auto", "none"):
             raise invalid("tool_choice", "there are no tools to choose: give tools, or leave it out")
@@ -161,7 +161,7 @@ def _ring_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise invalid("tool_choice.function.name", "missing: expected the name of a tool")
-    return {"type": "function", "name": name}  # a name alone may be that of a mode
+    return {"type": "function", "name": name}  # a bare name could mean a mode
 
 
 def _unsupported(param: str, what: str) -> ApiError:

@@ -23,7 +23,7 @@ async def list_models(call: Call) -> Response:
 
 
 async def retrieve_model(call: Call) -> Response:
-    """One of them; all where none is named, for clients that end addresses with a slash."""
+    """One model; all if unnamed, for clients that end URLs with a slash."""
     if not call.path_params["name"]:
         return await list_models(call)
     model = await model_of(call, call.path_params["name"])
@@ -31,7 +31,7 @@ async def retrieve_model(call: Call) -> Response:
 
 
 async def model_of(call: Call, name: str | None) -> Model:
-    """The model of that name that the caller may use; None: the one that is served. Raises ``ApiError``."""
+    """The model of that name that the caller may use; None: the one served. Raises ``ApiError``."""
     models = await call.client.models()
     for model in models:
         if name in (None, "", model.name):
@@ -44,7 +44,7 @@ async def model_of(call: Call, name: str | None) -> Model:
 
 
 def _object(model: Model) -> dict[str, Any]:
-    """A model, with what OpenAI's API says of it, vLLM's and Anthropic's."""
+    """A model, with OpenAI's, vLLM's and Anthropic's members."""
     return {
         "id": model.name,
         "object": "model",

@@ -1,4 +1,4 @@
-"""``response_format``: OpenAI's, and what clients of other servers write there for the same."""
+"""``response_format``: OpenAI's, and variants that clients of other servers send."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from services.gateway.openai.answer_form import TAGS_EXPECTED, Form, tags_option
 _FIELD = "response_format"
 _JSON_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _KEYWORDS = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "items", "oneOf", "properties"})
-"""Each of which makes an object a JSON Schema."""
+"""Any of them makes an object a JSON Schema."""
 _OF_WRAPPER = frozenset({"name", "strict"})
-"""Members of ``json_schema`` that are no keywords."""
+"""Members of ``json_schema`` that are not keywords."""
 _TEXTS = {"regex": ("regex", "pattern", "value"), "grammar": ("grammar", "value")}
-"""Where the text of such a form is."""
+"""Members that may hold the form's text."""
 
 
 def response_format_form(given: Mapping[str, Any] | None) -> Form | None:
-    """The form that ``response_format`` gives; None for free text. Raises ``ApiError``."""
+    """The form of ``response_format``; None for free text. Raises ``ApiError``."""
     if given is None:
         return None
     if is_schema(given):
@@ -40,7 +40,7 @@ def response_format_form(given: Mapping[str, Any] | None) -> Form | None:
 
 
 def is_schema(value: Mapping[str, Any]) -> bool:
-    """Whether an object is a JSON Schema and not something around one."""
+    """Whether an object is a JSON Schema, not a wrapper."""
     kind = value.get("type")
     types = kind if isinstance(kind, list) else [kind]
     return any(isinstance(one, str) and one in _JSON_TYPES for one in types) or not _KEYWORDS.isdisjoint(value)
@@ -69,7 +69,7 @@ def _json_form(given: Mapping[str, Any], kind: str | None) -> Form | None:
 
 
 def _schemas(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Schemas, and where they are."""
+    """Paths and schemas."""
     wrapper = given.get("json_schema")
     path = f"{_FIELD}.json_schema"
     if not isinstance(wrapper, Mapping):

@@ -1,4 +1,4 @@
-"""The fields that chats and completions share, and the ring's options that they give."""
+"""Fields that chats and completions share, and their options for the ring."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StreamOptions(Body):
 
 
 class SamplingFields(Body):
-    """Fields of chats and of completions."""
+    """Fields of chats and completions."""
 
     model: Annotated[str | None, passed("Default: the model that is served.")] = None
     stream: Annotated[bool | None, supported()] = None
@@ -149,7 +149,7 @@ class SamplingFields(Body):
 
 
 def sampling_options(request: SamplingFields) -> dict[str, Any]:
-    """The ring's options that the shared fields give."""
+    """The shared fields' options for the ring."""
     options = options_of(request)
     if request.top_k is not None:
         options["top_k"] = 0 if request.top_k == -1 else request.top_k
@@ -174,11 +174,11 @@ _PLAIN_FORMS = {
     "regex": "regex",
     "ebnf": "grammar",
 }
-"""Fields whose value is that of an option of the ring."""
+"""Fields that equal an option of the ring."""
 
 
 def _forms(request: SamplingFields) -> list[Form]:
-    """All that a request gives. Raises ``ApiError``."""
+    """A request's forms. Raises ``ApiError``."""
     found = [response_format_form(request.response_format)]
     if structured := structured_options(request.structured_outputs):
         found.append(Form("structured_outputs", structured))
@@ -208,7 +208,7 @@ def _llama_cpp_form(given: str | dict[str, Any] | None) -> Form | None:
 
 
 def call_of(call: Call, request: SamplingFields) -> Call:
-    """The call, by the id that the body gives it, if it does. Raises ``ApiError`` for one that no header could have."""
+    """The call, with the body's id if it has one. Raises ``ApiError`` for ids that no header could hold."""
     if not request.request_id:
         return call
     if not REQUEST_ID.fullmatch(request.request_id):  # every chunk repeats it
@@ -217,12 +217,12 @@ def call_of(call: Call, request: SamplingFields) -> Call:
 
 
 def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | None:
-    """What ended a choice, if the request named it: vLLM tells of no other."""
+    """What ended a choice, if the request named it, as in vLLM."""
     return stop if isinstance(stop, str) or stop in (request.stop_token_ids or ()) else None
 
 
 def form_names(request: SamplingFields) -> dict[str, str]:
-    """What the request calls the ring's fields of an answer's form."""
+    """The request's names for the ring's form fields."""
     (form,) = _forms(request) or [Form("response_format.json_schema.schema", {"json_schema": None})]
     if form.field != "structured_outputs":
         return dict.fromkeys(form.options, form.field) | {"constraint": form.field}
@@ -235,7 +235,7 @@ class UsageMode(msgspec.Struct, frozen=True):
     """Where a stream reports its usage."""
 
     last: bool = False
-    """In a chunk of its own."""
+    """In a separate last chunk."""
     always: bool = False
     """In every chunk."""
 

@@ -1,4 +1,4 @@
-"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as vLLM has them."""
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as in vLLM."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def tokenize(call: Call) -> Response:
 
 
 def _read(body: bytes) -> tuple[TokenizeRequest, str | None, Sequence[Message] | None, TokenizeOptions]:
-    """The request, and what it asks of the ring."""
+    """The request, text, messages and ring options."""
     request = checked(parse(_TOKENIZE, body))
     if (request.prompt is None) == (request.messages is None):
         problem = "missing" if request.prompt is None else "set together with messages"
@@ -86,7 +86,7 @@ def _read(body: bytes) -> tuple[TokenizeRequest, str | None, Sequence[Message] |
 
 
 async def detokenize(call: Call) -> Response:
-    """The text of ids, with special tokens: ``/tokenize`` of it gives them again."""
+    """The text of ids, with special tokens, so that ``/tokenize`` restores them."""
     found = await Relay(call.client).detokenize(await call.aside(lambda: _read_ids(call.body)))
     return _json({"prompt": found.text})
 
@@ -99,7 +99,7 @@ def _read_ids(body: bytes) -> pb.DetokenizeRequest:
 
 
 async def tokenizer_info(call: Call) -> Response:
-    """What clients that use this server's tokenizer ask for: the tokens that begin and end a text."""
+    """For clients that use this server's tokenizer: the tokens that begin and end texts."""
     model = await model_of(call, None)
     texts = await TokenTexts.of_model(call.client, model.name)
     eos = model.eos_token_ids[:1]
@@ -116,7 +116,7 @@ async def tokenizer_info(call: Call) -> Response:
 
 
 async def _bos_token(call: Call, model: Model, texts: TokenTexts) -> str | None:
-    """The token that a text begins with; None if there is none."""
+    """The token that begins a text; None without one."""
     with_special, without = [
         (await call.client.tokenize("a", model=model.name, add_special_tokens=special)).token_ids
         for special in (True, False)

@@ -1,1 +1,1 @@
-"""The chat page: one static file that asks the gateway's own ``/v1/chat/completions``."""
+"""The chat page: one static file that calls the gateway's ``/v1/chat/completions``."""

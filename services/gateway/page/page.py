@@ -25,7 +25,7 @@ _HEADERS = {
 
 
 async def page(call: Call) -> Response:
-    """The page; nothing but 304 for a browser that has it."""
+    """The page, or 304 for a browser that has it."""
     if _ETAG in call.headers.get("if-none-match", ""):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=_HEADERS)
     return Response(_HTML, headers=_HEADERS, media_type="text/html")

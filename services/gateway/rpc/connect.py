@@ -38,7 +38,7 @@ _HTTP_STATUS = {
     "unavailable": 503,
     "unauthenticated": 401,
 }
-"""Of a unary call; 500 for the others."""
+"""For unary calls; 500 for the others."""
 _CODE_OF_HTTP_STATUS = {
     HTTPStatus.UNAUTHORIZED: "unauthenticated",
     HTTPStatus.FORBIDDEN: "permission_denied",
@@ -52,7 +52,7 @@ _CODE_OF_HTTP_STATUS = {
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
     HTTPStatus.GATEWAY_TIMEOUT: "deadline_exceeded",
 }
-"""Of what the gateway refuses before it knows the call; invalid_argument for the others."""
+"""For requests refused before the call is known; invalid_argument for the others."""
 
 
 def message_envelope(data: bytes) -> bytes:
@@ -66,13 +66,13 @@ def end_envelope(status: status_pb2.Status) -> bytes:
 
 
 def unary_error(status: status_pb2.Status) -> tuple[int, bytes]:
-    """The HTTP status and body of a unary call that failed."""
+    """The HTTP status and body of a failed unary call."""
     error = _error(status)
     return _HTTP_STATUS.get(str(error["code"]), 500), _json(error)
 
 
 def api_error_body(error: ApiError, _request_id: str) -> bytes:
-    """The body of what the gateway refuses before it knows the call."""
+    """The body for a request refused before the call is known."""
     return _json({"code": _CODE_OF_HTTP_STATUS.get(error.status, "invalid_argument"), "message": error.message})
 
 

@@ -1,4 +1,4 @@
-"""What both protocols share: a message in an envelope of one byte of flags and four of length, or as JSON."""
+"""What both protocols share: envelopes (1 byte of flags, 4 of length, big-endian), and messages as protobuf or JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.ring.errors import Refused
 
 MAX_FIELDS = 32768
 MAX_JSON_BYTES = 1 << 20
-"""JSON takes many times its size in memory; the binary form may be as large as any body."""
+"""JSON takes many times its size in memory; protobuf may be as large as any body."""
 COMPRESSED = 1
 _HEADER = struct.Struct(">BI")
 
@@ -23,7 +23,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 def enclose(flags: int, data: bytes) -> bytes:
-    """Data in an envelope."""
+    """Put data in an envelope."""
     return _HEADER.pack(flags, len(data)) + data
 
 
@@ -41,7 +41,7 @@ def enclosed(body: bytes) -> bytes:
 
 
 def decode(kind: type[_M], data: bytes, *, json: bool) -> _M:
-    """The message in ``data``. Raises InvalidRequest for what cannot be read, or is too large."""
+    """The message in ``data``. Raises InvalidRequest if it is malformed or too large."""
     try:
         if not json:
             return parse(kind, data, MessageLimits(len(data), MAX_FIELDS))
@@ -62,5 +62,5 @@ def decode(kind: type[_M], data: bytes, *, json: bool) -> _M:
 
 
 def encode(message: Message, *, json: bool) -> bytes:
-    """A message as it is sent."""
+    """The bytes of a message."""
     return json_format.MessageToJson(message, indent=None).encode() if json else message.SerializeToString()

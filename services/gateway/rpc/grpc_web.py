@@ -1,4 +1,4 @@
-"""gRPC-Web: each message in an envelope, then the trailers in one of their own; as bytes, or as base64."""
+"""gRPC-Web: each message in an envelope, then the trailers in another; as bytes or base64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _MAX_BASE64_PARTS = 1024
-"""Of a body; each costs the event loop some time."""
+"""Per body; each costs the event loop time."""
 
 
 def request_data(body: bytes, *, text: bool) -> bytes:
@@ -57,7 +57,7 @@ def _sent(data: bytes, text: bool) -> bytes:
 
 
 def _from_base64(body: bytes) -> bytes:
-    """Clients may encode a body in several parts, each with its padding."""
+    """Clients may encode a body in several padded parts."""
     data, start = bytearray(), 0
     try:
         for _ in range(_MAX_BASE64_PARTS):

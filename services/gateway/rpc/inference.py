@@ -1,7 +1,7 @@
 """InferenceService over gRPC-Web and Connect: Generate, Tokenize, Detokenize and ListModels.
 
-Requests go on through the client library, so that a stream survives the processor, too. There is no Session: it needs a
-stream in both directions, which browsers do not have.
+Requests go through the client library, so that a stream survives its processor. Session is missing: browsers have no
+bidirectional streams.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from services.gateway.rpc.status import status_of
 _PATH = "/ringline.inference.v1.InferenceService/"
 _DIALECT = Dialect(connect.api_error_body, lambda field: field)
 _LONGEST_TIMEOUT = 604800.0
-"""Seconds, as of ``GenerateRequest.timeout_ms``."""
+"""Seconds; the limit of ``GenerateRequest.timeout_ms``."""
 _MAX_ID_BYTES = 128
 _ENTRY_BYTES = 4
-"""Of a list in protobuf, about the least."""
+"""About the least size of a list entry in protobuf."""
 _OK = status_pb2.Status()
 _UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
 _M = TypeVar("_M", bound=Message)
@@ -42,7 +42,7 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How the messages of one call are sent."""
+    """How one call's messages are encoded."""
 
     media_type: str
 
@@ -68,7 +68,7 @@ class _Form:
         return self.media_type not in connect.UNARY_MEDIA_TYPES
 
     def read(self, kind: type[_M], call: Call) -> _M:
-        """The request, once what its headers demand can be met. Raises RingError."""
+        """The request. Raises RingError, also for compressed messages."""
         header = grpc_web.COMPRESSION_HEADER if self._web else connect.COMPRESSION_HEADER
         if call.headers.get(header, "identity") != "identity":
             problem = f"{header}: compressed messages are not read: expected identity"
@@ -81,14 +81,14 @@ class _Form:
         return decode(kind, data, json=self._json)
 
     def timeout(self, call: Call) -> float | None:
-        """Seconds that the caller waits; None: for ever, or almost."""
+        """Seconds that the caller waits; None: forever, or nearly."""
         seconds = grpc_web.timeout_of(call.headers) if self._web else connect.timeout_of(call.headers)
         if seconds == 0:
             raise DeadlineExceeded("the call's timeout is 0")
         return None if seconds is not None and seconds > _LONGEST_TIMEOUT else seconds
 
     async def sent(self, message: Message, call: Call) -> bytes:
-        """The bytes of a message; what is long as JSON is written in a thread."""
+        """The bytes of a message; long JSON is written in a thread."""
         entries = message.ByteSize() // _ENTRY_BYTES if self._json else 0
         return await call.aside(lambda: self.message(message), entries)
 
@@ -101,11 +101,11 @@ class _Form:
         return connect.message_envelope(data) if self.has_envelopes else data
 
     def end(self, status: status_pb2.Status) -> bytes:
-        """What follows the last message of an answer with envelopes."""
+        """The bytes after the last message of an answer with envelopes."""
         return grpc_web.end_envelope(status, text=self._text) if self._web else connect.end_envelope(status)
 
     def failed(self, error: RingError, before: bytes = b"") -> AnsweredError:
-        """The answer to a call that failed, after ``before``."""
+        """The answer to a failed call, after the bytes ``before``."""
         status = status_of(error)
         if self.has_envelopes:
             return AnsweredError(error, Response(before + self.end(status), media_type=self.media_type))
@@ -114,7 +114,7 @@ class _Form:
 
 
 def _clear_details(response: pb.GenerateResponse) -> None:
-    """Of statuses within a response: in JSON, clients that do not know their types could not read the response."""
+    """Clear a response's status details: in JSON, clients that lack their types could not read it."""
     if response.HasField("refused"):
         del response.refused.status.details[:]
     elif response.HasField("choice_finished") and response.choice_finished.HasField("error"):
@@ -122,7 +122,7 @@ def _clear_details(response: pb.GenerateResponse) -> None:
 
 
 async def generate(call: Call) -> Response:
-    """Generate: its first response is awaited, so that the caller's token is known to be good."""
+    """Generate; awaits the first response, which proves the caller's token valid."""
     form = _Form.of(call, connect.STREAM_MEDIA_TYPES[0])
     try:
         request, timeout = await call.aside(lambda: form.read(pb.GenerateRequest, call)), form.timeout(call)
@@ -152,7 +152,7 @@ async def _sent(
     form: _Form,
     deadline: status_pb2.Status,
 ) -> AsyncGenerator[bytes, None]:
-    """A stream as it is sent, from its first response to its status: ``deadline`` if its time was not enough."""
+    """A stream's bytes, from the first response to the status: ``deadline`` if its time ran out."""
     status = _OK
     async with aclosing(responses):
         response: pb.GenerateResponse | None = first
@@ -172,7 +172,7 @@ async def _sent(
 
 
 class _Stream(Response):
-    """An answer of any number of parts. They end when the client is gone."""
+    """A streamed answer. Its parts are closed when the client is gone."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], media_type: str) -> None:
         super().__init__(media_type=media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -188,7 +188,7 @@ class _Stream(Response):
 
 
 def _unary(name: str, kind: type[_M], method: Callable[[Relay, _M, float | None], Awaitable[Message]]) -> Endpoint:
-    """The endpoint of a method with one request and one response."""
+    """The endpoint of a unary method."""
 
     async def handler(call: Call) -> Response:
         form = _Form.of(call, connect.UNARY_MEDIA_TYPES[0])

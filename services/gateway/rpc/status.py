@@ -1,4 +1,4 @@
-"""Errors as ``google.rpc.Status``, with the details that the contract describes at ErrorReason."""
+"""Errors as ``google.rpc.Status``, with the details that the contract describes under ErrorReason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DOMAIN = "ringline"
 
 
 def status_of(error: RingError) -> status_pb2.Status:
-    """The status that a processor would have sent for ``error``, whether one did or the client library failed."""
+    """The status a processor would send for ``error``, whether it came from one or from the client library."""
     code: int = error.code.value[0]
     status = status_pb2.Status(code=code, message=str(error))
     if isinstance(error, Cancelled):  # not by the caller, which is still there

@@ -1,1 +1,1 @@
-"""``/v1/responses`` without storage: requests of items, responses of items, and the events between."""
+"""``/v1/responses`` without storage: requests and responses made of items, and streamed events."""

@@ -35,7 +35,7 @@ def _asks(request: ResponseRequest) -> Sequence[Ask]:
 
 
 class ResponseWriter(Writer):
-    """Writes a response, which ends a stream, too."""
+    """Writes a response; it also ends a stream."""
 
     def __init__(self, events: ResponseEvents, names: TokenNames | None) -> None:
         """``names`` of tokens, if the response has log probabilities."""
@@ -74,7 +74,7 @@ class ResponseWriter(Writer):
 
 
 def _fields(request: ResponseRequest, answer: Answer) -> dict[str, Any]:
-    """The fields of a response that say how it was asked for."""
+    """The response's fields that repeat the request's."""
     admitted = answer.admitted[0]
     reasoning, text = request.reasoning, request.text
     return {
@@ -106,7 +106,7 @@ async def stored_response(_call: Call) -> Response:
 
 
 def _error_body(error: ApiError, request_id: str) -> bytes:
-    error.message = error.message.replace(" (truncate_prompt_tokens keeps the last ones)", "")  # no field of this API
+    error.message = error.message.replace(" (truncate_prompt_tokens keeps the last ones)", "")  # not in this API
     return error_body(error, request_id)
 
 
@@ -122,7 +122,7 @@ _NAME_OF = naming_turns(naming([ResponseRequest], _NAMES), "input")
 
 
 def _name_of(field: str) -> str:
-    """What this API calls a field of the ring; a tool is no object within another here, as it is in a chat."""
+    """This API's name for a field of the ring; tools are flat, unlike in chats."""
     return _NAME_OF(field).replace(".parameters_json", ".parameters")
 
 

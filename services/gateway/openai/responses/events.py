@@ -1,4 +1,4 @@
-"""An answer of the ring as a response: its items, and the events that tell of them as they grow."""
+"""Writes the ring's answer as a response: its items, and their events as they grow."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from services.gateway.parts import Run, is_whole, kind_of
 
 _encode = msgspec.json.Encoder().encode
 Logprobs = Sequence[msgspec.Raw]
-"""Written entries: they are in up to four events."""
+"""Encoded entries, as up to four events repeat them."""
 
 
 class _OpenItem(Run):
-    """The item that grows: a reasoning, a message or a call."""
+    """The growing item: reasoning, message or call."""
 
     def __init__(self, part: Part, item_id: str, functions: Mapping[str, Function]) -> None:
-        """``functions``: by the names that the model knows."""
+        """``functions``: by the ring's names."""
         super().__init__(part)
         self.item_id = item_id
         self._functions = functions
         self.logprobs: list[msgspec.Raw] = []
 
     def content(self, text: str) -> dict[str, Any] | None:
-        """Its one part; calls have none."""
+        """Its only part; None for calls."""
         if self.kind is Content:
             return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
         return {"type": "reasoning_text", "text": text} if self.kind is Reasoning else None
 
     def item(self, status: str) -> dict[str, Any]:
-        """The item as the API has it."""
+        """The item in the API's form."""
         begun = status == "in_progress"
         part = self.first
         if isinstance(part, ToolCallPiece):
@@ -52,10 +52,10 @@ class _OpenItem(Run):
 
 
 class ResponseEvents:
-    """The events of one response, in order: ``begin``, ``add`` for each event of the ring, ``end`` or ``fail``."""
+    """Writes one response's events; call ``begin``, ``add`` per event of the ring, ``end`` or ``fail``."""
 
     def __init__(self, response_id: str, fields: Mapping[str, Any], functions: Sequence[Function] = ()) -> None:
-        """``fields`` of the response that do not change; ``functions`` that may be called."""
+        """``fields``: the response's constant ones; ``functions``: that may be called."""
         self._id = response_id
         self._head = _encode({"id": f"resp_{response_id}", "object": "response", **fields})[:-1]
         self._sequence = 0
@@ -64,21 +64,21 @@ class ResponseEvents:
         """Of the open item, or the next."""
         self._open: _OpenItem | None = None
         self._delta = b""
-        """An event of the open item, up to its sequence number."""
+        """Start of the item's deltas, before the sequence number."""
         self._logprobs: deque[msgspec.Raw] = deque()
-        """Of tokens that no content has named."""
+        """Of tokens not yet matched to content."""
         self._first = 0
-        """The position of the first of them."""
+        """The first one's token position."""
         self._is_cut = False
         self._functions = {function.ring_name: function for function in functions}
 
     def begin(self) -> bytes:
-        """The events that the response begins."""
+        """The first events."""
         running = self._response("in_progress")
         return self._event("response.created", response=running) + self._event("response.in_progress", response=running)
 
     def add(self, event: Event, logprobs: Logprobs = ()) -> bytes:
-        """The events of what the ring sent next; empty for what is of no interest. ``logprobs``: of its tokens."""
+        """The events for the ring's next event; may be empty. ``logprobs``: of its tokens."""
         self._logprobs.extend(logprobs)
         if isinstance(event, Delta):
             return b"".join(map(self._add_part, event.parts))
@@ -87,12 +87,12 @@ class ResponseEvents:
         return b""
 
     def end(self, usage: Usage) -> bytes:
-        """The events that end the response."""
+        """The last events."""
         status = "incomplete" if self._is_cut else "completed"
         return self._end_item(status) + self._event(f"response.{status}", response=self.response(usage))
 
     def fail(self, error: ApiError) -> bytes:
-        """The event of a response that failed late."""
+        """The event for a late failure."""
         code = "rate_limit_exceeded" if error.type == "rate_limit_error" else "server_error"
         failed = self._response("failed", error={"code": code, "message": error.message})
         return self._event("response.failed", response=failed)
@@ -133,7 +133,7 @@ class ResponseEvents:
         return begun + self._delta + b'%d,"delta":' % (self._sequence - 1) + _encode(text) + tail
 
     def _logprobs_of(self, positions: Sequence[int]) -> Logprobs:
-        """Remove those of the tokens at ``positions``, and those before, which are of no content."""
+        """Pop the entries at ``positions``; drop earlier ones, which belong to no content."""
         found = []
         for position in positions:
             for _ in range(self._first, position):
@@ -157,7 +157,7 @@ class ResponseEvents:
         text, place, content = item.text, self._place(item), item.content(item.text)
         done = f"{_DELTAS[item.kind if isinstance(item.kind, type) else ToolCallPiece]}.done"
         if content is None:
-            if not is_whole(text):  # nobody may make it
+            if not is_whole(text):  # must not be made
                 status = "incomplete"
             ended = self._event(done, **place, name=item.item(status)["name"], arguments=text)
         else:

@@ -1,4 +1,4 @@
-"""A request for a response: what OpenAI's API has, and the ring's messages and options for it."""
+"""OpenAI's response request, and its translation to the ring's messages and options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Item(msgspec.Struct):
     """An item of the input, of any type."""
 
     type: str | None = None
-    """None: of a message, as the SDK writes the short form of one."""
+    """None: a message, in the SDK's short form."""
     role: str | None = None
     content: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
@@ -67,7 +67,7 @@ class ReasoningConfig(msgspec.Struct):
 
 
 class ResponseRequest(OtherForms):
-    """The body of a request."""
+    """The request's body."""
 
     model: Annotated[str | None, passed("Default: the model that is served.")] = None
     input: Annotated[
@@ -158,7 +158,7 @@ class ResponseRequest(OtherForms):
 
 
 def messages_of(request: ResponseRequest) -> Sequence[Message]:
-    """The conversation. Raises ``ApiError`` for items that no text can stand for."""
+    """The conversation. Raises ``ApiError`` for non-text items."""
     if request.input is None:
         raise invalid("input", "missing: expected a text or a list of items")
     turns = Turns()
@@ -168,7 +168,7 @@ def messages_of(request: ResponseRequest) -> Sequence[Message]:
     for at, item in enumerate(items):
         _add_item(turns, item, f"input[{at}]")
     if not items:
-        turns.user("")  # clients that only try whether the endpoint is there send none
+        turns.user("")  # clients that only probe the endpoint send none
     return turns.messages
 
 
@@ -190,7 +190,7 @@ def _add_item(turns: Turns, item: Item, path: str) -> None:
     elif item.type == "item_reference":
         what = "a reference, for nothing is stored: expected the item itself, which the AI SDK sends with store: false"
         raise _unsupported(f"{path}.type", what)
-    elif item.type != "additional_tools":  # whose functions are read elsewhere
+    elif item.type != "additional_tools":  # ``functions`` reads these
         expected = "expected message, function_call, function_call_output, reasoning or additional_tools"
         raise _unsupported(f"{path}.type", f"an item of type {shown(item.type)}: {expected}")
 
@@ -220,7 +220,7 @@ def _text(part: ItemPart, path: str) -> str:
 
 
 def functions(request: ResponseRequest) -> list[Function]:
-    """The functions that the model may call, of the whole conversation."""
+    """The functions that the model may call, from the whole conversation."""
     items = [] if request.input is None or isinstance(request.input, str) else request.input
     added = ((f"input[{at}].tools", item.tools) for at, item in enumerate(items) if item.type == "additional_tools")
     return functions_of([("tools", request.tools), *added])

@@ -1,7 +1,7 @@
-"""Functions of a request: those in ``tools``, within namespaces, and in items ``additional_tools``.
+"""A request's functions: in ``tools``, in namespaces, and in ``additional_tools`` items.
 
-A namespace holds the functions of one server, as Codex tells of them. The ring knows one name for each function, which
-the model reads and writes; calls go back to the client with the namespace and the name apart.
+A namespace holds one server's functions, as Codex sends them. The ring and the model know a single name for each
+function; calls go back to the client with namespace and name separate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.gateway.http.api_error import ApiError, invalid, shown
 
 _PARTS = ("description", "parameters", "strict")
 _Reference = tuple[str | None, str]
-"""The namespace, or None for any, and the name."""
+"""The namespace (None: any) and the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +33,24 @@ class Function:
 
     @property
     def ring_tool(self) -> dict[str, Any]:
-        """The tool as the ring takes it."""
+        """The tool in the ring's form."""
         return {"name": self.ring_name, **self.definition}
 
     @property
     def references(self) -> set[_Reference]:
-        """How a ``tool_choice`` may name this function."""
+        """All ways to name it in ``tool_choice``."""
         return {(space, name) for space in (None, self.namespace) for name in (self.name, self.ring_name)}
 
 
 def ring_name(name: str, namespace: str | None) -> str:
-    """The one name of a function in a namespace: ``mcp__pets__feed``."""
+    """A function's name with its namespace: ``mcp__pets__feed``."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def functions_of(groups: Iterable[tuple[str, Iterable[Any] | None]]) -> list[Function]:
-    """The functions of lists of tools, each with its place; what comes again replaces what came before."""
+    """The functions of tool lists, each with its path; a repeated name replaces the earlier function."""
     found: dict[str, Function] = {}
     for path, tools in groups:
         for number, tool in enumerate(tools or ()):
@@ -60,7 +60,7 @@ def functions_of(groups: Iterable[tuple[str, Iterable[Any] | None]]) -> list[Fun
 
 
 def _functions(tool: Any, path: str, namespace: str | None, about: str) -> Iterator[Function]:
-    """The functions of one tool; none if it is no function: clients offer built-in tools without being asked."""
+    """A tool's functions; none for built-in tools, which clients offer unasked."""
     if not isinstance(tool, dict):
         raise invalid(path, "expected a tool: an object with a type")
     if tool.get("type") == "function":
@@ -77,7 +77,7 @@ def _functions(tool: Any, path: str, namespace: str | None, about: str) -> Itera
         for number, inner in enumerate(tools):
             for function in _functions(inner, f"{path}.tools[{number}]", name, about):
                 yield function
-                about = ""  # said once, with the first of its functions
+                about = ""  # only in its first function
 
 
 def tool_options(
@@ -109,7 +109,7 @@ def tool_options(
 
 
 def _allowed(functions: Iterable[Function], tools: Sequence[Mapping[str, Any]]) -> list[Function]:
-    """Those that ``tools`` name, or whose namespaces."""
+    """Functions named by ``tools``, or by namespace."""
     spaces = {name for tool in tools if tool.get("type") == "namespace" and isinstance(name := tool.get("name"), str)}
     named = set(filter(None, (_reference(tool) for tool in tools if tool.get("type") != "namespace")))
     return [function for function in functions if function.namespace in spaces or function.references & named]
