@@ -1,1 +1,1 @@
-"""OpenAI's endpoints: chat completions, completions, models."""
+"""OpenAI's endpoints: chats, completions, responses, models."""

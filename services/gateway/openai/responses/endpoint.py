@@ -122,7 +122,7 @@ _NAME_OF = naming_turns(naming([ResponseRequest], _NAMES), "input")
 
 
 def _name_of(field: str) -> str:
-    """This API's name for a field of the ring; tools are flat, unlike in chats."""
+    """The API's name for a field of the ring; tools are flat, unlike in chats."""
     return _NAME_OF(field).replace(".parameters_json", ".parameters")
 
 
