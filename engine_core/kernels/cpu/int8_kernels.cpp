@@ -1,6 +1,6 @@
-// The kernels of 8-bit weights for one instruction set. build.py compiles this file for each, as it does kernels.cpp.
+// The kernels of 8-bit weights for one instruction set. build.py compiles this file for each, like kernels.cpp.
 #include RINGLINE_VECTORS
-// The vectors come first: all that follows is written in them.
+// The vectors come first: all following code uses them.
 #include "experts/int8_experts.h"
 #include "quantized/int8_multiply.h"
 #include "quantized/int8_pack.h"

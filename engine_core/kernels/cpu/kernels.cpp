@@ -1,6 +1,6 @@
-// The kernels for one instruction set. build.py compiles this file for each: with its flags, and with its vectors.
+// The kernels for one instruction set. build.py compiles this file for each, with its flags and vectors.
 #include RINGLINE_VECTORS
-// The vectors come first: all that follows is written in them.
+// The vectors come first: all following code uses them.
 #include "linear/argmax.h"
 #include "attention/attention.h"
 #include "threads/barrier.h"

@@ -1,4 +1,4 @@
-// What the library exports: its kernels, by instruction set.
+// The library's exports: kernels by instruction set, and replay.
 #include <cstring>
 
 #include "kernel_table.h"
@@ -33,7 +33,7 @@ RINGLINE_EXPORT const Kernels* ringline_kernels(const char* instruction_set) {
     return equal(instruction_set, "portable") ? &kernels_portable : nullptr;
 }
 
-// The same of 8-bit weights.
+// The same for 8-bit weights.
 RINGLINE_EXPORT const Int8Kernels* ringline_int8_kernels(const char* instruction_set) {
 #ifdef RINGLINE_INT8_KERNELS_AVX512_VNNI
     if (equal(instruction_set, "avx512_vnni"))
@@ -45,10 +45,10 @@ RINGLINE_EXPORT const Int8Kernels* ringline_int8_kernels(const char* instruction
     return equal(instruction_set, "portable") ? &int8_kernels_portable : nullptr;
 }
 
-// Runs calls in order; returns a RinglineResult.
+// Run calls in order; returns a RinglineResult.
 RINGLINE_EXPORT int ringline_replay(const RinglineOperation* operations, int64_t count, const RinglineStep* step) {
     return replay(operations, count, *step);
 }
 
-// Which sources it was built from: see engine_core/kernels/build.py.
+// Identifies the sources: see engine_core/kernels/build.py.
 RINGLINE_EXPORT const char* ringline_source_digest() { return RINGLINE_SOURCE_DIGEST; }

@@ -1,10 +1,10 @@
-// Attention over one step.
+// Paged attention over one step.
 //
-// A row's arithmetic depends on its own sequence alone: keys are taken in tiles of fixed places, tiles in splits of fixed
-// size; each split is summed on its own, and splits are merged in order. Which rows share a query tile, and which thread
-// computes what, does not change results. Rows of a query tile that see nothing of a tile of keys are left out of it;
-// tokens that a row does not see have weight 0, which changes no sum. Units that lie before the windows of all rows of a
-// query tile are not read: their blocks may belong to other sequences by now.
+// A row's arithmetic depends only on its own sequence: keys are taken in tiles at fixed places, tiles in splits of fixed
+// size; each split is summed separately, and splits are merged in order. Which rows share a query tile, and which thread
+// computes it, does not change results. Rows that see nothing of a tile of keys skip it; tokens that a row does not see
+// have weight 0, which changes no sum. Units before the windows of all rows of a query tile are not read: their blocks
+// may belong to other sequences.
 #pragma once
 
 #include "attention/expand.h"
@@ -14,16 +14,16 @@
 
 namespace {
 
-// What a thread needs for one query tile. S is what the cache keeps, F the number type that is computed in.
+// A thread's memory for one query tile. S is the cache's number type, F the type of computation.
 template <class S>
 struct Scratch {
     using F = typename S::Number;
 
-    // Numbers of elements of the parts.
+    // Elements of the parts.
     struct Sizes {
         long rows, head_dim, value_dim;
-        long rearranged;  // a tile of latents as values, or of the values of an 8-bit cache
-        long expanded;    // a tile of the keys of an 8-bit cache
+        long rearranged;  // a tile of latents as values, or of an 8-bit cache's values
+        long expanded;    // a tile of an 8-bit cache's keys
         long scales;      // of such a tile
         long rope_scores;
     };
@@ -52,14 +52,14 @@ struct Scratch {
 
     typename F::Factor* queries;  // [rows, D]
     typename F::Element *keys, *values;  // of a tile
-    float* scales;                // [2, kScoreStride]: of a tile's keys and values; of latents, and of their rotated parts
-    float* rope_scores;           // [rows, kScoreStride]: what rotated parts add to scores
+    float* scales;                // [2, kScoreStride]: of a tile's keys and values, or of latents and rotated parts
+    float* rope_scores;           // [rows, kScoreStride]: scores of rotated parts
     float* scores;                // [rows, kScoreStride]
     typename F::Factor* weights;  // [rows, kTileKeys]
     float* decays;                // [rows]
     RowState whole, split;
     KeyTile<S> tile;
-    KeyTile<F> numbers;  // the same tile of an 8-bit cache, where it is expanded
+    KeyTile<F> numbers;  // the tile of an 8-bit cache, expanded
 };
 
 template <class S>
@@ -105,7 +105,7 @@ public:
     }
 
 private:
-    // Whether a piece may need keys of rows that belong to another: then all are written before the first piece is begun.
+    // Whether a piece may need keys of another's rows: then all are written before the first piece begins.
     bool keys_first() const { return args_.key && (division_.several() || pieces_.cut()); }
 
     void attend_whole(Queue<S>& queue, Scratch<S>& scratch) const {
@@ -172,7 +172,7 @@ private:
         }
     }
 
-    // Sum one split of the keys that a query tile sees.
+    // Sum one split of a query tile's keys.
     void sum_split(const QueryTile& q, int split, const RowState& state, Queue<S>& queue, Scratch<S>& scratch) const {
         state.clear(q.count * group_, value_dim_);
         const int first_key = window().first_key(q.position), first_tile = cache_.tile_at(first_key);
@@ -181,7 +181,7 @@ private:
         for (; number < tiles && number < (split + 1) * kSplitTiles; ++number) {
             cache_.find_tile(block_table(q), q.kv_head, number, first_key, q.end(), scratch.tile);
             queue.look_ahead(scratch.tile);
-            // As late as possible: by now the place has been read ahead.
+            // As late as possible: by now, its memory has been read ahead.
             if (args_.key && !keys_first() && number == cache_.tile_at(q.position)) write(q);
             add_tile(q, state, scratch);
         }
@@ -205,7 +205,7 @@ private:
         add_tile_values(rows, seeing.output, scratch);
     }
 
-    // Whether codes of an 8-bit cache are expanded as they are multiplied: for more rows they are expanded once for all.
+    // Whether products expand an 8-bit cache's codes on the fly: for more rows, they are expanded once for all.
     bool multiplies_codes(int rows) const { return S::kCoded && args_.latent_dim == 0 && rows <= kBlockRows; }
 
     void compute_tile_scores(const Factor* queries, int rows, Scratch<S>& scratch) const {
@@ -225,7 +225,7 @@ private:
         }
     }
 
-    // In an 8-bit cache: both parts of a latent's key have scales of their own.
+    // For an 8-bit cache: both parts of a latent's key have their own scales.
     void compute_latent_scores(const Factor* queries, int rows, Scratch<S>& scratch) const {
         const long latent = args_.latent_dim;
         compute_scores<F>(queries, rows, head_dim_, latent, scratch.numbers, scratch.scores);
@@ -275,13 +275,13 @@ private:
 
     const int32_t* block_table(const QueryTile& q) const { return args_.block_tables + q.sequence * args_.block_table_stride; }
 
-    // Rows of scores of a query tile that see anything between the positions `begin` and `end` are first_row … end_row − 1.
+    // Score rows of a query tile that see positions in [begin, end): first_row … end_row − 1.
     int first_row(const QueryTile& q, int begin) const { return begin > q.position ? (begin - q.position) * group_ : 0; }
     int end_row(const QueryTile& q, int end) const { return window().rows_seeing(end - 1, q.position, q.count) * group_; }
 
     Window window() const { return division_.window(); }
 
-    // Weights are powers of two: this is the attention's scale, which is in capped scores already, times log2(e).
+    // Weights are powers of two: the attention's scale (which capped scores include already) times log2(e).
     float exponent_scale() const { return (args_.logit_softcap > 0.0f ? 1.0f : args_.scale) * 1.44269504088896340736f; }
 
     const RinglineAttention& args_;

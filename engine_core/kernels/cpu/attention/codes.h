@@ -1,8 +1,8 @@
-// The number types of an 8-bit cache: a byte for each number of a key or a value, and a scale for each token and head.
+// The number types of an 8-bit cache: a byte for each number of a key or value, and a scale for each token and head.
 //
-// A number is its code's value times the scale. Both are fixed when the token is written, from that token and head alone,
-// so that no bit depends on when it was written or what else was. Every code's value is exact in every number type:
-// products are those of the number type, and scales are applied to scores and to weights, in float32.
+// A number is its code's value times the scale. Both are computed when the token is written, from that token and head
+// alone, so that no bit depends on when it was written or what else was. Every number type represents code values
+// exactly: products use the number type, and scales are applied to scores and weights, in float32.
 #pragma once
 
 #include "simd/formats.h"
@@ -19,7 +19,7 @@ inline WordLanes load_byte_lanes(const uint8_t* at) {
     std::memcpy(&bytes, at, sizeof bytes);
     return __builtin_convertvector(bytes, WordLanes);
 }
-// Pairs of bytes, the earlier one in the lowest byte of a word.
+// Pairs of bytes, the earlier in a word's lowest byte.
 inline WordLanes load_byte_pairs(const uint8_t* at) {
     HalfLanes pairs;
     std::memcpy(&pairs, at, sizeof pairs);
@@ -34,7 +34,7 @@ struct Int8Codes {
     static Vec value(WordLanes w) {
         return (Vec)__builtin_convertvector((IntegerLanes)(w << 24) >> 24, FloatLanes);
     }
-    // The codes of numbers up to a little more than kLargest.
+    // The codes of numbers, which may slightly exceed kLargest.
     static WordLanes code(Vec v) {
         const FloatLanes whole = (FloatLanes)round_to_integer(v);
         return (WordLanes)__builtin_convertvector(whole, IntegerLanes);
@@ -46,7 +46,7 @@ struct Int8Codes {
         const __m128i* const bytes = reinterpret_cast<const __m128i*>(at);
         const Vec low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
         const Vec high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
-        // The upper halves: the lower ones are zero.
+        // Take the upper halves: the lower ones are zero.
         return _mm512_permutex2var_epi16(_mm512_castps_si512(low), odd_halves(), _mm512_castps_si512(high));
     }
 #endif
@@ -63,8 +63,8 @@ private:
 #endif
 };
 
-// Sign, four bits of an exponent e and three of a fraction m: ±2^(e − 15) · (1 + m / 8). There is no zero but that of a
-// scale: what is smaller than the smallest value, 2⁻¹⁵, becomes that, which is a 61,000th of the largest.
+// A sign, an exponent e of four bits and a fraction m of three: ±2^(e − 15) · (1 + m / 8). Only a zero scale makes zero:
+// smaller numbers become the smallest value, 2⁻¹⁵, which is a 61,000th of the largest.
 struct Float8Codes {
     static constexpr float kLargest = 1.875f;
 
@@ -111,7 +111,7 @@ struct Coded : F {
         }
     }
 
-    // `count` numbers, a multiple of 32, or of 16 where F packs none. Reads ahead of `at` at `ahead`, which is as large.
+    // Expand `count` numbers, a multiple of 32, or of 16 if F packs none. Prefetches as many codes at `ahead`.
     static void expand(const uint8_t* at, const uint8_t* ahead, long count, typename F::Element* to) {
         for (long i = 0; i < count; i += kLanes * F::kPack) {
             if (i % 64 == 0) __builtin_prefetch(ahead + i, 0, 2);
@@ -126,8 +126,8 @@ struct Coded : F {
         }
     }
 
-    // Round `count` numbers, a multiple of 16, to codes; returns their scale, as bfloat16. It is NaN where they include a
-    // NaN or an infinity, and 0 where all are too small to be told from it.
+    // Round `count` numbers, a multiple of 16, to codes; returns their scale, as bfloat16: NaN if they include a NaN or
+    // an infinity, 0 if all are negligibly small.
     static uint16_t encode(const typename F::Element* from, long count, uint8_t* codes) {
         WordLanes largest = {};
         for (long i = 0; i < count; i += kLanes) {
@@ -160,7 +160,7 @@ private:
     }
 };
 
-// f(a number type of the cache): F itself, or with the codes that a RinglineCacheType names.
+// f(the cache's number type): F, or F with the codes that a RinglineCacheType names.
 template <class F, class Visit>
 int with_cache_type(int32_t type, const Visit& visit) {
     switch (type) {

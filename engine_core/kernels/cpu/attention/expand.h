@@ -1,11 +1,11 @@
-// Tiles of an 8-bit cache as numbers, and their scales.
+// Expands tiles of an 8-bit cache to numbers, and loads their scales.
 #pragma once
 
 #include "attention/softmax.h"
 
 namespace {
 
-// The scales of a unit, which lie behind its codes, as those of the places `to`.
+// Widen a unit's scales, which follow its codes, to its places in `to`.
 inline void load_scales(const uint8_t* codes_end, int tokens, float* to) {
     for (int i = 0; i < tokens; ++i) {
         uint16_t scale;
@@ -15,8 +15,8 @@ inline void load_scales(const uint8_t* codes_end, int tokens, float* to) {
     }
 }
 
-// The scales of a tile's places: those of keys, and kScoreStride further those of values; of latents, those of latents,
-// and of rotated parts.
+// The scales of a tile's places: of keys, and kScoreStride further of values; over latents, of latents and of rotated
+// parts.
 template <class S>
 void load_scales(const KeyTile<S>& tile, long dims, bool latents, float* scales) {
     const long codes = tile.unit_tokens * dims;
@@ -28,14 +28,14 @@ void load_scales(const KeyTile<S>& tile, long dims, bool latents, float* scales)
     }
 }
 
-// Multiply a row's scores of a tile's codes by the codes' scales.
+// Multiply a row's scores by the scales of a tile's codes.
 template <class S>
 void scale_scores(float* scores, const KeyTile<S>& tile, const float* scales) {
     for (int place = first_place(tile); place < padded_places(tile.places()); place += kLanes)
         store(scores + place, multiply(load(scores + place), load(scales + place)));
 }
 
-// The units of a tile that are looked at, with `memory` [units, U · dims] for their keys.
+// Expand the keys of a tile's visible units to `memory` [units, U · dims].
 template <class S>
 void expand_keys(const KeyTile<S>& tile, long dims, typename S::Number::Element* memory, KeyTile<typename S::Number>& numbers) {
     numbers.units = tile.units;
@@ -49,7 +49,7 @@ void expand_keys(const KeyTile<S>& tile, long dims, typename S::Number::Element*
     }
 }
 
-// The same for values, once keys are expanded.
+// The same for values, after the keys.
 template <class S>
 void expand_values(const KeyTile<S>& tile, long dims, typename S::Number::Element* memory, KeyTile<typename S::Number>& numbers) {
     for (int unit = tile.first_unit; unit < tile.units; ++unit) {

@@ -1,4 +1,4 @@
-// Latents of a cache, which lie as keys do, rearranged to be values: see attention/layout.h.
+// Rearranges a cache's latents, stored as keys, into values: see attention/layout.h.
 #pragma once
 
 #include "attention/layout.h"
@@ -75,7 +75,7 @@ inline void transpose_pairs_of_16(const uint64_t* from, long dim_pairs, uint64_t
 
 #endif
 
-// Rearrange the units of a tile that are looked at into `memory`, and have the tile take its values from there.
+// Rearrange a tile's visible units into `memory`, and point the tile's values there.
 template <class F>
 void rearrange_latents(KeyTile<F>& tile, long dims, typename F::Element* memory) {
     for (int unit = tile.first_unit; unit < tile.units; ++unit) {

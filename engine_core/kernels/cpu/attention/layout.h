@@ -1,13 +1,13 @@
-// Where keys and values lie in the cache, and how a step's rows get there.
+// The cache's layout of keys and values, and how a step's rows are written to it.
 //
-// A block is [Hkv][keys, values][units][U · D]; blocks lie apart as the caller says. A *unit* holds U tokens: 16, or fewer
-// where the block size is no multiple of 16. Within a unit, with P numbers packed (2 for bfloat16, else 1):
+// A block is [Hkv][keys, values][units][U · D]; the caller gives the stride of blocks. A *unit* holds U tokens: 16, or fewer
+// if the block size is no multiple of 16. Within a unit, with P numbers packed (2 for bfloat16, else 1):
 // keys are [D / P][U][P], so that a vector holds the same dimensions of neighbouring tokens;
 // values are [U / P][D][P], so that it holds neighbouring dimensions of the same tokens.
-// A cache of latents has keys only, whose first R dimensions are the values: they are rearranged as they are needed.
+// A cache of latents has only keys, whose first R dimensions are the values: they are rearranged when needed.
 //
-// In an 8-bit cache, numbers are codes (attention/codes.h), and behind a unit's codes come their scales, [U] bfloat16; behind those
-// of latents, the scales of latents, [U], and of rotated parts, [U]. So they are read ahead with the codes.
+// In an 8-bit cache, numbers are codes (attention/codes.h), and their scales, [U] bfloat16, follow a unit's codes; for
+// latents, scales of latents, [U], then of rotated parts, [U]. So they are read ahead with the codes.
 #pragma once
 
 #include "attention/codes.h"
@@ -25,20 +25,20 @@ template <class F>
 struct KeyTile {
     const typename F::Element* keys[kTileKeys / F::kPack];
     const typename F::Element* values[kTileKeys / F::kPack];
-    // As much memory again, to be read ahead while these units are computed.
+    // As much memory again, read ahead while these units are computed.
     const typename F::Element* keys_ahead[kTileKeys / F::kPack];
     const typename F::Element* values_ahead[kTileKeys / F::kPack];
     int count[kTileKeys / F::kPack];  // tokens in each unit
     int units = 0;
-    int first_unit = 0;   // the first that is looked at
+    int first_unit = 0;   // the first visible one
     int unit_tokens = 0;  // U
     int position = 0;     // of the first token
     int end = 0;          // position of the next tile's first token
-    bool gaps = false;    // whether any unit but the last has room for more tokens
+    bool gaps = false;    // whether any unit but the last is not full
 
     int places() const { return units * unit_tokens; }
 
-    // The place after the first `tokens` ≥ 1 tokens, or after all of them if there are fewer.
+    // The place after the first `tokens` ≥ 1 tokens, or after all if there are fewer.
     int place_after(int tokens) const {
         int unit = 0;
         if (!gaps) {
@@ -54,7 +54,7 @@ struct KeyTile {
 template <class F>
 class Cache {
     using Element = typename F::Element;
-    using Input = typename F::Number::Element;  // of what is written
+    using Input = typename F::Number::Element;  // as written
 
 public:
     explicit Cache(const RinglineAttention& args)
@@ -72,7 +72,7 @@ public:
         unit_elements_ = unit_tokens_ * (head_dim_ + scales);
     }
 
-    // Find the tile of that number of a sequence whose tokens `first_key` … `end` − 1 are looked at.
+    // Find a sequence's tile by number; tokens `first_key` … `end` − 1 are visible.
     void find_tile(const int32_t* block_table, int kv_head, int number, int first_key, int end, KeyTile<F>& tile) const {
         int block = number * tile_units_ / units_per_block_;
         int unit = number * tile_units_ % units_per_block_;
@@ -99,13 +99,13 @@ public:
         }
     }
 
-    // Position of the first token of the tile of that number.
+    // Position of a tile's first token.
     int tile_position(int number) const {
         const int unit = number * tile_units_;
         return unit / units_per_block_ * block_size_ + unit % units_per_block_ * unit_tokens_;
     }
 
-    // Number of the unit, of the tile and of the split in which a position lies.
+    // Numbers of the unit, tile and split that contain a position.
     int unit_at(int position) const {
         return position / block_size_ * units_per_block_ + position % block_size_ / unit_tokens_;
     }
@@ -115,11 +115,11 @@ public:
     // The first unit of a split.
     int first_unit(int split) const { return split * kSplitTiles * tile_units_; }
 
-    // Where a unit's keys begin; its values lie values_offset() elements further.
+    // Start of a unit's keys; its values are values_offset() elements further.
     const Element* keys(const int32_t* block_table, int kv_head, int unit) const {
         return unit_start(block_table[unit / units_per_block_], kv_head, unit % units_per_block_);
     }
-    // Memory of a unit's keys and values.
+    // Bytes of a unit's keys and values.
     long unit_bytes() const { return planes_ * unit_elements_ * static_cast<long>(sizeof(Element)); }
     long values_offset() const { return (planes_ - 1) * units_per_block_ * unit_elements_; }
 
@@ -172,8 +172,8 @@ private:
         long stride, dims;
     };
 
-    // write(rows of what the cache keeps, how far apart they are), of at most kUnit tokens: `rows` themselves, or their
-    // codes, whose scales are stored here.
+    // Call write(stored rows, their stride) for at most kUnit tokens: `rows` themselves, or their codes, whose scales
+    // are stored here.
     template <class Write>
     static void with_stored(const Rows& rows, int tokens, uint16_t* scale, const Write& write) {
         if constexpr (F::kCoded) {
@@ -193,7 +193,7 @@ private:
         return base_ + block * block_stride_ + (planes_ * kv_head * units_per_block_ + unit) * unit_elements_;
     }
     void write_keys(Element* __restrict unit, int place, int run, const Element* __restrict key, long stride, long dims) const {
-        // A few dimensions at a time: rows may lie so far apart that no two of them stay in the nearest cache.
+        // A few dimensions at a time: rows may lie so far apart that no two stay in the L1 cache.
         constexpr int kDims = 16;
         for (long first = 0; first < dims; first += kDims)
             for (int token = 0; token < run; ++token) {
@@ -227,7 +227,7 @@ private:
     int block_size_;
     int units_per_block_;
     long latent_dim_;
-    long planes_;      // keys and values, or latents
+    long planes_;      // 2: keys and values; 1: latents
     int unit_tokens_;  // U
     int tile_units_;
     long unit_elements_;  // of a unit's keys, or of its values

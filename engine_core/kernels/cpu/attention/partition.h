@@ -1,4 +1,4 @@
-// How a step is divided into work for threads.
+// Divides a step into work for threads.
 #pragma once
 
 #include "attention/layout.h"
@@ -7,24 +7,24 @@
 
 namespace {
 
-constexpr int kQueryRows = 48;  // rows of scores that are computed together: enough for products to pay off
-constexpr int kQueryRowsOfCodes = 96;  // and for an 8-bit cache's tiles to be expanded
+constexpr int kQueryRows = 48;  // rows of scores computed together: enough for products to pay off
+constexpr int kQueryRowsOfCodes = 96;  // and for expanding an 8-bit cache's tiles
 constexpr long kWorkPerNanosecond = 12;
 
 // The keys that a row sees: its own and the `size` − 1 before it.
 struct Window {
-    int size;  // 0: all keys before it
+    int size;  // 0: all earlier keys
 
     // Position of the first key that the row at `position` sees.
     int first_key(int position) const { return size > 0 && position >= size ? position - size + 1 : 0; }
-    // How many rows from `position` on, at most `count`, come before the first that no longer sees the key at `key`.
+    // The rows from `position` on, at most `count`, before the first whose window begins after `key`.
     int rows_seeing(int key, int position, int count) const {
         const int rows = size > 0 ? key + size - position : count;
         return rows < 0 ? 0 : rows < count ? rows : count;
     }
 };
 
-// Neighbouring rows of one sequence, with the query heads that share one key/value head.
+// Neighbouring rows of a sequence, with the query heads that share a KV head.
 struct QueryTile {
     int sequence, kv_head;
     int row;       // the first row, in the step
@@ -34,8 +34,7 @@ struct QueryTile {
     int end() const { return position + count; }
 };
 
-// Query tiles of a step: of one sequence after the other, and within it of one head after the other, latest rows first,
-// because they take longest.
+// A step's query tiles: by sequence, then by head, latest rows first, because they take longest.
 class Division {
 public:
     explicit Division(const RinglineAttention& args)
@@ -67,9 +66,9 @@ public:
     Window window() const { return window_; }
     // Query heads of a key/value head.
     int group() const { return group_; }
-    // Rows of scores in the largest query tile that there is.
+    // Rows of scores in the largest query tile.
     long rows() const { return rows_; }
-    // Whether a key/value head of any sequence has several query tiles.
+    // Whether any sequence has several query tiles per KV head.
     bool several() const { return several_; }
 
     QueryTile operator[](int index) const {
@@ -97,9 +96,9 @@ private:
     const RinglineAttention& args_;
     Window window_;
     int group_;
-    int positions_;  // rows of the step in the largest query tile that there may be
+    int positions_;  // most rows of the step in a query tile
     Buffer buffer_;
-    int* starts_;  // [S + 1]: the first query tile of each sequence
+    int* starts_;  // [S + 1]: each sequence's first query tile
     int threads_ = 1;
     long rows_ = 1;
     bool several_ = false;

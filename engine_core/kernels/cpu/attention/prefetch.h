@@ -1,21 +1,21 @@
-// What one thread computes, piece after piece, and what it reads ahead.
+// The pieces that a thread computes, and the memory that it reads ahead.
 //
-// Memory is read as fast as it can be only if it is asked for long before it is needed. So a thread looks some units ahead
-// of those it computes, past the ends of pieces of work: sequences may be short.
+// Memory reaches full bandwidth only if requested long before use. So a thread looks some units ahead of its computation,
+// past the ends of pieces: sequences may be short.
 #pragma once
 
 #include "attention/partition.h"
 
 namespace {
 
-// A query tile and the splits first … last − 1 of the keys that it sees.
+// A query tile, and the splits first … last − 1 of its keys.
 struct Piece {
-    int tile;  // its number in the division
+    int tile;  // index in the division
     QueryTile q;
     int first_split, last_split;
 };
 
-// Query tiles as pieces, whole or each cut into its splits.
+// Query tiles as pieces: whole, or cut into their splits.
 template <class F>
 class Pieces {
 public:
@@ -28,16 +28,16 @@ public:
         }
     }
 
-    // Whether there are few query tiles for the threads, so that they are cut.
+    // Whether query tiles are cut, because there are few for the threads.
     bool cut() const { return most_splits_ > 1; }
-    // The largest number of splits of a query tile that is cut.
+    // The most splits of a cut query tile.
     int most_splits() const { return most_splits_; }
 
-    // The splits that a query tile sees are first_split … end_split − 1.
+    // A query tile sees splits first_split … end_split − 1.
     int first_split(const QueryTile& q) const { return cache_.split_at(division_.window().first_key(q.position)); }
     int end_split(const QueryTile& q) const { return cache_.split_at(q.end() - 1) + 1; }
 
-    // Some pieces of query tiles that are cut are empty.
+    // Some pieces of cut query tiles are empty.
     int size() const { return division_.size() * most_splits_; }
 
     Piece operator[](int index) const {
@@ -60,21 +60,21 @@ class Queue {
     using Element = typename F::Element;
 
 public:
-    // Threads share `next`, the number of the first piece that no thread has taken.
+    // Threads share `next`, the first piece not yet taken.
     Queue(const Pieces<F>& pieces, const Cache<F>& cache, const RinglineAttention& args, long& next)
         : pieces_(pieces), cache_(cache), args_(args), window_{args.sliding_window}, next_(next) {
         const long units = kBytesAhead / cache.unit_bytes();
         for (long unit = 0; unit < units && unit < kMostUnitsAhead; ++unit) look_ahead();
     }
 
-    // The next piece to compute; false if there is none.
+    // The next piece to compute; false at the end.
     bool take(Piece& piece) {
         if (first_ == end_) return false;
         piece = seen_[first_++ % kCapacity];
         return true;
     }
 
-    // Find as much memory to read ahead as the tile has itself.
+    // Find as much memory to read ahead as the tile has.
     void look_ahead(KeyTile<F>& tile) {
         for (int unit = tile.first_unit; unit < tile.units; ++unit) {
             const Element* const keys = look_ahead();
@@ -84,11 +84,11 @@ public:
     }
 
 private:
-    static constexpr long kBytesAhead = 160 << 10;  // measured: from 128 KiB on it hardly matters; the L2 cache must hold them
+    static constexpr long kBytesAhead = 160 << 10;  // measured: beyond 128 KiB it hardly matters; must fit the L2 cache
     static constexpr unsigned kMostUnitsAhead = 64;
-    static constexpr unsigned kCapacity = 2 * kMostUnitsAhead;  // of pieces that have been seen, but not taken
+    static constexpr unsigned kCapacity = 2 * kMostUnitsAhead;  // of pieces seen but not taken
 
-    // Where the keys of the unit after the last one seen begin; null after the last one of all.
+    // The keys of the next unit not yet seen; null at the end.
     const Element* look_ahead() {
         while (unit_ == end_unit_) {
             const long index = ::take(next_);

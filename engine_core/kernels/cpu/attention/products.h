@@ -1,4 +1,4 @@
-// Products of a few rows of factors by a tile of keys, or of values.
+// Products of a few rows of factors by a tile of keys or values.
 #pragma once
 
 #include "linear/blocks.h"
@@ -6,8 +6,8 @@
 
 namespace {
 
-// A vector of keys reaches past a unit that is smaller than it: the products of those lanes are overwritten by the next
-// unit's, and after the last one they are never looked at.
+// A vector of keys reaches past a smaller unit: the next unit's products overwrite those of the excess lanes, and after
+// the last unit nothing reads them.
 constexpr int kScoreStride = kTileKeys + kUnit;
 
 // scores[r][place] = Σ queries[r][d] · keys[d][place], from the `vector`-th vector of places on.
@@ -58,7 +58,7 @@ void output_block(const typename F::Factor* weights, const float* decays, long h
         const long step = head_dim * F::kPack;
         block.template add_products<kAhead>(left, kTileKeys, values, ahead, step, steps);
         if constexpr (F::kPack == 2) {
-            // The other token of the last pair may never have been written: its zero weight does not silence a NaN.
+            // The last pair's other token may be unwritten memory: a zero weight does not silence a NaN.
             if (tile.count[unit] % 2) {
                 typename F::Column columns[Columns];
 #pragma GCC unroll 8
@@ -73,7 +73,7 @@ void output_block(const typename F::Factor* weights, const float* decays, long h
         for (int c = 0; c < Columns; ++c) store(outputs + r * head_dim + first + c * kLanes, block.sums[r][c]);
 }
 
-// Divide rows × columns into blocks: visit(row, column, Rows, Columns), where the last two are constants.
+// Divide rows × columns into blocks: visit(row, column, Rows, Columns); the last two are constants.
 template <class Visit>
 inline void for_blocks(int rows, int columns, Visit&& visit) {
     for (int column = 0; column < columns;) {
@@ -89,7 +89,7 @@ inline void for_blocks(int rows, int columns, Visit&& visit) {
     }
 }
 
-// Scores of rows of queries, `stride` apart, by the first `dims` dimensions of keys.
+// Scores of query rows, `stride` apart, over the first `dims` dimensions of keys.
 template <class F>
 void compute_scores(const typename F::Factor* queries, int rows, long stride, long dims, const KeyTile<F>& tile, float* scores) {
     const int unit_vectors = (tile.unit_tokens + kLanes - 1) / kLanes, first = tile.first_unit * unit_vectors;

@@ -1,5 +1,5 @@
 // Online softmax (Milakov and Gimelshein, 2018, https://arxiv.org/abs/1805.02867): weights of a tile of scores, relative
-// to the highest score seen so far.
+// to the highest score so far.
 #pragma once
 
 #include "simd/exponent.h"
@@ -8,7 +8,7 @@
 
 namespace {
 
-// What is known of rows' outputs after some of their keys.
+// Rows' partial outputs, after some of their keys.
 struct RowState {
     RowState() = default;
     RowState(char* memory, long rows, long head_dim) {
@@ -40,14 +40,14 @@ struct RowState {
     float* maximum;  // [rows]: the highest score, to which weights are relative
 };
 
-// Number of places, in whole vectors.
+// Places, rounded up to whole vectors.
 inline int padded_places(int places) { return (places + kLanes - 1) / kLanes * kLanes; }
 
-// The first place of a tile that is looked at, in whole vectors.
+// A tile's first visible place, rounded down to whole vectors.
 template <class F>
 inline int first_place(const KeyTile<F>& tile) { return tile.first_unit * tile.unit_tokens / kLanes * kLanes; }
 
-// Hide what a row does not see of a tile: places before `first`, those from `visible` on, and gaps.
+// Hide places that a row does not see: before `first`, from `visible` on, and gaps.
 template <class F>
 inline void mask_scores(float* scores, const KeyTile<F>& tile, int first, int visible) {
     const float hidden = -__builtin_inff();
@@ -60,8 +60,8 @@ inline void mask_scores(float* scores, const KeyTile<F>& tile, int first, int vi
         for (int i = tile.count[unit]; i < tile.unit_tokens; ++i) scores[unit * tile.unit_tokens + i] = hidden;
 }
 
-// Turn a row's scores of places `first` … `places` − 1 of a tile, one of which it sees, into weights; returns the factor
-// by which what was summed before decays. In an 8-bit cache, weights are those of values' codes, which have `scales`.
+// Turn a row's scores of places `first` … `places` − 1 of a tile, at least one of them visible, into weights; returns
+// the factor by which earlier sums decay. In an 8-bit cache, weights include the values' `scales`.
 template <class F>
 inline float weigh(const float* scores, int first, int places, float scale, const RowState& row, const float* scales,
                    typename F::Factor* weights) {
@@ -77,7 +77,7 @@ inline float weigh(const float* scores, int first, int places, float scale, cons
         const Vec weight = exp2_of(multiply_add(load(scores + place), splat(scale), splat(-shift)));
         total = add(total, weight);
         if constexpr (F::kCoded) {
-            // What is hidden may have no scale.
+            // Hidden places may have no scale.
             const Vec scaled = multiply(weight, load(scales + place));
             F::store_factors(weights + place, zero_where_less(scaled, load(scores + place), splat(-__FLT_MAX__)));
         } else {
@@ -88,10 +88,10 @@ inline float weigh(const float* scores, int first, int places, float scale, cons
     return decay;
 }
 
-// Add what is known of a row from later keys to what is known from earlier ones.
+// Merge a row's partial output over later keys into that over earlier ones.
 inline void merge(const RowState& earlier, const RowState& later, long head_dim, float scale) {
     const float before = *earlier.maximum, here = *later.maximum;
-    if (before == -__builtin_inff()) {  // it sees no earlier ones
+    if (before == -__builtin_inff()) {  // it sees no earlier keys
         *earlier.maximum = here;
         std::memcpy(earlier.sum, later.sum, kLanes * sizeof(float));
         std::memcpy(earlier.output, later.output, head_dim * sizeof(float));
@@ -112,7 +112,7 @@ inline void cap_scores(float* scores, const KeyTile<F>& tile, float scale, float
         store(scores + place, multiply(tanh_of(multiply(load(scores + place), splat(scale / cap))), splat(cap)));
 }
 
-// The share of each weight that was summed, of a row whose keys have all been added; a sink takes its share of the whole.
+// The factor that normalizes a row's sums once all its keys are added; a sink takes its share.
 inline float share_of_weights(const RowState& row, float scale, const float* sink) {
     float total = 0.0f;
     for (int lane = 0; lane < kLanes; ++lane) total += row.sum[lane];
@@ -123,7 +123,7 @@ inline float share_of_weights(const RowState& row, float scale, const float* sin
     return kept / (total * kept + exp2_of(other - highest));
 }
 
-// The attention output of a row whose keys have all been added.
+// A row's attention output, once all its keys are added.
 template <class F>
 inline void finish(const RowState& row, long head_dim, float share, typename F::Element* output) {
     const Vec inverse = splat(share);

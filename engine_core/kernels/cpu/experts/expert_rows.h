@@ -1,5 +1,5 @@
-// What experts share whatever their weights are: which rows go through which of them, the activation between their two
-// products, and the sum of a row's.
+// What experts share, whatever their weights: the rows of each expert, the activation between the two products, and the
+// sum over a row's experts.
 #pragma once
 
 #include "rows/elementwise.h"
@@ -10,8 +10,8 @@ namespace {
 
 constexpr long kSummedPerNanosecond = 4;
 
-// The rows of each expert that is here: pairs of a row and one of its k places, in ascending order. Experts are numbered
-// from the first one that is here.
+// The rows of each of this rank's experts: pairs of a row and one of its k places, ascending. Experts are numbered
+// from this rank's first.
 class ExpertRows {
 public:
     explicit ExpertRows(const RinglineExperts& args)
@@ -41,14 +41,14 @@ public:
     }
 
     bool failed() const { return buffer_.failed(); }
-    // All pairs of experts that are here.
+    // All pairs.
     long count() const { return count_; }
     int num_active() const { return num_active_; }
     int active(int index) const { return active_[index]; }
-    // Places of an expert's rows among all that are gathered.
+    // Places of an expert's rows among all gathered rows.
     long start(int expert) const { return starts_[expert]; }
     long count(int expert) const { return starts_[expert + 1] - starts_[expert]; }
-    // Which row and which of its places is at a place: row · k + place.
+    // The pair at a place: row · k + the row's place.
     long pair(long place) const { return pairs_[place]; }
 
 private:
@@ -59,7 +59,7 @@ private:
     long count_ = 0;
 };
 
-// Units of work, numbered: one active expert's after the other's.
+// Numbers units of work, active expert by active expert.
 class ExpertUnits {
 public:
     struct Place {
@@ -67,7 +67,7 @@ public:
         long unit;
     };
 
-    // count(expert): how many units an expert has.
+    // count(expert): an expert's units.
     template <class Count>
     ExpertUnits(const ExpertRows& rows, const Count& count) : rows_(rows), ends_(padded_bytes<long>(rows.num_active())) {
         if (ends_.failed()) return;
@@ -93,7 +93,7 @@ private:
     long* ends() const { return reinterpret_cast<long*>(ends_.at(0)); }
 
     const ExpertRows& rows_;
-    const Buffer ends_;  // the number of the first unit after each active expert's
+    const Buffer ends_;  // by active expert: the end of its units
     long total_ = 0;
 };
 

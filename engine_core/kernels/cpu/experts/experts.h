@@ -1,10 +1,10 @@
 // Experts: gated feed-forward blocks, of which each row goes through a few (Shazeer et al., 2017,
 // https://arxiv.org/abs/1701.06538).
 //
-// Rows are gathered by expert and multiplied as in linear/linear.h; an expert that no row goes through costs nothing. Numbers are
-// rounded to their type after the activation, and after each expert's output is multiplied by its weight. A row's outputs
-// are then summed in the order in which its experts are listed, with the residual last, and rounded once. So a row's
-// result depends neither on what else is in a step nor on which thread, or which machine, computed an expert's output.
+// Rows are gathered by expert and multiplied as in linear/linear.h; experts without rows cost nothing. Numbers are rounded
+// to their type after the activation, and after an expert's output is multiplied by its weight. A row's outputs are then
+// summed in the order of its experts, the residual last, and rounded once. So a row's result depends neither on the rest
+// of the step nor on which thread, or machine, computed an expert's output.
 #pragma once
 
 #include "experts/expert_rows.h"
@@ -12,13 +12,12 @@
 
 namespace {
 
-constexpr int kTileInner = kTileOutputs / 2;  // numbers of I of a tile of gate and up
+constexpr int kTileInner = kTileOutputs / 2;  // numbers of I per tile of gate and up
 
 inline long gate_up_tiles(const RinglineExperts& args) { return (args.inner_part + kTileInner - 1) / kTileInner; }
 inline long down_tiles(const RinglineExperts& args) { return (args.hidden_part + kTileOutputs - 1) / kTileOutputs; }
 
-// One of the two products of all experts, by `Products` of tiles that follow each other, those of an expert after the
-// other's.
+// One of the two products, for all experts, by `Products`. Experts' tiles follow each other.
 template <class F, class Products>
 class ExpertProducts {
     using Factor = typename F::Factor;
@@ -56,12 +55,12 @@ private:
     const ExpertUnits units_;
 };
 
-// The first product, gate and up, and then the activation.
+// The first product, gate and up, then the activation.
 template <class F, class Products>
 struct GateUp : ExpertProducts<F, Products> {
     using typename ExpertProducts<F, Products>::ExpertUnit;
     const RinglineExperts& args;
-    const typename Products::Tile* then;  // what is read ahead at the end; null: nothing new
+    const typename Products::Tile* then;  // tile to read ahead at the end; null: none
 
     GateUp(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const void* x,
            const typename Products::Tile* then = nullptr)
@@ -84,7 +83,7 @@ struct GateUp : ExpertProducts<F, Products> {
     }
 };
 
-// The second product, times the weights: to the place of each pair of a row and an expert.
+// The second product, times the weights, written to each pair's place.
 template <class F, class Products>
 struct Down : ExpertProducts<F, Products> {
     using typename ExpertProducts<F, Products>::ExpertUnit;
@@ -143,7 +142,7 @@ int multiply_experts(const RinglineExperts& args, const ExpertRows& rows) {
     return 0;
 }
 
-// Computes the phases of a call; multiply(rows) those of the products, where any row has an expert that is here.
+// Runs a call's phases; multiply(rows) computes the products, if any row has an expert of this rank.
 template <class F, class Multiply>
 int run_experts(const RinglineExperts& args, const Multiply& multiply) {
     if (args.rows == 0) return 0;

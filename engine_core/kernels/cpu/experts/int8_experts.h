@@ -1,5 +1,5 @@
-// Experts as in experts/experts.h, with 8-bit weights: rows are rounded to 8 bits before either product, those of the second one
-// after the activation has been rounded to their type.
+// Experts as in experts/experts.h, with 8-bit weights: rows are rounded to 8 bits before either product; before the second,
+// the activation is first rounded to its type.
 #pragma once
 
 #include "experts/expert_rows.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int kPanelInner = kInt8Panel / 2;  // numbers of I of a panel of gate and up
+constexpr int kPanelInner = kInt8Panel / 2;  // numbers of I per panel of gate and up
 
 template <class F>
 class Int8Experts {
@@ -67,7 +67,7 @@ private:
         });
     }
 
-    // Multiply the rounded rows of each expert by its weight. Returns 0, or 1 when there is no memory.
+    // Multiply each expert's rounded rows by its weight. Returns 0, or 1 when there is no memory.
     template <class Finish>
     int compute(const RinglineInt8Weight& weight, int threads, const Finish& finish) const {
         const Panels any(weight);

@@ -1,5 +1,5 @@
-// Experts with weights that stay quantized: experts/experts.h with the products of quantized/linear.h. Gate and up are in one
-// format, down perhaps in another.
+// Experts with quantized weights: experts/experts.h with the products of quantized/linear.h. Gate and up share a format;
+// down may have another.
 #pragma once
 
 #include "experts/experts.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// The rows of all experts, with their inputs in the order that the weight of each expert has them.
+// All experts' rows, with inputs in the order of their expert's weight.
 template <class Factor>
 class OrderedRows {
 public:
@@ -35,7 +35,7 @@ private:
     const Factor* x_;
 };
 
-// then(products of the rows of experts by a weight, for its bits, those rows). Returns 0, or 1 when there is no memory.
+// then(products by a weight, for its bits; the experts' rows). Returns 0, or 1 when there is no memory.
 template <class F, class Then>
 int with_products_of(const void* weight_of, const ExpertRows& expert_rows, const void* x, int threads, const Then& then) {
     using D = typename DecodedOf<F>::Type;

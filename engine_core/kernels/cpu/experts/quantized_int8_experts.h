@@ -1,5 +1,5 @@
-// Experts with weights of integer codes, whose rows are rounded to bytes before either product: experts/experts.h with the products
-// of quantized/int8_activations_multiply.h.
+// Experts with weights of integer codes; rows are rounded to bytes before either product: experts/experts.h with the
+// products of quantized/int8_activations_multiply.h.
 #pragma once
 
 #include "experts/experts.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Rows of numbers with their inputs in the order that the weight of each expert has them.
+// Reorders rows' inputs to the order of their expert's weight.
 template <class Element>
 class ExpertInputs {
 public:
@@ -31,7 +31,7 @@ private:
     const Buffer buffer_;
 };
 
-// Round the rows of all experts as their units take them; input(place): numbers of F.
+// Round all experts' rows, by the blocks of their units; input(place): numbers of F.
 template <class F, class Input>
 int round_rows_of_experts(const CodeProducts& products, const RinglineExperts& args, const void* weight, const ExpertRows& rows,
                           long inputs, const Input& input) {
@@ -54,7 +54,7 @@ int round_rows_of_experts(const CodeProducts& products, const RinglineExperts& a
 template <class F>
 int multiply_code_experts(const RinglineExperts& args, const ExpertRows& rows) {
     using Element = typename F::Element;
-    // What the activation gives is kept in factors, which are floats.
+    // Activated numbers are stored as factors, which are floats.
     static_assert(sizeof(typename F::Factor) == sizeof(float));
     const int threads = threads_of_experts(args, rows);
     if (args.phases & kRinglineGateUp) {

@@ -1,4 +1,4 @@
-// Which experts compute a row, and with which weights. Everything of a row is computed in one order of its experts.
+// Chooses each row's experts and their weights. A row's arithmetic runs in a fixed order of experts.
 #pragma once
 
 #include "rows/elementwise.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr long kRoutedPerNanosecond = 1;
 
-// The number of the greatest of `count` values that is not taken, the lowest of equals; any other where all are NaN.
+// The index of the greatest of `count` values not taken, the lowest of equals; any if all are NaN.
 inline int greatest(const float* values, const bool* taken, int count) {
     int best = -1;
     for (int i = 0; i < count; ++i)
@@ -36,7 +36,7 @@ inline void score_experts(const RinglineRouting& args, const float* logits, floa
     for (int i = 0; i < count; ++i) scores[i] /= total;
 }
 
-// Room for one row.
+// Memory for a row.
 struct RoutingScratch {
     RoutingScratch(char* memory, int experts, int groups) {
         Parts parts(memory);
@@ -55,7 +55,7 @@ struct RoutingScratch {
     bool *taken, *chosen_groups;
 };
 
-// Take all experts of the groups that are not chosen.
+// Mark all experts of groups not chosen as taken.
 inline void leave_groups_out(const RinglineRouting& args, const RoutingScratch& s) {
     const int size = args.num_experts / args.num_groups;
     for (int group = 0; group < args.num_groups; ++group) {
@@ -96,7 +96,7 @@ inline void route_row(const RinglineRouting& args, long row, const RoutingScratc
     }
 }
 
-// Returns 0, or 1 when there is no memory. The chosen groups have at least k experts together.
+// Returns 0, or 1 when there is no memory. The chosen groups must have k experts together.
 inline int route(const RinglineRouting& args) {
     const long bytes = RoutingScratch::bytes(args.num_experts, args.num_groups);
     const int threads = threads_worth(args.rows * args.num_experts * (args.top_k + 2) / kRoutedPerNanosecond, args.num_threads);

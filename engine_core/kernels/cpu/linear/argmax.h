@@ -1,11 +1,11 @@
-// Where each row of a product is greatest: the next tokens of greedy sequences, without their logits in memory.
+// The argmax of each row of a product: greedy sequences' next tokens, without logits in memory.
 #pragma once
 
 #include "linear/linear.h"
 
 namespace {
 
-// A result and which it is. A NaN counts as greater than any number, and of equals the first counts.
+// A result and its index. NaN counts as greater than any number; the first of equals wins.
 struct Place {
     float value;
     int64_t output;
@@ -19,7 +19,7 @@ struct Place {
 
 constexpr float kLowest = -__FLT_MAX__;
 
-// Keeps each row's greatest result, and the greatest of those that are allowed, for each thread apart.
+// Tracks each row's greatest result, and greatest allowed result, per thread.
 class GreatestOutputs {
 public:
     GreatestOutputs(const RinglineLinear& args, int threads)
@@ -44,7 +44,7 @@ public:
         }
     }
 
-    // Write which output is the greatest of each row, of those that are allowed; and how great one is, of all.
+    // Write each row's greatest allowed output, and the greatest value of all outputs.
     void put() {
         for (long row = 0; row < args_.rows; ++row) {
             static_cast<int64_t*>(args_.output)[row] = first_of_threads(row, args_.allowed ? 1 : 0).output;
@@ -53,7 +53,7 @@ public:
     }
 
 private:
-    // `kind`: 0 of all outputs, 1 of those that are allowed.
+    // `kind`: 0: all outputs, 1: allowed ones.
     Place* of(int thread, int kind) const {
         return reinterpret_cast<Place*>(places_.at((kind * threads_ + thread) * stride_));
     }
@@ -65,7 +65,7 @@ private:
         return first;
     }
 
-    // What is allowed counts as the lowest number at least, so that it precedes what is not.
+    // Allowed results count as at least kLowest, so that they precede the initial −∞.
     void take_allowed(Place& greatest, long row, long first, long left, const float* sums) {
         const long words = (args_.out_features + 31) / 32;
         const uint32_t* const allowed = args_.allowed + row * words + first / 32;
@@ -79,7 +79,7 @@ private:
         }
     }
 
-    // Whether any of a tile's results is, or is a NaN.
+    // Whether any of a tile's results is greater, or NaN.
     static bool any_greater(const float* sums, float value) {
         bool any = false;
         for (int i = 0; i < kTileOutputs; i += kLanes) any |= any_not_up_to(load(sums + i), splat(value));

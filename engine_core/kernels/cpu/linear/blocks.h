@@ -1,7 +1,7 @@
-// Blocks of accumulators, of sizes that the compiler knows.
+// Blocks of accumulators, of sizes known at compile time.
 //
-// Every result is one chain of additions in ascending order, whatever the size of the block that it is computed in: how
-// rows are divided into blocks changes no bit.
+// Every result is one chain of additions in ascending order, whatever the size of its block: how rows are divided into
+// blocks changes no bit.
 #pragma once
 
 #include "simd/formats.h"
@@ -25,7 +25,7 @@ struct Block {
             for (int c = 0; c < Columns; ++c) sums[r][c] = splat(0.0f);
     }
 
-    // Rows of accumulators that lie `stride` apart in memory.
+    // Rows of accumulators, `stride` apart in memory.
     inline __attribute__((always_inline)) void load_from(const float* at, long stride) {
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
@@ -39,7 +39,7 @@ struct Block {
             for (int c = 0; c < Columns; ++c) store(at + r * stride + c * kLanes, sums[r][c]);
     }
 
-    // Add `steps` products of kPack factors each. Reads ahead of `right` at `ahead`, which is as large.
+    // Add `steps` products of kPack factors each. Prefetches `ahead`, as much memory as `right`.
     template <bool kAhead>
     inline __attribute__((always_inline)) void add_products(
         const Factor* left, long left_stride, const Element* const (&right)[Columns], const Element* const (&ahead)[Columns],

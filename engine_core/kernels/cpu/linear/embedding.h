@@ -1,4 +1,4 @@
-// Rows of a packed weight, read back: the embedding of tokens, where its table is the head's weight too.
+// Reads rows of a packed weight back: token embeddings, if the table is also the head's weight.
 #pragma once
 
 #include "linear/linear.h"

@@ -1,4 +1,4 @@
-// Linear layers side by side: one for each head, say. Every result is the chain of additions that linear/linear.h describes.
+// Linear layers side by side, such as one per head. Every result is the chain of additions that linear/linear.h describes.
 #pragma once
 
 #include "linear/linear.h"

@@ -1,12 +1,12 @@
-// Products of rows by a packed weight.
+// Multiplies rows by a packed weight.
 //
 // A weight W [N, K] is packed in *panels* of 16 outputs: [N / 16][K / P][16][P], where P numbers are packed (2 for bfloat16,
 // else 1), so that a vector holds the same inputs' weights of neighbouring outputs. Four panels are a *tile*, and N is
-// padded to whole tiles. A tile is computed for all rows while it is in the cache, a part of its inputs after the other;
-// meanwhile the part that comes next is read ahead.
+// padded to whole tiles. A tile is computed for all rows while it is in the cache, one part of its inputs after another;
+// meanwhile the next part is read ahead.
 //
-// Every result is one chain of additions over the inputs in ascending order: neither the other rows nor the threads
-// decide a bit of it.
+// Every result is one chain of additions over the inputs in ascending order: neither other rows nor threads
+// affect its bits.
 #pragma once
 
 #include "linear/blocks.h"
@@ -21,11 +21,11 @@ constexpr int kTilePanels = 4;
 constexpr int kTileOutputs = kPanel * kTilePanels;
 constexpr long kPartBytes = 128 << 10;    // of a tile: two parts and some rows must fit into the L2 cache
 constexpr int kMostUnitRows = 16 * kBlockRows;
-// For few rows, reading the weights takes as long as multiplying them by kRowsPerRead rows.
+// With few rows, reading the weights takes as long as multiplying them by kRowsPerRead rows.
 constexpr long kProductsPerNanosecond = 100, kRowsPerRead = 8;
 constexpr long kConvertedPerNanosecond = 4;
 
-// Rows are divided into blocks of nearly equal size, of at most `most` rows.
+// Divides rows into blocks of nearly equal size, at most `most` rows.
 struct RowBlocks {
     long rows, count;
 
@@ -34,8 +34,7 @@ struct RowBlocks {
     int size(long block) const { return static_cast<int>(start(block + 1) - start(block)); }
 };
 
-// Which memory is read ahead while one block of rows is computed: as much of some of the panels that come next as is
-// computed now.
+// Memory to read ahead while a block of rows is computed: as much of some of the next panels as is computed now.
 struct ReadAhead {
     const char* panels[kTilePanels];
     int count;
@@ -48,14 +47,14 @@ struct Unit {
     const typename F::Factor* x;  // the first row
     long first, rows;             // numbers of the rows
     long output;                  // the tile's first output
-    long group;                   // which of several weights the tile is of
+    long group;                   // index of the tile's weight, if several
 };
 
-// How many groups of at most kMostUnitRows rows there are, and where each begins.
+// The number of groups of at most kMostUnitRows rows, and each one's start.
 inline long row_groups(long rows) { return (rows + kMostUnitRows - 1) / kMostUnitRows; }
 inline long group_start(long rows, long group) { return rows * group / row_groups(rows); }
 
-// Rows as factors: as they are, or converted, or with their inputs in an `order` [width].
+// Rows as factors: in place, or converted, or with inputs in an `order` [width].
 template <class F>
 class FactorRows {
     using Element = typename F::Element;
@@ -93,7 +92,7 @@ private:
     const Factor* first_;
 };
 
-// Computes units of rows of `inputs` factors, which lie `stride` apart.
+// Computes units of rows of `inputs` factors, `stride` apart.
 template <class F>
 class TileProducts {
     using Element = typename F::Element;
@@ -116,7 +115,7 @@ public:
     bool failed() const { return false; }
     Tile tile(long number) const { return weight_ + number * kTilePanels * panel_; }
 
-    // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
+    // A unit's results [rows, kTileOutputs]; reads the following tile ahead.
     void compute(const Unit<F>& unit, const Element* following, float* sums) const {
         const RowBlocks blocks(unit.rows);
         for (long i = 0; i < blocks.rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
@@ -132,7 +131,7 @@ public:
     }
 
 private:
-    // What the first blocks of rows read ahead, each an equal share.
+    // What a block of rows reads ahead: the first blocks, equal shares.
     ReadAhead share_of(long block, long count, const Element* ahead) const {
         const long sharing = count < kTilePanels ? count : kTilePanels;
         const long first = block < sharing ? kTilePanels * block / sharing : 0;
@@ -181,11 +180,11 @@ private:
     const Tile weight_;
     const long inputs_, stride_;
     const long panel_;  // elements of a panel
-    const long part_;   // inputs that are taken at a time
+    const long part_;   // inputs per part
 };
 
-// Compute all units of `work` on some threads. Work has units(), unit(i), and take(thread, unit, row, sums), which is called
-// for each row of a unit; after_all(unit) is what is read ahead where no unit follows.
+// Compute all units of `work` on some threads. Work has units(), unit(i), and take(thread, unit, row, sums), called for
+// each row of a unit; after_all(unit) is the tile to read ahead if no unit follows.
 template <class Products, class Work>
 void multiply_tiles(const Products& products, int threads, const Work& work) {
     const long count = work.units();
@@ -209,7 +208,7 @@ inline int threads_of_products(long rows, long products, int threads) {
     return threads_worth((rows < kRowsPerRead ? kRowsPerRead : rows) * products / kProductsPerNanosecond, threads);
 }
 
-// Products whose results go to `Outputs`: take(thread, row, first, sums) is called for the tile of outputs from `first` on.
+// A layer whose results go to `Outputs`: take(thread, row, first, sums) receives the tile of outputs from `first` on.
 template <class F, class Outputs, class Products = TileProducts<F>>
 class Linear {
     using Tile = typename Products::Tile;
@@ -255,7 +254,7 @@ private:
     const long groups_;  // of rows
 };
 
-// Writes results as a matrix, times the scale and after adding the residual.
+// Writes results as a matrix: times the scale, plus the residual.
 template <class F>
 class WrittenOutputs {
     using Element = typename F::Element;
@@ -263,7 +262,7 @@ class WrittenOutputs {
 public:
     explicit WrittenOutputs(const RinglineLinear& args) : args_(args) {}
 
-    // Write those of a tile's outputs that there are.
+    // Write a tile's outputs, without padding.
     void take(int, long row, long first, float* sums) const {
         const long left = args_.out_features - first;
         const long added = row * args_.residual_stride + first, at = row * args_.output_stride + first;
@@ -272,7 +271,7 @@ public:
     }
 
 private:
-    // `added`: where the residual is; `at`: where the output goes.
+    // `added`: offset of the residual; `at`: of the output.
     void put_vector(const float* sums, long added, long at) const {
         Vec v = multiply(load(sums), splat(args_.scale));
         if (args_.residual) v = add(v, F::widen(static_cast<const Element*>(args_.residual) + added));

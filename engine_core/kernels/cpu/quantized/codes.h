@@ -1,4 +1,4 @@
-// From lines of packed codes to the factors that they stand for: see quantized/pack.h for what a line is.
+// Looks up the factors of packed codes, by line: see quantized/pack.h.
 #pragma once
 
 #include "linear/linear.h"
@@ -23,21 +23,21 @@ struct TableOf<4> {
     using Type = Table16;
 };
 
-// Codes of kBits bits, looked up as the columns that factors of D are multiplied by; a vector of words has
+// Looks up codes of kBits bits as the columns that factors of D are multiplied by; a vector of words has
 // D::kPack · kSteps inputs of each of kLanes outputs.
 template <class D, int kBits>
 class Codes {
 public:
     using Decoded = D;
     static constexpr int kInputs = 32 / kBits, kSteps = kInputs / D::kPack;
-    static constexpr long kFewRows = 4;  // for which looking up codes in registers is worth while
+    static constexpr long kFewRows = 4;  // for which lookup in registers pays off
 
     explicit Codes(const float* codebook) : table_(codebook) {}
 
     using Line = Words;
     static Line load_line(const uint8_t* at) { return load_words(at); }
 
-    // Columns of the inputs `kStep` · D::kPack, ….
+    // The column of inputs from `kStep` · D::kPack on.
     template <int kStep>
     typename D::Column column(Words words) const {
         static_assert(D::kPack == 1);
@@ -50,13 +50,13 @@ private:
 
 #ifdef __AVX512BF16__
 
-// 16 numbers in bfloat16: 4 bits of each half of a word are looked up, whatever the other bits.
+// 16 numbers in bfloat16: looks up 4 bits of each half of a word, ignoring the others.
 template <>
 class Codes<BFloat16, 4> {
 public:
     using Decoded = BFloat16;
     static constexpr int kInputs = 8, kSteps = 4;
-    static constexpr long kFewRows = kMostUnitRows;  // always: another port than that of products does it meanwhile
+    static constexpr long kFewRows = kMostUnitRows;  // always: it uses another port than products
 
     explicit Codes(const float* codebook) {
         uint16_t twice[32];
@@ -65,7 +65,7 @@ public:
         table_ = load_words(twice);
     }
 
-    // The same words from their second byte on spare a shift. (A byte past the end of the memory may be read.)
+    // Loading again from the second byte saves a shift. (May read a byte past the end of the memory.)
     struct Line {
         Words low, high;
     };
@@ -80,7 +80,7 @@ private:
     Words table_;
 };
 
-// 256 numbers in bfloat16: their high and low bytes are looked up apart, those of a line all at once.
+// 256 numbers in bfloat16: looks up high and low bytes separately, a whole line at once.
 template <>
 class Codes<BFloat16, 8> {
 public:

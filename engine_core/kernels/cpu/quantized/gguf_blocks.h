@@ -1,5 +1,5 @@
-// Takes the blocks of GGUF's quantized types (ggml-common.h) apart into codes and scales, while weights are loaded.
-// quantization/gguf_blocks.py does the same where there are no kernels, and says what the parts are.
+// Splits blocks of GGUF's quantized types (ggml-common.h) into codes and scales while weights are loaded.
+// quantization/gguf_blocks.py does the same without kernels, and describes the parts.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kGgufMostNumbers = 256;  // of a block
 
-// Where the parts of a block go; those that a type lacks are not written.
+// Destinations of a block's parts; parts that a type lacks are not written.
 struct GgufParts {
     uint8_t* codes;           // [numbers of a block]
-    uint8_t *scales, *minima;  // of its groups: a byte each, or of a block that is one group two
+    uint8_t *scales, *minima;  // per group: a byte, or two if the block is one group
     uint8_t *outer_scale, *outer_minimum;  // two bytes
 };
 
@@ -25,7 +25,7 @@ inline void copy_negative(uint8_t* to, const uint8_t* from) {
     to[1] = from[1] ^ 0x80;
 }
 
-// Numbers of `kBits` in `kSpans` times `kWidth` bytes: the lowest of all bytes of a span first.
+// Unpack numbers of `kBits` from `kSpans` spans of `kWidth` bytes: first the lowest of all bytes of a span.
 template <int kSpans, int kWidth, int kBits>
 inline void spread(const uint8_t* packed, uint8_t* to) {
     for (int span = 0; span < kSpans; ++span)
@@ -34,7 +34,7 @@ inline void spread(const uint8_t* packed, uint8_t* to) {
                 *to++ = packed[span * kWidth + i] >> part * kBits & ((1 << kBits) - 1);
 }
 
-// Likewise, but they are added, times `factor`, with a constant.
+// Likewise, but add them, times `factor`, and a constant.
 template <int kSpans, int kWidth, int kBits>
 inline void add_spread(const uint8_t* packed, int factor, int constant, uint8_t* to) {
     uint8_t high[kSpans * kWidth * 8 / kBits];

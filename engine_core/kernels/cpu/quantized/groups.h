@@ -1,4 +1,4 @@
-// What groups of inputs share, in float32: their scales, zeros and minima, and the sums of the inputs themselves.
+// Data of input groups, in float32: scales, zeros and minima, and the inputs' sums.
 #pragma once
 
 #include "linear/linear.h"
@@ -8,14 +8,14 @@ namespace {
 
 constexpr long kMostPartGroups = 64;
 
-// Numbers of a tile's outputs for some neighbouring groups: [groups, kTileOutputs].
+// A tile's numbers for some neighbouring groups: [groups, kTileOutputs].
 struct GroupNumbers {
     alignas(kCacheLine) float scales[kMostPartGroups * kTileOutputs];
     alignas(kCacheLine) float negated_zeros[kMostPartGroups * kTileOutputs];
     alignas(kCacheLine) float minima[kMostPartGroups * kTileOutputs];
 };
 
-// Read numbers of packed groups of a weight.
+// Reads the numbers of a weight's packed groups.
 class PackedGroups {
 public:
     explicit PackedGroups(const RinglineQuantizedWeight& weight)
@@ -40,7 +40,7 @@ public:
         }
     }
 
-    // Read ahead what `read` will read. Inlined by force: the compiler drops calls of functions that only read ahead.
+    // Prefetch what `read` will read. Forcibly inlined: the compiler drops calls of functions that only prefetch.
     inline __attribute__((always_inline)) void prefetch_groups(long first_panel, long first, long count) const {
         const long bytes = weight_.scale_type == kRinglineFloat32 ? 4 : 2, each = outer_groups_ ? 1 : bytes;
         for (long i = 0; i < kTilePanels; ++i) {
@@ -60,7 +60,7 @@ public:
     }
 
 private:
-    // Numbers of `count` groups of a panel, times the outer ones.
+    // Numbers of `count` groups of a panel, times the outer numbers.
     void widen(const void* own, const void* outer, long panel, long first, long count, float* to) const {
         const long at = (panel * groups_ + first) * kPanel;
         with_number_type(weight_.scale_type, [&](auto number) {
@@ -93,7 +93,7 @@ private:
     const long groups_, outer_groups_;
 };
 
-// The sums of the inputs of each group, for each row, where a weight has zeros or minima. D: the type of the factors.
+// Each row's input sums by group, if the weight has zeros or minima. D: the factors' type.
 template <class D>
 class InputSums {
     using Factor = typename D::Factor;

@@ -1,10 +1,10 @@
-// Rounds weights to 4 bits while a layer is made: a number becomes scale · level + minimum, with a scale and a minimum for
-// each group of neighbouring inputs of an output, and 16 levels, closer together where more numbers are.
+// Rounds weights to 4 bits while a layer is built: a number becomes scale · level + minimum, with a scale and a minimum per
+// group of neighbouring inputs of an output, and 16 levels, closer together where numbers are more frequent.
 //
-// Of several first guesses, each improved by turns (the nearest levels for a scale and minimum, then the scale and minimum
-// with the least squared error for those levels), the one with the least error is taken. Sixteen rows are rounded together,
-// each in a lane of its own, in loops that the compiler makes vectors of; as no product is fused with a sum, all
-// instruction sets round alike.
+// Several first guesses are improved by turns (the nearest levels for a scale and minimum, then the scale and minimum with
+// the least squared error for those levels); the one with the least error wins. Sixteen rows are rounded together, each in
+// its own lane, in loops that the compiler vectorizes; as no product is fused with a sum, all instruction sets round
+// alike.
 #pragma once
 
 #include <algorithm>
@@ -15,18 +15,18 @@
 
 namespace {
 
-// The best levels for normal numbers in groups of 32 (by Lloyd's method), as integers, and half-way between them. The other
+// The best levels for normal numbers in groups of 32 (by Lloyd's method), as integers, and their midpoints. The other
 // eight are their negatives.
 constexpr float kInt4Levels[8] = {3, 10, 17, 24, 32, 40, 51, 63};
 constexpr float kInt4Bounds[7] = {6.5f, 13.5f, 20.5f, 28, 36, 45.5f, 57};
-constexpr float kInt4Guesses[] = {0.78f, 0.86f, 0.94f, 1.02f};  // of the scale, of that which spans all numbers
+constexpr float kInt4Guesses[] = {0.78f, 0.86f, 0.94f, 1.02f};  // factors of the scale that spans all numbers
 constexpr int kInt4Improvements = 2;
 constexpr int kInt4Rows = 16;
 constexpr int kInt4Outer = 256;        // inputs that share an outer scale
 constexpr int kInt4MostGroups = kInt4Outer / 32;
-constexpr float kInt4MostInner = 127;  // of a scale or a minimum, in outer ones
+constexpr float kInt4MostInner = 127;  // the largest inner scale or minimum, in units of the outer
 
-// A number for each row.
+// A number per row.
 struct Int4Lanes {
     float at[kInt4Rows];
 
@@ -56,7 +56,7 @@ inline int int4_code(float place) {
     return place < 0 ? 7 - found : 8 + found;
 }
 
-// What a place among the levels is counted in.
+// 1 / scale, or 0.
 inline Int4Lanes int4_factor(const Int4Lanes& scale) {
     return int4_lanes([&](int row) { return scale[row] > 0 ? 1 / scale[row] : 0.0f; });
 }
@@ -64,8 +64,8 @@ inline Int4Lanes int4_factor(const Int4Lanes& scale) {
 struct Int4Group {
     Int4Lanes scale, minimum;
 
-    // Becomes what fits the nearest levels of numbers minus their mean best; returns by how much that lowers the sum of their
-    // squares.
+    // Refit scale and minimum to the nearest levels of the numbers less their mean; returns how much that lowers the sum
+    // of squares.
     Int4Lanes improve(const Int4Lanes* numbers, int count, const Int4Lanes& mean) {
         const Int4Lanes factor = int4_factor(scale);
         Int4Lanes sum = {}, squares = {}, products = {};
@@ -117,7 +117,7 @@ struct Int4Group {
     }
 };
 
-// Outer scales or minima, which are bfloat16, and the integers that inner ones are of them.
+// Outer scales or minima, as bfloat16; inner ones become integer multiples of them.
 class Int4Outer {
 public:
     explicit Int4Outer(const Int4Lanes& most) {
@@ -131,7 +131,7 @@ public:
         }
     }
 
-    // Rounds `numbers` to multiples, which are put in their place; returns which.
+    // Round `numbers` in place to multiples of the outer ones; `inner` gets the factors.
     void round(Int4Lanes& numbers, int8_t* inner) const {
         for (int row = 0; row < kInt4Rows; ++row) {
             const float times = unit_[row] > 0 ? numbers[row] / unit_[row] : 0.0f;
@@ -146,7 +146,7 @@ private:
     Int4Lanes unit_;
 };
 
-// The rounded numbers of some rows, up to kInt4Outer of each.
+// Rounded numbers: up to kInt4Outer of each row.
 struct Int4Block {
     uint8_t codes[kInt4Outer][kInt4Rows];
     int8_t scales[kInt4MostGroups][kInt4Rows], minima[kInt4MostGroups][kInt4Rows];
@@ -171,7 +171,7 @@ struct Int4Block {
             of_scales.round(groups[g].scale, scales[g]);
             const Int4Lanes &scale = groups[g].scale, factor = int4_factor(scale);
             Int4Lanes& minimum = groups[g].minimum;
-            Int4Lanes rest = {};  // of the numbers, for a minimum
+            Int4Lanes rest = {};  // what remains for a minimum
             for (int i = first; i < end; ++i)
                 for (int row = 0; row < kInt4Rows; ++row) {
                     const float level = int4_level((numbers[i][row] - minimum[row]) * factor[row]);
@@ -186,8 +186,8 @@ struct Int4Block {
     }
 };
 
-// `count` numbers of a row from `from` on, each in a lane of `to`; zeros if there is an infinity or a NaN among them, and
-// then false.
+// Copy `count` numbers of a row to its lane of `to`. If they include an infinity or NaN, writes zeros and returns
+// false.
 template <class F>
 bool take_int4_row(const typename F::Element* from, int count, Int4Lanes* to, int row) {
     typename F::Element stored[kInt4Outer] = {};
@@ -224,7 +224,7 @@ int round_rows_to_int4(const RinglineInt4Rounding& args) {
                 const long to = first_row + row;
                 for (int i = 0; i < count; ++i) args.codes[to * inputs + first + i] = block.codes[i][row];
                 for (int g = 0; g * size < count; ++g) {
-                    // With an infinity or a NaN among them, all of a block's numbers become NaN.
+                    // An infinity or NaN makes all of a row's numbers in the block NaN.
                     args.scales[to * groups + first_group + g] = finite[row] ? block.scales[g][row] : 1;
                     args.minima[to * groups + first_group + g] = finite[row] ? block.minima[g][row] : 1;
                 }

@@ -1,4 +1,4 @@
-// A linear layer, and where its results are greatest, with a weight of integer codes and rows that are rounded to bytes.
+// A linear layer, and its argmax, with a weight of integer codes and rows rounded to bytes.
 #pragma once
 
 #include "linear/argmax.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr long kCodeProductsPerNanosecond = 150, kCodeRoundedPerNanosecond = 4;
 
-// `outputs` take the results of tiles, as in linear/linear.h.
+// `outputs` receives tiles' results, as in linear/linear.h.
 template <class F, class Outputs>
 class CodeLinear {
     using Element = typename F::Element;

@@ -1,9 +1,9 @@
-// y = x · Wᵀ + b with a weight of integer codes and rows that are rounded to bytes, block of inputs by block.
+// y = x · Wᵀ + b with a weight of integer codes and rows rounded to bytes, by blocks of inputs.
 //
-// Sums of a part of a block, whose codes have one scale, are exact integers. A block's are added up, parts ascending: times
-// the scales, then those of the inputs times the minima. Where scales are bytes times outer ones, that is exact, too. What
-// this gives is scaled into one chain per output, blocks ascending. So a row's result has the same bits whatever the other
-// rows, the threads and the instruction set.
+// Sums over a part of a block, whose codes share a scale, are exact integers. A block adds them up, parts ascending, times
+// their scales, then the input sums times the minima; exactly, if scales are bytes times outer scales. Blocks are scaled
+// and added into one chain per output, ascending. So a row's result has the same bits whatever the other rows, the
+// threads and the instruction set.
 #pragma once
 
 #include <type_traits>
@@ -14,10 +14,10 @@
 
 namespace {
 
-// Sums of so few rows wait for each other: they are computed as two each.
+// With so few rows, chains of sums are latency-bound: each is split in two.
 constexpr int kShortChainRows = kLanes > 8 ? 3 : 0;
 
-// How a line becomes words of 4 codes, and how those are multiplied.
+// Unpacks a line to words of 4 codes, and multiplies them.
 struct Nibbles {
     static constexpr int kWords = 2;
 
@@ -28,7 +28,7 @@ struct Nibbles {
     static Sums accumulate(Sums sums, int32_t activations, Quads codes) { return add_code_products(sums, activations, codes); }
 };
 
-// Those that stand for numbers of a table.
+// 4-bit codes that index a table of numbers.
 struct TableNibbles : Nibbles {
     Quads table;
 
@@ -47,7 +47,7 @@ struct ByteCodes {
     static Sums accumulate(Sums sums, int32_t activations, Quads codes) { return add_byte_products(sums, activations, codes); }
 };
 
-// Numbers of a panel, one group after the other.
+// A panel's numbers, group by group.
 class PanelNumbers {
 public:
     PanelNumbers(int32_t type, const void* numbers, long panel, long groups)
@@ -55,7 +55,7 @@ public:
           step_(kPanel * (type == kRinglineFloat32 ? sizeof(float) : sizeof(uint16_t))),
           at_(static_cast<const char*>(numbers) + panel * groups * step_) {}
 
-    // Those of the outputs from `lane` on.
+    // Of the outputs from `lane` on.
     Vec operator[](int lane) const {
         switch (type_) {
             case kRinglineFloat32: return load(reinterpret_cast<const float*>(at_) + lane);
@@ -72,7 +72,7 @@ private:
     const char* at_;
 };
 
-// Scales or minima of a panel's groups, and how sums times them are added up over a block: in floats.
+// Scales or minima of a panel's groups; adds sums times them over a block, in floats.
 class NumbersOfGroups {
 public:
     using Total = Vec;
@@ -87,7 +87,7 @@ public:
     Vec end(Total total, int) const { return total; }
     void end_block() {}
 
-    // Add the minima of a block's parts, of which this is at the first, times the sums of the rows' inputs.
+    // Add the minima of a block's parts, from the current one on, times the rows' input sums.
     template <int R>
     void add_minima(const int32_t* row_sums, int parts, int lane, Vec (&block)[R]) const {
         PanelNumbers minima = numbers_;
@@ -101,7 +101,7 @@ private:
     PanelNumbers numbers_;
 };
 
-// The same of bytes times outer numbers: in integers, which are multiplied by the outer ones at the end.
+// The same for bytes times outer numbers: in integers, multiplied by the outer numbers at the end.
 class BytesOfGroups {
 public:
     using Total = Sums;
@@ -124,7 +124,7 @@ public:
         left_ = blocks_;
     }
 
-    // Two parts at a time, as their sums are kept (quantized/int8_activations_rows.h).
+    // Two parts at a time, as sums are paired (quantized/int8_activations_rows.h).
     template <int R>
     void add_minima(const int32_t* row_sums, int parts, int lane, Vec (&block)[R]) const {
         Sums sums[R];
@@ -143,11 +143,11 @@ public:
 private:
     const int8_t* bytes_;
     PanelNumbers outer_;
-    const long blocks_;  // of an outer number
+    const long blocks_;  // per outer number
     long left_;
 };
 
-// Results of R rows, kTileOutputs apart, with a panel; meanwhile as much is read `ahead`.
+// R rows' results, kTileOutputs apart, with a panel; reads as much memory `ahead`.
 template <int R, class Groups, class Codes>
 void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, long panel, const RowsOfBlock& x,
                     const InputBlocks& inputs, const uint8_t* ahead, float* results) {
@@ -250,8 +250,7 @@ void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, lo
         for (int v = 0; v < kVectors; ++v) store(results + r * kTileOutputs + v * kLanes, y[r][v]);
 }
 
-// What integers a weight's codes stand for: a code plus `first`, or the number at its place in the table plus `first`; all
-// of that times `unit`.
+// The integers of a weight's codes: the code, or its number in the table, plus `first`; all times `unit`.
 class IntegerCodes {
 public:
     explicit IntegerCodes(const RinglineQuantizedWeight& weight)
@@ -277,7 +276,7 @@ public:
     int32_t first() const { return first_; }
     float unit() const { return unit_; }
 
-    // visit(how to unpack them).
+    // visit(how to unpack codes).
     template <class Visit>
     void with_kind(const Visit& visit) const {
         if (bits_ == 8) return visit(ByteCodes{});
@@ -295,12 +294,12 @@ private:
     uint8_t table_[kCodes] = {};
 };
 
-// Computes units of rows of a weight, or of several that follow each other. A tile is named by its first panel.
+// Computes units of rows by a weight, or by several that follow each other. A tile is named by its first panel.
 class CodeProducts {
 public:
     using Tile = long;
 
-    // With room for `rows` in all.
+    // With memory for `rows` rows.
     CodeProducts(const RinglineQuantizedWeight& weight, long rows)
         : weight_(weight),
           inputs_(weight.in_features, weight.group_size, weight.outer_size),
@@ -310,13 +309,13 @@ public:
     bool failed() const { return rows_.failed(); }
     Tile tile(long number) const { return number * kTilePanels; }
 
-    // Round the rows of a unit that begins with row `first`, or those of one of its blocks; input(row): K numbers.
+    // Round one block's rows of the unit that begins at row `first`; input(row): K numbers.
     template <class F, class Input>
     void round(long first, const CodeBlocks& blocks, long block, const Input& input) const {
         rows_.template round<F>(first + blocks.start(block), blocks.size(block), input);
     }
 
-    // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
+    // A unit's results [rows, kTileOutputs]; reads the following tile ahead.
     template <class AnyUnit>
     void compute(const AnyUnit& unit, Tile following, float* results) const {
         const CodeBlocks blocks(unit.rows);

@@ -1,4 +1,4 @@
-// Rows of numbers, rounded to bytes in blocks of inputs with one scale each, as products with codes want them.
+// Rounds rows to bytes, with a scale per block of inputs, in the layout of products with codes.
 #pragma once
 
 #include "quantized/int8_rows.h"
@@ -6,11 +6,11 @@
 
 namespace {
 
-constexpr long kMostBlockInputs = 128;  // of scaled sums that 32 bits hold: 128 · 127 · 255 · 128 < 2³¹
-constexpr int kRoundedTogether = 16;    // inputs; K is a multiple of them
+constexpr long kMostBlockInputs = 128;  // so that 32 bits hold scaled sums: 128 · 127 · 255 · 128 < 2³¹
+constexpr int kRoundedTogether = 16;    // inputs; divides K
 
-// How the inputs of a weight are cut into blocks, whose numbers are rounded with one scale: some of its groups, or equal
-// parts of one; and into parts of those, whose codes have one scale. The last ones may be shorter.
+// Cuts a weight's inputs into blocks, whose numbers are rounded with one scale (some of its groups, or equal parts of
+// one), and blocks into parts, whose codes have one scale. The last ones may be shorter.
 class InputBlocks {
 public:
     InputBlocks(long inputs, long group_size, long outer_size)
@@ -41,15 +41,15 @@ private:
     const long inputs_, size_, part_size_, per_group_;
 };
 
-// A block of neighbouring rows. All is per row, which comes last.
+// A block of neighbouring rows. Rows are the last dimension.
 struct RowsOfBlock {
-    const int32_t* words;   // [K / 4, rows], each of 4 inputs in the order of the codes
-    const int32_t* starts;  // [parts, rows]: what sums begin with: `sums`, times the number that code 0 stands for
-    const int32_t* sums;    // [parts, rows]: of the bytes; those of two parts in one word, if in pairs
+    const int32_t* words;   // [K / 4, rows], each of 4 inputs in the codes' order
+    const int32_t* starts;  // [parts, rows]: initial sums: `sums` times code 0's number
+    const int32_t* sums;    // [parts, rows]: of the bytes; if paired, two parts' in one word
     const float* scales;    // [blocks of inputs, rows]
 };
 
-// Neighbouring rows are divided into blocks of nearly equal size.
+// Divides neighbouring rows into blocks of nearly equal size.
 struct CodeBlocks {
     long rows, count;
 
@@ -58,13 +58,13 @@ struct CodeBlocks {
     int size(long block) const { return static_cast<int>(start(block + 1) - start(block)); }
 };
 
-// Rows, in blocks that begin wherever the caller says.
+// Rounded rows, in blocks; the caller says where they begin.
 class CodeRows {
     typedef int8_t Bytes __attribute__((vector_size(kRoundedTogether)));
 
 public:
-    // For codes of `bits`; what they stand for is multiplied by `unit`, and code 0 stands for `first`. If sums are `paired`,
-    // each first and second part of a block has two halves of a word, in the first one's place.
+    // For codes of `bits` whose numbers are multiples of `unit`; code 0 stands for `first` units. If `paired`, the sums of
+    // two neighbouring parts of a block share a word, in the first one's place.
     CodeRows(long rows, const InputBlocks& inputs, int bits, int32_t first, float unit, bool paired)
         : inputs_(inputs),
           bits_(bits),
@@ -82,7 +82,7 @@ public:
 
     bool failed() const { return buffer_.failed(); }
 
-    // The block that begins with row `first`.
+    // The block that begins at row `first`.
     RowsOfBlock block(long first) const {
         const long part = first * inputs_.parts();
         return {words_ + first * inputs_.total() / 4, starts_ + part, sums_ + part, scales_ + first * inputs_.count()};
@@ -124,7 +124,7 @@ private:
         return rounding_for(largest(most));
     }
 
-    // Rounds `count` numbers and puts words of 4 at every `step`-th place of `to`; returns their sum.
+    // Round `count` numbers to words of 4 at every `step`-th place of `to`; returns their sum.
     template <class F>
     int32_t round_part(const typename F::Element* from, long count, float factor, int32_t* to, long step) const {
         Vec sums = splat(0.0f);
@@ -139,7 +139,7 @@ private:
             for (int w = 0; w < kRoundedTogether / 4; ++w) to[(i / 4 + w) * step] = words[w];
         }
         const float sum = sum_of(sums);
-        return sum == sum ? static_cast<int32_t>(sum) : 0;  // the scale is NaN, then
+        return sum == sum ? static_cast<int32_t>(sum) : 0;  // the scale is NaN then
     }
 
     void in_order_of_codes(int32_t* words) const {

@@ -1,6 +1,6 @@
-// y = x · Wᵀ + b with 8-bit weights, one scale per column, and activations that are rounded to 8 bits, one scale per row.
+// y = x · Wᵀ + b with 8-bit weights, a scale per column, and activations rounded to 8 bits, a scale per row.
 //
-// Sums of products of integers are exact, and all else is done to each number alone: so a row's result has the same
+// Sums of integer products are exact, and all else is done to each number alone: so a row's result has the same
 // bits whatever the other rows, the threads and the instruction set.
 #pragma once
 
@@ -11,21 +11,21 @@ namespace {
 
 constexpr int kInt8Panel = 32;  // columns
 constexpr int kVectors = kInt8Panel / kLanes;
-constexpr int kWordLines = kInt8Panel * 4 / kCacheLine;  // cache lines of a word of each column
+constexpr int kWordLines = kInt8Panel * 4 / kCacheLine;  // cache lines of a word per column
 constexpr long kInt8ProductsPerNanosecond = 200;
 constexpr long kRowsWorthReadingAhead = 8;
 constexpr long kRoundedPerNanosecond = 6;
-constexpr long kPieceBytes = 128 << 10;      // of weights that a thread takes at a time, at most
+constexpr long kPieceBytes = 128 << 10;      // of weights per piece, at most
 constexpr long kPieceBlocks = 8;             // of rows: they stay in the L2 cache
 constexpr int kPiecesPerThread = 4;
 
-// What is read ahead while a block of rows is computed: `lines` cache lines with every word.
+// Memory to read ahead while a block of rows is computed: `lines` cache lines per word.
 struct WeightsAhead {
     const int8_t* from;
     int lines;
 };
 
-// sums [R, 32] of `words` words of each of R rows, with a panel of weights.
+// sums [R, 32]: products of R rows of `words` words with a panel of weights.
 template <int R>
 void multiply_block(const int32_t* activations, const int8_t* weight, long words, const int32_t* column_sums,
                     WeightsAhead ahead, int32_t* sums) {
@@ -63,7 +63,7 @@ void multiply_rows(long rows, const int32_t* activations, const int8_t* weight, 
     multiply_block<R>(activations, weight, words, column_sums, ahead, sums);
 }
 
-// The panels of a weight, or of one of several that follow each other.
+// The panels of a weight, or of one of several consecutive weights.
 class Panels {
 public:
     explicit Panels(const RinglineInt8Weight& weight, long which = 0)
@@ -80,7 +80,7 @@ public:
     const int8_t* weight(long panel) const { return weight_ + panel * bytes(); }
     const int32_t* column_sums(long panel) const { return column_sums_ + panel * kInt8Panel; }
 
-    // What a row's sums with columns from `column` on stand for.
+    // The results of a row's sums, for columns from `column` on.
     Vec result(const int32_t* sums, long column, float row_scale) const {
         const Vec y = multiply(multiply(to_floats(load_sums(sums)), load(scales_ + column)), splat(row_scale));
         return bias_ ? add(y, load(bias_ + column)) : y;
@@ -94,16 +94,16 @@ private:
     const float* const bias_;
 };
 
-// How products of rows with panels are cut into pieces for threads: neighbouring panels by neighbouring blocks of rows.
+// Cuts products of rows with panels into pieces for threads: neighbouring panels by neighbouring blocks of rows.
 class Pieces {
 public:
-    // `panels` of each piece.
+    // `panels`: per piece.
     Pieces(const Panels& weight, long blocks, long panels)
         : panels_(panels), panel_pieces_((weight.count() + panels - 1) / panels), row_pieces_(of_rows(blocks)) {}
 
     static long of_rows(long blocks) { return (blocks + kPieceBlocks - 1) / kPieceBlocks; }
 
-    // Panels of each piece where `units` blocks of rows by panels are shared.
+    // Panels per piece when threads share `units` pieces of one panel.
     static long panels_of(long units, const Panels& weight, int threads) {
         const long shared = units / (threads * kPiecesPerThread), fitting = kPieceBytes / weight.bytes();
         const long panels = shared < fitting ? shared : fitting;
@@ -114,7 +114,7 @@ public:
     long first_block(long piece) const { return piece / panel_pieces_ * kPieceBlocks; }
     long first_panel(long piece) const { return piece % panel_pieces_ * panels_; }
 
-    // finish(row, panel, sums) is called for each row of the piece and each of its panels.
+    // Calls finish(row, panel, sums) for each row and panel of the piece.
     template <class Finish>
     void compute(long piece, const Panels& weight, const QuantizedRows& rows, const Finish& finish) const {
         alignas(64) int32_t sums[kInt8Rows * kInt8Panel];
@@ -128,8 +128,8 @@ public:
     }
 
 private:
-    // The first one or two blocks of rows read the next panel, each as much of it as the other. With few rows, the
-    // processor's own reading ahead keeps up, and more of it is in its way.
+    // The first one or two blocks of rows read the next panel, in equal shares. With few rows, the processor's own
+    // prefetching keeps up, and more would hinder it.
     static WeightsAhead ahead_of(const Panels& weight, long panel, const QuantizedRows& rows, long block) {
         const int sharing = rows.blocks() > 1 ? 2 : 1;
         if (rows.rows() < kRowsWorthReadingAhead || block >= sharing || panel + 1 == weight.count()) return {nullptr, 0};
@@ -139,7 +139,7 @@ private:
     const long panels_, panel_pieces_, row_pieces_;
 };
 
-// One step of one layer.
+// A layer's call.
 template <class Input, class Output>
 class Int8Linear {
 public:
@@ -175,7 +175,7 @@ private:
         rows_.template quantize<Input>(block, [&](long row) { return input + row * call_.input_stride; });
     }
 
-    // Scale the sums of one row, from `column` on, add the bias, scale both and add the residual.
+    // Scale a row's sums from `column` on, add the bias, scale both and add the residual.
     void finish(long row, long column, const int32_t* sums) const {
         const long left = weight_.out_features - column;
         auto* const to = static_cast<typename Output::Element*>(call_.output) + row * call_.output_stride + column;

@@ -1,4 +1,4 @@
-// Rounds weights to 8 bits and packs them, while a layer is made.
+// Rounds weights to 8 bits and packs them while a layer is built.
 #pragma once
 
 #include "quantized/int8_multiply.h"
@@ -16,7 +16,7 @@ public:
     }
 
 private:
-    // The panel's memory holds zeros: columns that there are not keep them.
+    // The panel's memory holds zeros, which padding columns keep.
     void pack(long panel) {
         int8_t* const to = args_.weight + panel * kInt8Panel * words_ * 4;
         const auto* const from = static_cast<const typename F::Element*>(args_.input);

@@ -1,23 +1,23 @@
-// Rows of numbers, rounded to bytes with one scale per row, as the products want them.
+// Rounds rows to bytes, with a scale per row, in the layout of products.
 #pragma once
 
 #include "simd/formats.h"
 
 namespace {
 
-constexpr int32_t kInfinity = 0x7f800000;  // the bits of it
-constexpr float kSmallest = 1e-30f;        // rows of smaller numbers are taken for zeros: 127 / x must be finite
+constexpr int32_t kInfinity = 0x7f800000;  // its bits
+constexpr float kSmallest = 1e-30f;        // rows of smaller numbers become zeros: 127 / x must be finite
 
-// Exclusive-ored with a word of 4 bytes, it adds kOffset to each.
+// XOR with a word of 4 bytes adds kOffset to each.
 constexpr int32_t kFlip = static_cast<int32_t>(kOffset * 0x01010101u);
 
-// How numbers become bytes: multiplied by the factor and rounded. The scale undoes it: NaN where there is an infinity or a
-// NaN among them.
+// Numbers become bytes by multiplying by the factor and rounding. The scale undoes it: NaN if they include an infinity
+// or NaN.
 struct Rounding {
     float factor, scale;
 };
 
-// For numbers whose greatest magnitude has these bits.
+// `bits`: of the numbers' greatest magnitude.
 inline Rounding rounding_for(int32_t bits) {
     float magnitude;
     std::memcpy(&magnitude, &bits, sizeof magnitude);
@@ -25,8 +25,8 @@ inline Rounding rounding_for(int32_t bits) {
     return magnitude >= kSmallest ? Rounding{127.0f / magnitude, magnitude / 127.0f} : Rounding{0.0f, 0.0f};
 }
 
-// Rounds `count` numbers to bytes of up to 127 and puts words of 4, exclusive-ored with `flip`, at every `step`-th place of
-// `to`; fills the last word with zeros. Returns the scale: NaN where there is an infinity or a NaN.
+// Round `count` numbers to bytes up to ±127, and write words of 4, XORed with `flip`, at every `step`-th place of `to`;
+// zeros fill the last word. Returns the scale: NaN if there is an infinity or NaN.
 template <class F>
 float round_row(const typename F::Element* from, long count, int32_t* to, long step, int32_t flip) {
     const long whole = count / kLanes * kLanes;
@@ -37,7 +37,7 @@ float round_row(const typename F::Element* from, long count, int32_t* to, long s
     const Rounding rounding = rounding_for(largest(most));
     const Vec factor = splat(rounding.factor);
     const auto round = [&](const typename F::Element* numbers, long first) {
-        // Infinity times zero is NaN, which rounds to any byte: with a scale of NaN it does not matter.
+        // Infinity times zero is NaN, which rounds to any byte; the scale is NaN anyway.
         int32_t words[kLanes / 4];
         round_to_bytes(words, multiply(F::widen(numbers), factor));
         for (long w = 0; w < kLanes / 4 && first + w < (count + 3) / 4; ++w) to[(first + w) * step] = words[w] ^ flip;
@@ -47,11 +47,11 @@ float round_row(const typename F::Element* from, long count, int32_t* to, long s
     return rounding.scale;
 }
 
-// Activations, in blocks of neighbouring rows, as few as it takes and as equal as can be. Within a block, a word of 4
-// activations of each row follows the other: [K / 4, rows of the block, 4].
+// Activations, in as few and as equal blocks of neighbouring rows as possible. A block interleaves words of 4 activations
+// of its rows: [K / 4, rows of the block, 4].
 class QuantizedRows {
 public:
-    // `words` [rows, K / 4] and `scales` [rows] are the memory for them.
+    // `words` [rows, K / 4] and `scales` [rows]: memory to fill.
     QuantizedRows(long rows, long in_features, int32_t* words, float* scales)
         : num_rows_(rows), in_features_(in_features), blocks_(blocks_of(rows)), words_(words), scales_(scales) {}
 
@@ -59,7 +59,7 @@ public:
 
     long rows() const { return num_rows_; }
     long blocks() const { return blocks_; }
-    // The first row of a block, or for `blocks()` the number of rows.
+    // A block's first row; for `blocks()`, the number of rows.
     long first(long block) const { return block * num_rows_ / blocks_; }
     const int32_t* words(long block) const { return at(block); }
     float scale(long row) const { return scales_[row]; }

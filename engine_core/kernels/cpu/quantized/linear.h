@@ -1,11 +1,11 @@
 // y = x · Wᵀ + b with a weight that stays quantized, and inputs in the model's type.
 //
-// Panels, tiles and units of work are those of linear/linear.h. A result is, for each group of inputs in ascending order, a chain
-// of additions of x · codebook[code] from 0 on, less the zero times the sum of the inputs; that times the scale is added to
-// the result, and the minimum times the sum of the inputs.
+// Panels, tiles and units of work are those of linear/linear.h. For each group of inputs, in ascending order, a chain of
+// additions from 0 sums x · codebook[code], less the zero times the sum of the inputs; that times the scale is added to the
+// result, and the minimum times the sum of the inputs.
 //
-// Where it costs little, and with few rows, codes are looked up in registers, just before they are multiplied. Else those of
-// a part of a tile are looked up once, to memory in the cache, for all rows: the same operations, and so the same bits.
+// If it costs little, or with few rows, codes are looked up in registers just before multiplying. Else a part of a tile is
+// looked up once for all rows, to memory in the cache: the same operations, and so the same bits.
 #pragma once
 
 #include "linear/argmax.h"
@@ -14,7 +14,7 @@
 
 namespace {
 
-// The number type of factors, and of the numbers that codes are looked up as.
+// The number type of factors and of looked-up codes.
 template <class F>
 struct DecodedOf {
     using Type = Float32;
@@ -26,14 +26,14 @@ struct DecodedOf<BFloat16> {
 };
 #endif
 
-constexpr long kDecodedBytes = 64 << 10;  // of a part of a tile, of which some remains in the L1 cache
+constexpr long kDecodedBytes = 64 << 10;  // of a part of a tile; some of it stays in the L1 cache
 
-// Computes units of rows of factors, which lie `stride` apart. A tile is named by its first panel.
+// Computes units of rows of factors, `stride` apart. A tile is named by its first panel.
 template <class D, class Codes>
 class QuantizedTileProducts {
     using Factor = typename D::Factor;
     static constexpr int kVectors = kPanel / kLanes;
-    // Of a block of decoded codes: both the sums of a group and the results are in registers.
+    // Rows per block with decoded codes: registers hold both a group's sums and the results.
     static constexpr int kDecodedRows = kLanes == 16 ? kBlockRows / 2 : kBlockRows;
     static constexpr long kElementBytes = sizeof(typename D::Element);
     static constexpr long kMostPart = kDecodedBytes / (kTileOutputs * kElementBytes);  // inputs
@@ -60,7 +60,7 @@ public:
 
     bool failed() const { return sums_.failed(); }
 
-    // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
+    // A unit's results [rows, kTileOutputs]; reads the following tile ahead.
     template <class AnyUnit>
     void compute(const AnyUnit& unit, Tile following, float* sums) const {
         compute_rows(unit.tile, unit.x, unit.first, unit.rows, following, sums);
@@ -73,11 +73,11 @@ private:
     };
     struct Sums {
         float* results;  // [rows, kTileOutputs]
-        float* open;     // likewise: of groups that end in a later part
-        long row;        // the number of the first
+        float* open;     // likewise, of groups that end in a later part
+        long row;        // the first row's number
     };
 
-    // The same of `rows` rows from x on, the first of which has number `row`: once for all types of units.
+    // The same for `rows` rows from x on, numbered from `row`: compiled once for all types of units.
     void compute_rows(Tile tile, const Factor* x, long row, long rows, Tile following, float* sums) const {
         GroupNumbers numbers;
         alignas(kCacheLine) char decoded[kDecodedBytes];
@@ -108,7 +108,7 @@ private:
         }
     }
 
-    // f(a block's number of rows, its number, the number of blocks, the first row) for all blocks of at most `Most` rows.
+    // f(a block's rows, its number, the number of blocks, its first row) for blocks of at most `Most` rows.
     template <int Most, class F>
     static void for_blocks(long rows, const F& f) {
         const RowBlocks blocks(rows, Most);
@@ -120,7 +120,7 @@ private:
         return *static_cast<const RinglineQuantizedWeight*>(args.weight);
     }
 
-    // A part has whole groups, or is a part of one.
+    // A part is some whole groups, or a part of one.
     static long part_of(long group_size) { return group_size < kMostPart ? kMostPart / group_size * group_size : kMostPart; }
 
     Part part_at(long first) const {
@@ -132,10 +132,10 @@ private:
         return lines_ + tile * panel_ + input / Codes::kInputs * kLineBytes;
     }
 
-    // Where the words of a vector of outputs are in a tile, from the first line on.
+    // Offset of a vector of outputs in a tile's lines.
     long place(int vector) const { return vector / kVectors * panel_ + vector % kVectors * kLanes * 4; }
 
-    // The codes of a part, from its first input on, looked up as they are multiplied. Reads ahead as much elsewhere.
+    // A part's codes, looked up while they are multiplied. Reads as much memory ahead.
     struct InRegisters {
         const QuantizedTileProducts& products;
         const uint8_t* lines;
@@ -164,7 +164,7 @@ private:
         }
     };
 
-    // Look up the codes of a part, as linear/linear.h's panels have them: [kTilePanels, inputs of the part, kPanel].
+    // Look up a part's codes, in the layout of linear/linear.h's panels: [kTilePanels, inputs of the part, kPanel].
     void decode(const Part& part, const uint8_t* lines, char* decoded) const {
         const Codes codes = codes_;
         const long inputs = part.end - part.first;
@@ -182,7 +182,7 @@ private:
         return ((panel * inputs + step * D::kPack) * kPanel + column * D::kPack) * kElementBytes;
     }
 
-    // The same codes, as they are looked up in memory. The first blocks of rows read ahead, each an equal share of panels.
+    // The same codes, already looked up to memory. The first blocks of rows read ahead, in equal shares of panels.
     struct InMemory {
         const char* decoded;
         const uint8_t* ahead;
@@ -210,8 +210,8 @@ private:
         }
     };
 
-    // Add a part of the inputs to the results of a block of rows. Both the sums of a group and the results are in registers,
-    // so with many rows half as many outputs are computed at a time.
+    // Add a part of the inputs to the results of a block of rows. Registers hold both a group's sums and the results, so
+    // with many rows half as many outputs are computed at a time.
     template <int Rows, class Source>
     void add_part(const Part& part, const Source& source, const GroupNumbers& numbers, const Factor* x, const Sums& to) const {
         constexpr int kColumns = kLanes == 16 && Rows > kBlockRows / 2 ? kBlockColumns / 2 : kBlockColumns;
@@ -237,7 +237,7 @@ private:
         }
     }
 
-    // Add a group's sums to the results. `at`: where its numbers are.
+    // Add a group's sums to the results. `at`: offset of its numbers.
     template <int Rows, int kColumns>
     inline __attribute__((always_inline)) void add_group(
         const Block<D, Rows, kColumns>& block, long group, const GroupNumbers& numbers, long at, long row,
@@ -263,7 +263,7 @@ private:
     const uint8_t* const lines_;
     const long inputs_, stride_;
     const long panel_;  // bytes
-    const long part_;   // inputs that are taken at a time
+    const long part_;   // inputs per part
 };
 
 template <class T>
@@ -271,7 +271,7 @@ struct Named {
     using Type = T;
 };
 
-// f(a number type, products of it with codes of the weight's bits).
+// f(the number type, its products with codes of the weight's bits).
 template <class F>
 int with_quantized_products(const RinglineLinear& args, const F& f) {
     return with_number_type(args.number_type, [&](auto number) {

@@ -1,8 +1,8 @@
-// Packs the codes of weights that stay quantized, while a layer is made.
+// Packs quantized weights while a layer is built.
 //
-// A panel of 16 outputs is a row of lines of 64 bytes, 32 bits for each output. Codes of 4 bits: a line has 8 inputs, the
-// even ones in the low 16 bits of an output and the odd ones in the high 16 bits, each from low to high. Codes of 8 bits:
-// 4 inputs, likewise. So a line, shifted right by a code, begins with codes of the next pair of inputs in every 16 bits.
+// A panel of 16 outputs is a sequence of lines of 64 bytes, 32 bits per output. With 4-bit codes, a line has 8 inputs:
+// the even ones in an output's low 16 bits, the odd ones in its high 16 bits, each from low to high. With 8-bit codes:
+// 4 inputs, likewise. So shifting a line right by a code moves the next pair of inputs to the start of every 16 bits.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ inline long outer_groups_of(const RinglineQuantizedWeight& weight) {
     return weight.outer_size ? (weight.in_features + weight.outer_size - 1) / weight.outer_size : 0;
 }
 
-// The codes of 8 inputs in 32 bits.
+// 8 inputs' codes in 32 bits.
 inline uint32_t packed_eight(const uint8_t* codes) {
     uint64_t all;
     std::memcpy(&all, codes, sizeof all);
@@ -40,7 +40,7 @@ inline uint32_t packed_eight(const uint8_t* codes) {
     return gather(all & kEven) | gather(all >> 8 & kEven) << 16;
 }
 
-// Those of 4 inputs.
+// Of 4 inputs.
 inline uint32_t packed_four(const uint8_t* codes) {
     return codes[0] | codes[2] << 8 | codes[1] << 16 | static_cast<uint32_t>(codes[3]) << 24;
 }
@@ -57,7 +57,7 @@ public:
     void run() const {
         const long first = args_.first / kPackedOutputs, end = (args_.first + args_.rows - 1) / kPackedOutputs + 1;
         parallel_for(args_.num_threads, end - first, 1, [&](long panel) {
-            const long first_row = (first + panel) * kPackedOutputs - args_.first;  // perhaps before the first, of lane 0
+            const long first_row = (first + panel) * kPackedOutputs - args_.first;  // of lane 0; may be negative
             const int from = static_cast<int>(first_row < 0 ? -first_row : 0);
             const int to = static_cast<int>(std::min<long>(kPackedOutputs, args_.rows - first_row));
             if (weight_.bits == 4)
@@ -73,7 +73,7 @@ private:
         return args_.panel + panel / args_.tile_panels * kPackedTilePanels + panel % args_.tile_panels;
     }
 
-    // Of the outputs `from` to `to` of a panel: words of some lines, first along each output and then across them.
+    // For outputs [from, to) of a panel, some lines at a time: along each output, then across.
     template <int kEach>
     void pack_codes(long panel, long first_row, int from, int to) const {
         constexpr int kLines = 16;
@@ -103,7 +103,7 @@ private:
         put(weight_.outer_minima, args_.outer_minima, outer, bytes, panel, lane, row);
     }
 
-    // Numbers of the groups of one output.
+    // Numbers of one output's groups.
     static void put(const void* packed, const void* given, long count, int bytes, long panel, long lane, long row) {
         if (!packed) return;
         auto* const to = static_cast<char*>(const_cast<void*>(packed)) + (panel * count * kPackedOutputs + lane) * bytes;

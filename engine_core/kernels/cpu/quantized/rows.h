@@ -1,4 +1,4 @@
-// Rows of a weight that stays quantized, in numbers: the embedding of tokens, where its table is the head's weight too.
+// Dequantizes rows of a quantized weight: token embeddings, if the table is also the head's weight.
 #pragma once
 
 #include "linear/embedding.h"
@@ -11,7 +11,7 @@ public:
     QuantizedRow(const RinglineQuantizedWeight& weight, long row)
         : weight_(weight), panel_(row / kPackedOutputs), lane_(row % kPackedOutputs), groups_(groups_of(weight)) {}
 
-    // The numbers of some neighbouring inputs of one group.
+    // The numbers of some neighbouring inputs of a group.
     void read(long first, long count, float* to) const {
         const long group = first / weight_.group_size, at = (panel_ * groups_ + group) * kPackedOutputs + lane_;
         const long outer = outer_at(first);

@@ -1,5 +1,5 @@
-// What is computed of each number alone: the activation of a feed-forward block, with its gate where it has one (SwiGLU and
-// GeGLU, https://arxiv.org/abs/2002.05202), and the gate of a shared expert.
+// Elementwise operations: the activation of a feed-forward block, with its gate if any (SwiGLU and GeGLU,
+// https://arxiv.org/abs/2002.05202), and the gate of a shared expert.
 #pragma once
 
 #include "simd/exponent.h"
@@ -11,7 +11,7 @@ constexpr long kActivatedPerNanosecond = 3;
 
 // x / (1 + e⁻ᵗ)
 inline Vec times_sigmoid(Vec x, Vec t) {
-    // Below −87, e⁻ᵗ would leave the range of floats; x divided by it is 0 to any precision.
+    // Below −87, e⁻ᵗ would overflow; x divided by it is 0 to any precision.
     const Vec limited = maximum_of(splat(-87.0f), t);
     return divide(x, add(splat(1.0f), exp2_of(multiply(limited, splat(-1.44269504088896340736f)))));
 }
@@ -89,7 +89,7 @@ inline int activate(const RinglineActivation& args) {
     return with_number_type(args.number_type, [&](auto number) { return activate_as<decltype(number)>(args); });
 }
 
-// Rows times the sigmoid of one number each, plus a residual.
+// Rows, each times the sigmoid of a number, plus a residual.
 template <class F>
 int gate_rows(const RinglineSigmoidGate& args) {
     using Element = typename F::Element;

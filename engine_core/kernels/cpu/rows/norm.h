@@ -1,5 +1,5 @@
-// Normalization of rows or of their groups, by their root mean square or by their mean and deviation. A sum runs over fixed
-// lanes in a fixed order: its bits depend on nothing else.
+// Normalizes rows or their groups, by root mean square or by mean and deviation. Sums run over fixed lanes in a fixed
+// order, so their bits depend on nothing else.
 #pragma once
 
 #include "simd/formats.h"
@@ -9,7 +9,7 @@
 namespace {
 
 constexpr long kNormalizedPerNanosecond = 6;
-constexpr long kPieceNumbers = 1 << 14;  // of whole rows that a thread takes at a time
+constexpr long kPieceNumbers = 1 << 14;  // that a thread takes at a time, in whole rows
 
 inline long rows_of_piece(long width) { return width < kPieceNumbers ? kPieceNumbers / width : 1; }
 
@@ -20,7 +20,7 @@ inline float sum_of_lanes(Vec v) {
     return total;
 }
 
-// 1 / √(mean(x²) + ε); x has zeros after the numbers that the mean is of.
+// 1 / √(mean(x²) + ε); zeros follow x's first mean_width numbers.
 template <class F>
 inline float inverse_root_mean_square(const typename F::Element* x, long width, long mean_width, float epsilon) {
     Vec squares = splat(0.0f);
@@ -31,8 +31,7 @@ inline float inverse_root_mean_square(const typename F::Element* x, long width, 
     return 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / static_cast<float>(mean_width) + epsilon);
 }
 
-// Puts out (y + residual) · scale for the y that `normalized` makes of sixteen numbers of a group, with what
-// `statistics` made of the whole group.
+// Outputs (y + residual) · scale with y = normalized(kLanes numbers of a group, their offset, statistics(group)).
 template <class F, class Statistics, class Normalized>
 int normalize_groups(const RinglineNorm& args, const Statistics& statistics, const Normalized& normalized) {
     using Element = typename F::Element;
@@ -65,7 +64,7 @@ int normalize_rows(const RinglineNorm& args) {
     });
 }
 
-// Σ (x − mean)² over the first `count` of a row's numbers.
+// Σ (x − mean)² over a row's first `count` numbers.
 template <class F>
 inline float sum_of_squares_around(const typename F::Element* x, long count, float mean) {
     Vec squares = splat(0.0f);

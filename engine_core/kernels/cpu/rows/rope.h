@@ -1,4 +1,4 @@
-// Rotary position embedding of queries and keys where they lie, with the normalization of heads before it.
+// Rotary position embedding of queries and keys, in place, after normalizing heads.
 #pragma once
 
 #include "rows/norm.h"
@@ -7,11 +7,11 @@ namespace {
 
 constexpr long kRotatedPerNanosecond = 3;
 
-// What a head's weights and angles are.
+// A head's weights and angles.
 struct HeadRotation {
-    const float* weight;  // null: it is not normalized
+    const float* weight;  // null: not normalized
     const float *cos, *sin;
-    int rotary_dim;  // 0: it is not rotated
+    int rotary_dim;  // 0: not rotated
     float scale;
 };
 

@@ -1,4 +1,4 @@
-// Some rows of a matrix.
+// Copies a matrix's rows.
 #pragma once
 
 #include "interface.h"

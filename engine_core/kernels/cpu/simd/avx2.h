@@ -35,7 +35,7 @@ inline Vec scale_by_power(Vec v, Vec n) {
 // v, but 0 where x < limit.
 inline Vec zero_where_less(Vec v, Vec x, Vec limit) { return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_NLT_UQ), v); }
 
-// Whether any lane of v is greater than that of limit, or is no number.
+// Whether any lane of v is greater than limit's, or NaN.
 inline bool any_not_up_to(Vec v, Vec limit) { return _mm256_movemask_ps(_mm256_cmp_ps(v, limit, _CMP_NLE_UQ)) != 0; }
 
 // The first `count` lanes of v, then others.
@@ -50,14 +50,14 @@ inline float largest_lane(Vec v) {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-// Pairs of bfloat16, the earlier one in the low half of a word.
+// Pairs of bfloat16, the earlier in a word's low half.
 inline Words load_words(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
 template <int kBits>
 inline Words shifted_right(Words w) {
     return _mm256_srli_epi32(w, kBits);
 }
 
-// Numbers that are looked up by the low 4 bits of words.
+// Numbers looked up by words' low 4 bits.
 struct Table16 {
     explicit Table16(const float* numbers) : low(_mm256_loadu_ps(numbers)), high(_mm256_loadu_ps(numbers + 8)) {}
     Vec operator[](Words w) const {

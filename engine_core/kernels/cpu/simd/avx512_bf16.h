@@ -8,7 +8,7 @@
 namespace {
 
 constexpr int kLanes = 16;
-// The largest block of accumulators, in rows and vectors: 24 of 32 registers, which hides the latency of a product.
+// The largest block of accumulators, in rows and vectors: 24 of 32 registers, which hides a product's latency.
 constexpr int kBlockRows = 6;
 constexpr int kBlockColumns = 4;
 
@@ -34,7 +34,7 @@ inline Vec zero_where_less(Vec v, Vec x, Vec limit) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v);
 }
 
-// Whether any lane of v is greater than that of limit, or is no number.
+// Whether any lane of v is greater than limit's, or NaN.
 inline bool any_not_up_to(Vec v, Vec limit) { return _mm512_cmp_ps_mask(v, limit, _CMP_NLE_UQ) != 0; }
 
 // The first `count` lanes of v, then others.
@@ -45,7 +45,7 @@ inline Vec first_lanes(Vec v, int count, Vec others) {
 
 inline float largest_lane(Vec v) { return _mm512_reduce_max_ps(v); }
 
-// Pairs of bfloat16, the earlier one in the low half of a word.
+// Pairs of bfloat16, the earlier in a word's low half.
 inline Words load_words(const void* at) { return _mm512_loadu_si512(at); }
 
 template <int kBits>
@@ -53,7 +53,7 @@ inline Words shifted_right(Words w) {
     return _mm512_srli_epi32(w, kBits);
 }
 
-// Numbers that are looked up by the low 4 bits of words.
+// Numbers looked up by words' low 4 bits.
 struct Table16 {
     explicit Table16(const float* numbers) : numbers(_mm512_loadu_ps(numbers)) {}
     Vec operator[](Words w) const { return _mm512_permutexvar_ps(w, numbers); }

@@ -1,4 +1,4 @@
-// Powers of two.
+// Exponentials.
 #pragma once
 
 namespace {
@@ -19,7 +19,7 @@ inline Vec exp2_of(Vec x) {
 // tanh x = −t / (2 + t) with t = e⁻²ˣ − 1, for |x|, and the sign of x; relative error 2.5e-7. NaN stays NaN.
 inline Vec tanh_of(Vec x) {
     const Vec zero = splat(0.0f), size = maximum_of(subtract(zero, x), x);
-    // Below 2⁻³⁰, e⁻²ˣ changes nothing any more.
+    // Below 2⁻³⁰, e⁻²ˣ no longer matters.
     const Vec power = maximum_of(splat(-30.0f), multiply(size, splat(-2.0f * 1.44269504088896340736f)));
     const Vec whole = round_to_integer(power), part = subtract(power, whole);
     Vec slope = splat(0.00015403512225020677f);  // (2^part − 1) / part

@@ -1,7 +1,7 @@
 // The number types of weights and of the KV cache: how each is packed, multiplied and rounded.
 //
-// A product's left *factors* (queries, weights) are broadcast one step at a time; its right ones (keys, values) lie
-// side by side in vectors, kPack rows of them interleaved. All sums are in float32.
+// A product's left *factors* (queries, weights) are broadcast one step at a time; its right ones (keys, values) are
+// vectors of columns, kPack rows interleaved. All sums are in float32.
 #pragma once
 
 #include <cstdint>
@@ -104,7 +104,7 @@ struct BFloat16 {
 
 #endif
 
-// f(a number type): the one that a RinglineNumberType names.
+// f(the number type that a RinglineNumberType names).
 template <class F>
 int with_number_type(int32_t type, const F& f) {
     switch (type) {

@@ -26,7 +26,7 @@ inline Sums widen_to_integers(const int8_t* at) {
 inline Sums widen_to_integers(const uint8_t* at) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
 }
-// Bytes of two places, widened to pairs; and sums + the products of two 16-bit integers with the pairs.
+// Bytes from two places, widened to pairs; and sums + products of two 16-bit integers with the pairs.
 inline Quads widen_in_pairs(const int8_t* first, const int8_t* second) {
     const __m128i a = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(first));
     const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second));
@@ -57,8 +57,8 @@ inline Quads load_quads(const int8_t* at) { return _mm256_loadu_si256(reinterpre
 
 // sums + the products of four activations with four weights of each column.
 //
-// The instruction multiplies unsigned by signed bytes and saturates sums of two products at 2¹⁵ − 1: |w| · (± a) with
-// both up to 127 cannot reach that.
+// The instruction multiplies unsigned by signed bytes and saturates sums of two products at 2¹⁵ − 1, which |w| · (± a)
+// with both up to 127 cannot reach.
 inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
     const __m256i signed_by_weights = _mm256_sign_epi8(_mm256_set1_epi32(activations), weights);
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed_by_weights);
@@ -68,19 +68,19 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
 // a · b + c, rounded once, on every processor.
 inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
 
-// Of integers: exact.
+// Exact for integers.
 inline float sum_of(Vec v) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
-// The codes of a line of 4 bits each, and of 8 bits.
+// A line's codes of 4 bits, and of 8.
 inline Quads low_nibbles(Quads line) { return _mm256_and_si256(line, _mm256_set1_epi8(15)); }
 inline Quads high_nibbles(Quads line) { return low_nibbles(_mm256_srli_epi16(line, 4)); }
 inline Quads byte_codes(Quads line) { return _mm256_xor_si256(line, _mm256_set1_epi8(-128)); }
 
-// What codes up to 15 stand for.
+// The numbers of codes up to 15.
 inline Quads load_table(const uint8_t* at) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }

@@ -1,4 +1,4 @@
-// 16 columns at a time: AVX-512 with its dot products of bytes (VNNI), which multiply unsigned by signed ones.
+// 16 columns at a time: AVX-512 with dot products of bytes (VNNI), which multiply unsigned by signed bytes.
 #pragma once
 
 #include "simd/avx512_bf16.h"
@@ -7,11 +7,11 @@ namespace {
 
 // The largest block of rows: with two vectors of columns, 24 of 32 registers hold sums.
 constexpr int kInt8Rows = 12;
-// What is added to activations, so that they are unsigned.
+// Added to activations, to make them unsigned.
 constexpr int kOffset = 128;
-// The same of codes, which have a vector of columns.
+// The largest block of rows with codes, which have one vector of columns.
 constexpr int kCodeRows = 8;
-// What bytes of codes have been lowered by, so that the instruction can multiply them.
+// Subtracted from byte codes, so that the instruction can multiply them.
 constexpr int kByteOffset = 0;
 
 using Sums = __m512i;
@@ -29,7 +29,7 @@ inline Sums widen_to_integers(const int8_t* at) {
 inline Sums widen_to_integers(const uint8_t* at) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
-// Bytes of two places, widened to pairs; and sums + the products of two 16-bit integers with the pairs.
+// Bytes from two places, widened to pairs; and sums + products of two 16-bit integers with the pairs.
 inline Quads widen_in_pairs(const int8_t* first, const int8_t* second) {
     const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(first));
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(second));
@@ -60,15 +60,15 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
 // a · b + c, rounded once, on every processor.
 inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
 
-// Of integers: exact.
+// Exact for integers.
 inline float sum_of(Vec v) { return _mm512_reduce_add_ps(v); }
 
-// The codes of a line of 4 bits each, and of 8 bits.
+// A line's codes of 4 bits, and of 8.
 inline Quads low_nibbles(Quads line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }
 inline Quads high_nibbles(Quads line) { return low_nibbles(_mm512_srli_epi16(line, 4)); }
 inline Quads byte_codes(Quads line) { return line; }
 
-// What codes up to 15 stand for.
+// The numbers of codes up to 15.
 inline Quads load_table(const uint8_t* at) { return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
 inline Quads look_up(Quads table, Quads codes) { return _mm512_shuffle_epi8(table, codes); }
 

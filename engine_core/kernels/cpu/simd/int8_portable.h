@@ -1,4 +1,4 @@
-// 4 columns at a time, in the compiler's own notation: every processor.
+// 4 columns at a time, in the compiler's notation, for any processor.
 #pragma once
 
 #include "simd/portable.h"
@@ -27,7 +27,7 @@ template <class Byte>
 inline Sums widen_to_integers(const Byte* at) {
     return Sums{at[0], at[1], at[2], at[3]};
 }
-// Bytes of two places, in pairs; and sums + the products of two 16-bit integers with the pairs.
+// Bytes from two places, in pairs; and sums + products of two 16-bit integers with the pairs.
 struct BytePairs {
     Sums first, second;
 };
@@ -76,15 +76,15 @@ inline Vec fused_multiply_add(Vec a, Vec b, Vec c) {
     return c;
 }
 
-// Of integers: exact.
+// Exact for integers.
 inline float sum_of(Vec v) { return v[0] + v[1] + v[2] + v[3]; }
 
-// The codes of a line of 4 bits each, and of 8 bits.
+// A line's codes of 4 bits, and of 8.
 inline Quads low_nibbles(Quads line) { return line & 15; }
 inline Quads high_nibbles(Quads line) { return line >> 4 & 15; }
 inline Quads byte_codes(Quads line) { return line ^ -128; }
 
-// What codes up to 15 stand for.
+// The numbers of codes up to 15.
 inline Quads load_table(const uint8_t* at) {
     Quads table;
     std::memcpy(&table, at, sizeof table);

@@ -1,4 +1,4 @@
-// Vectors of 4 floats in the compiler's own notation: every processor. Multiplication and addition round apart.
+// Vectors of 4 floats in the compiler's notation, for any processor. Multiplication and addition round separately.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ inline Vec divide(Vec a, Vec b) { return a / b; }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec maximum_of(Vec a, Vec b) { return a > b ? a : b; }
 
-// For |v| < 2²²: numbers that large have no fraction, so adding 1.5 · 2²³ rounds. Beyond that it is limited.
+// For |v| < 2²²: adding 1.5 · 2²³ rounds, as numbers that large have no fraction. Smaller v are limited to −4e6.
 inline Vec round_to_integer(Vec v) {
     const Vec large = splat(12582912.0f), limited = v < splat(-4e6f) ? splat(-4e6f) : v;
     return limited + large - large;
@@ -51,7 +51,7 @@ inline Vec scale_by_power(Vec v, Vec n) {
 // v, but 0 where x < limit.
 inline Vec zero_where_less(Vec v, Vec x, Vec limit) { return x < limit ? splat(0.0f) : v; }
 
-// Whether any lane of v is greater than that of limit, or is no number.
+// Whether any lane of v is greater than limit's, or NaN.
 inline bool any_not_up_to(Vec v, Vec limit) {
     return !(v[0] <= limit[0] && v[1] <= limit[1] && v[2] <= limit[2] && v[3] <= limit[3]);
 }
@@ -64,7 +64,7 @@ inline float largest_lane(Vec v) {
     return low > high ? low : high;
 }
 
-// Pairs of bfloat16, the earlier one in the low half of a word.
+// Pairs of bfloat16, the earlier in a word's low half.
 inline Words load_words(const void* at) {
     Words w;
     std::memcpy(&w, at, sizeof w);
@@ -75,7 +75,7 @@ inline Words shifted_right(Words w) {
     return w >> kBits;
 }
 
-// Numbers that are looked up by the low bits of words.
+// Numbers looked up by words' low bits.
 template <int kMask>
 struct Table {
     explicit Table(const float* numbers) : numbers(numbers) {}

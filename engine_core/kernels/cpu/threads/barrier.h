@@ -1,7 +1,7 @@
-// Ranks of one host wait for each other, in memory that they share: between processes what threads/team.h is between threads.
+// A barrier among a host's ranks, in shared memory: for processes what threads/team.h is for threads.
 //
-// Each rank arrives; the last one begins the next round. The others wait busily, for about as long as a rank takes to
-// wake, then asleep. Whoever waits looks now and then whether a rank has failed, which nobody may be left to tell it.
+// Each rank arrives; the last one begins the next round. The others spin for about as long as a wake-up takes, then sleep.
+// Waiting ranks check now and then whether one has failed, since none may be left to wake them.
 #pragma once
 
 #include <linux/futex.h>
@@ -19,9 +19,9 @@
 namespace {
 
 constexpr int kSpinsForRanks = 1 << 10;           // about 30 µs
-constexpr long kNanosecondsOfSleep = 20'000'000;  // between two looks
+constexpr long kNanosecondsOfSleep = 20'000'000;  // between checks
 
-// What a rank calls, which is the same on all, or what one writes is not what another reads; and what it tells the others.
+// A rank's call, which must be equal on all ranks, so that they agree on the memory's layout; and its bits for the others.
 struct RankCall {
     int64_t place, rows, output_stride, layout;
     int64_t held[4];
@@ -30,7 +30,7 @@ static_assert(sizeof(RankCall) == kCacheLine && sizeof(RinglineRanks) <= kCacheL
 
 inline bool same(const RankCall& a, const RankCall& b) { return std::memcmp(&a, &b, offsetof(RankCall, held)) == 0; }
 
-// Two of each rank, in turn: a rank reads those of a round while others may be in the next, but not in the one after.
+// Two per rank, in turn: a rank reads a round's calls while others may be in the next round, but not beyond.
 inline RankCall& call_of(RinglineRanks* ranks, int rank, uint32_t round) {
     return reinterpret_cast<RankCall*>(reinterpret_cast<char*>(ranks) + kCacheLine)[2 * rank + (round & 1)];
 }
@@ -39,7 +39,7 @@ inline long futex(int32_t* word, int operation, int32_t value, const timespec* t
     return syscall(SYS_futex, word, operation, value, timeout, nullptr, 0);  // not private: between processes
 }
 
-// Whether the round has ended, rather than that a rank has failed.
+// Wait; returns true once the round has ended, false if a rank failed.
 inline bool wait_for_ranks(RinglineRanks* ranks, int32_t round) {
     const auto ended = [&] { return __atomic_load_n(&ranks->round, __ATOMIC_ACQUIRE) != round; };
     const auto aborted = [&] { return __atomic_load_n(&ranks->aborted, __ATOMIC_RELAXED) != 0; };
@@ -59,16 +59,16 @@ inline bool wait_for_ranks(RinglineRanks* ranks, int32_t round) {
     return ended();
 }
 
-// Returns once all ranks have called it. What each has written before, all can read after. `held` is that of the call,
-// and is that of all calls then; or null.
+// Returns once all ranks have called it. All can then read what each wrote before. `held`: this rank's bits, which
+// become the OR of all ranks'; or null.
 inline int meet(RinglineRanks* ranks, int rank, int size, RankCall call, int64_t* held) {
     if (__atomic_load_n(&ranks->aborted, __ATOMIC_RELAXED)) return kRinglineRankFailed;
-    const int32_t round = __atomic_load_n(&ranks->round, __ATOMIC_RELAXED);  // which does not end before this rank arrives
+    const int32_t round = __atomic_load_n(&ranks->round, __ATOMIC_RELAXED);  // cannot end before this rank arrives
     if (held) std::memcpy(call.held, held, sizeof call.held);
     call_of(ranks, rank, round) = call;
     if (__atomic_add_fetch(&ranks->arrived, 1, __ATOMIC_ACQ_REL) == size) {
         __atomic_store_n(&ranks->arrived, 0, __ATOMIC_RELAXED);
-        // Either a rank is counted as sleeping here, or the system finds that the round has ended before it lets it sleep.
+        // Either a rank counts as sleeping here, or the system sees the new round before it lets it sleep.
         __atomic_store_n(&ranks->round, static_cast<int32_t>(static_cast<uint32_t>(round) + 1), __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&ranks->sleepers, __ATOMIC_SEQ_CST)) futex(&ranks->round, FUTEX_WAKE, INT_MAX, nullptr);
     } else if (!wait_for_ranks(ranks, round)) {

@@ -1,4 +1,4 @@
-// What ranks have of a matrix, side by side in memory that they share. Numbers are copied, never computed.
+// Gathers ranks' parts of a matrix side by side in shared memory. Copies numbers, never computes.
 #pragma once
 
 #include <cstring>
@@ -12,7 +12,7 @@ namespace {
 
 inline int gather(const RinglineGather& args) {
     const long count = args.rows * args.groups;
-    const long piece = 1 + (1 << 14) / (args.row_bytes + 1);  // rows that a thread takes at a time: some KiB
+    const long piece = 1 + (1 << 14) / (args.row_bytes + 1);  // rows per thread's turn: some KiB
     const int threads = threads_worth(count * args.row_bytes / kCopiedPerNanosecond, args.num_threads);
     parallel_for(threads, count, piece, [&](long i) {
         if (args.ids && (args.ids[i] < args.first_id || args.ids[i] >= args.end_id)) return;

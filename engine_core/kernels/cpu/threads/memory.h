@@ -1,5 +1,5 @@
-// Memory that ends with its scope. (Templates and inline functions of the standard library must not be used by code for
-// different instruction sets: the linker would keep one copy of each, perhaps the one that cannot run.)
+// Memory freed at the end of its scope. (Code for different instruction sets must not use templates or inline functions
+// of the standard library: the linker would keep one copy of each, perhaps one that cannot run.)
 #pragma once
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Runs captured calls of kernels, on the rows and sequences of another step.
+// Replays captured kernel calls on another step's rows and sequences.
 #pragma once
 
 #include "experts/expert_phases.h"
@@ -12,7 +12,7 @@ namespace {
 enum : int32_t { RINGLINE_KERNELS(RINGLINE_KIND) RINGLINE_INT8_KERNELS(RINGLINE_KIND) };
 #undef RINGLINE_KIND
 
-// f(arguments), in their type.
+// f(arguments), with their type.
 template <class F>
 auto with_arguments(const RinglineOperation& operation, const F& f) {
 #define RINGLINE_CASE(name, Arguments) \
@@ -25,7 +25,7 @@ auto with_arguments(const RinglineOperation& operation, const F& f) {
     __builtin_unreachable();
 }
 
-// Gives a call what differs from step to step.
+// Set a call's arguments that differ from step to step.
 template <class Arguments>
 void adapt(Arguments& call, const RinglineStep& step) {
     call.rows = step.rows;
@@ -55,7 +55,7 @@ int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
     });
 }
 
-// Products of numbers for one row.
+// Scalar products per row.
 template <class Arguments>
 long products(const Arguments&) { return 0; }
 long products(const RinglineLinear& call) { return call.in_features * call.out_features; }
@@ -70,7 +70,7 @@ struct Replay {
     RinglineStep step;
     int result;  // of the first call that failed, or 0
 
-    // Nanoseconds that the products take one thread, about.
+    // Nanoseconds of the products on one thread, about.
     long cost() const {
         long total = 0;
         for (int64_t i = 0; i < count; ++i)

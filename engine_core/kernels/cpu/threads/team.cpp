@@ -1,4 +1,4 @@
-// See threads/team.h. (Compiled for any processor, as the library's only copy: it must not depend on an instruction set.)
+// See threads/team.h. (The library has one copy, compiled for any processor: it must not depend on an instruction set.)
 #include "threads/team.h"
 
 #include <omp.h>
@@ -8,8 +8,8 @@
 
 namespace {
 
-constexpr long kWorthTeam = 2'000, kWorthWaking = 40'000;  // nanoseconds of work, for threads that wait or sleep
-constexpr int kSpins = 1 << 10;                            // about 30 µs: as long as a thread takes to wake
+constexpr long kWorthTeam = 2'000, kWorthWaking = 40'000;  // nanoseconds of work, for threads that spin or sleep
+constexpr int kSpins = 1 << 10;                            // about 30 µs: as long as a wake-up takes
 
 void relax() {
 #if defined(__x86_64__)
@@ -19,9 +19,9 @@ void relax() {
 #endif
 }
 
-// One thread leads; the others serve until they are dismissed. The state is one number: the round, whether it is open,
-// and how many threads are inside. A thread that enters an open round finds its work; a round ends when it is closed and
-// no thread is inside.
+// One thread leads; the others serve until dismissed. The state is one number: the round, whether it is open, and the
+// number of threads inside. A thread that enters an open round does its work; a round ends when it is closed and no
+// thread is inside.
 class Team {
 public:
     ~Team() {
@@ -59,13 +59,13 @@ private:
         wake();
     }
 
-    // The round after `seen`, once there is one.
+    // Wait for the round after `seen`.
     uint64_t next_round(uint64_t seen) {
         wait_until([&] { return round_of(state()) != seen; });
         return round_of(state());
     }
 
-    // Wait busily, then asleep, which frees this processor for a thread that waits for one.
+    // Spin, then sleep, which frees this processor for a waiting thread.
     template <class Condition>
     void wait_until(const Condition& met) {
         for (int spins = 0; spins < kSpins; ++spins, relax())
@@ -77,7 +77,7 @@ private:
         pthread_mutex_unlock(&mutex_);
     }
 
-    // Make sleeping threads look at the state again. Either they are counted as sleeping here, or they see the new state.
+    // Make sleeping threads check the state again. Either they count as sleeping here, or they see the new state.
     void wake() {
         if (__atomic_load_n(&sleeping_, __ATOMIC_SEQ_CST) == 0) return;
         pthread_mutex_lock(&mutex_);
@@ -99,7 +99,7 @@ private:
     pthread_cond_t news_ = PTHREAD_COND_INITIALIZER;
 };
 
-thread_local Team* team = nullptr;  // the one that this thread leads
+thread_local Team* team = nullptr;  // led by this thread
 
 }  // namespace
 
