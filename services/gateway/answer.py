@@ -111,7 +111,7 @@ class Answer:
 
     @property
     def admitted(self) -> Sequence[Admitted]:
-        """The admitted asks."""
+        """Each ask's Admitted event."""
         return [request for stream in self._streams if (request := stream.request) is not None]
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:

@@ -51,7 +51,7 @@ class Connections:
     config: Config
     max_connections: int
     idle_seconds: float
-    """Closes a connection without requests after this time."""
+    """After which a connection without requests is closed."""
     stall_seconds: float
     """Aborts a connection whose client does not read."""
     max_unsent_bytes: int

@@ -59,7 +59,7 @@ private:
     long count_ = 0;
 };
 
-// Numbers units of work, active expert by active expert.
+// Units of work, numbered active expert by active expert.
 class ExpertUnits {
 public:
     struct Place {

@@ -1,4 +1,4 @@
-// Copies a matrix's rows.
+// Copies selected matrix rows.
 #pragma once
 
 #include "interface.h"
