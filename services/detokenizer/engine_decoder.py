@@ -242,13 +242,12 @@ class EngineDecoder:
         stops: list[engine_pb2.Command],
     ) -> None:
         """Decode the next ids of one choice, and its end if it has one."""
-        request_id, epoch, choice, first_position, ids, logprobs = entry
-        state = request.choices[choice]
-        decoder = state.decoder
-        if first_position != decoder.received:
-            if fit(first_position, len(ids), decoder.received) is Fit.GAP:
+        request_id, _, choice, first_position, ids, logprobs = entry
+        state, outbox, epoch = request.choices[choice], request.subscriber.outbox, request.epoch
+        if first_position != state.decoder.received:
+            if fit(first_position, len(ids), state.decoder.received) is Fit.GAP:
                 return  # the processor sees the gap too, and asks for a replay
-            ids = ids[decoder.received - first_position :]
+            ids = ids[state.decoder.received - first_position :]
             if logprobs is not None and len(logprobs) > len(ids):
                 logprobs = logprobs.part(len(logprobs) - len(ids), len(logprobs))
         self.decoded_tokens += len(ids)
@@ -256,14 +255,8 @@ class EngineDecoder:
             request.began = time.monotonic()
         if logprobs:
             state.hold_logprobs(logprobs, len(ids))
-        outbox, epoch = request.subscriber.outbox, request.epoch
         try:
-            parts: TypedParts | None
-            delta: Delta | None
-            if finish is None:
-                delta, parts = state.feed(ids)
-            else:
-                delta, parts = state.finish(ids, stop_token=finish.HasField("stop_token_id"))
+            delta, parts = _decoded(state, ids, finish)
             ended = finish is not None or (delta is not None and delta.stop is not None)
             end_parts = state.end_parts() if ended else None
         except Exception:  # must not end the link, because it carries other requests, too
@@ -279,12 +272,14 @@ class EngineDecoder:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))
             token, text = (delta.stop, None) if isinstance(delta.stop, int) else (None, delta.stop)
-            end = ChoiceEnd(FinishReason.STOP, delta.end, token, text, parts=end_parts)
+            self._end(
+                request_id, request, choice, ChoiceEnd(FinishReason.STOP, delta.end, token, text, parts=end_parts)
+            )
         elif finish is not None:
-            end = replace(read_end(finish), parts=end_parts)
-        else:
-            return
-        outbox.end(request_id, choice, end, epoch=epoch)
+            self._end(request_id, request, choice, replace(read_end(finish), parts=end_parts))
+
+    def _end(self, request_id: str, request: _Request, choice: int, end: ChoiceEnd) -> None:
+        request.subscriber.outbox.end(request_id, choice, end, epoch=request.epoch)
         request.ends[choice] = end
         del request.choices[choice]
         if not request.choices:
@@ -326,3 +321,11 @@ class EngineDecoder:
 
 def _internal_error(request_id: str) -> Status:
     return Status(Code.INTERNAL, f"internal error; find {request_id} in the detokenizer's log")
+
+
+def _decoded(
+    state: _Choice, ids: Sequence[int], finish: engine_pb2.Finished | None
+) -> tuple[Delta | None, TypedParts | None]:
+    if finish is None:
+        return state.feed(ids)
+    return state.finish(ids, stop_token=finish.HasField("stop_token_id"))
