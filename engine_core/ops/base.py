@@ -1,9 +1,8 @@
-"""What models compute with, and the interface of a backend that computes it.
+"""The ops that models compute with, and the interface of the backends that make them.
 
-A model is written from the parts in ``layers``; when a part is loaded, it asks the backend for the op that computes it:
-a computation with its weights. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are
-wanted, D head size, V vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns,
-the last ones zero.
+A model is composed of the parts in ``layers``; when a part is loaded, it asks the backend for its op: a computation
+with its weights. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R wanted rows of them, D head size,
+V vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns, the last ones zero.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class LinearOp(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of the weight and the bias as they are kept, packed and padded."""
+        """Bytes of the packed and padded weight and bias."""
 
     @abstractmethod
     def __call__(
@@ -47,36 +46,36 @@ class LinearOp(ABC):
         dtype: torch.dtype | None = None,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; as ``x``, or in float32 if ``dtype`` is.
+        """[M, N]: y of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; ``dtype``: float32, or that of ``x``.
 
-        ``residual`` may be columns of a wider tensor: its rows may lie apart. It may be overwritten. The result is
-        ``into`` [M, N] if given, which may be such columns, too.
+        ``residual`` may be overwritten. The result is written to ``into`` [M, N] if given. Both may be columns of a
+        wider tensor (strided rows).
         """
 
     @abstractmethod
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows [M, K] of the weight, for ``indices`` [M] int64: the embedding, where it is tied to the head."""
+        """Rows [M, K] of the weight at ``indices`` [M] int64: the embedding, where it is tied to the head."""
 
     def greatest(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
-        """Of the outputs of ``x`` [M, K], in float32; ids are of those whose bits are set in ``allowed`` [M, ⌈N / 32⌉]
-        int32, if given, as ``SamplingOps.mask`` leaves them.
+        """The argmax of the outputs of ``x`` [M, K], in float32. If ``allowed`` [M, ⌈N / 32⌉] int32 is given, ids are
+        chosen among the outputs whose bits are set, as by ``SamplingOps.mask``.
         """
         assert allowed is None
         return greatest_of(self(x, dtype=torch.float32))
 
 
 class Greatest(NamedTuple):
-    """Where each of M rows is greatest, and how great it is there. A NaN is greater than any number."""
+    """Argmax and maximum of each of M rows. NaN is greater than any number."""
 
     ids: torch.Tensor
     """[M] int64: the column, the first of equals."""
     values: torch.Tensor
-    """[M] float32: of all columns, also where ``ids`` are of some alone."""
+    """[M] float32: the maximum of all columns, even where ``ids`` are limited to some."""
 
 
 def greatest_of(x: torch.Tensor) -> Greatest:
-    """Of ``x`` [M, N] float32."""
-    # On CPU numpy's is vectorized and torch's is not: 9 against 126 µs for a row of 151,936.
+    """Argmax and maximum of ``x`` [M, N] float32."""
+    # On a CPU numpy's argmax is vectorized, torch's is not: 9 against 126 µs for a row of 151,936.
     ids = torch.from_numpy(x.numpy().argmax(axis=1)) if x.is_cpu else x.argmax(1)
     return Greatest(ids, x.gather(1, ids[:, None])[:, 0])
 
@@ -88,11 +87,11 @@ class GroupedLinearOp(Protocol):
     def nbytes(self) -> int: ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[M, G, N] of ``x`` [M, G, K], whose rows and groups may lie apart."""
+        """[M, G, N] of ``x`` [M, G, K]; its rows and groups may be strided."""
 
 
 class Scoring(enum.IntEnum):
-    """``RinglineScoring`` of kernels/cpu/interface.h: what becomes of a router's logits."""
+    """The function from a router's logits to scores: ``RinglineScoring`` of kernels/cpu/interface.h."""
 
     SOFTMAX = 0
     SIGMOID = 1
@@ -103,18 +102,18 @@ class Routing:
     """How a router chooses experts."""
 
     top_k: int
-    """Experts of a row."""
+    """Experts per row."""
     scoring: Scoring = Scoring.SOFTMAX
     renormalize: bool = False
     """Whether the weights of a row's experts are divided by their sum."""
     scale: float = 1.0
-    """The factor of the chosen experts' weights."""
+    """Factor of the chosen experts' weights."""
     num_groups: int = 1
     """Groups of neighbouring experts (group-limited routing, https://arxiv.org/abs/2405.04434)."""
     topk_groups: int = 1
     """Groups whose experts may be chosen."""
     group_best: int = 1
-    """A group's score is the sum of this many of its highest."""
+    """A group's score is the sum of its ``group_best`` highest scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class ExpertsSplit:
 
     tp: TensorCollectives
     shards: tuple[ExpertsShard, ...]
-    """What each rank has."""
+    """By rank."""
     expert_parallel: bool
     """Whether ranks have whole experts."""
 
@@ -133,28 +132,28 @@ class ExpertsSplit:
 
     @property
     def own(self) -> ExpertsShard:
-        """What this rank has."""
+        """This rank's shard."""
         return self.shards[self.tp.rank]
 
     def gather_inner(self, x: torch.Tensor, groups: int, padded: Callable[[int], int]) -> torch.Tensor:
-        """[M, groups · I] of every rank's ``x`` [M, groups · its outputs of gate]; ``padded`` is the backend's."""
+        """[M, groups · I] of all ranks' ``x`` [M, groups · gate outputs of the rank]; ``padded``: the backend's."""
         return self.tp.all_gather(x, [padded(len(shard.inner)) for shard in self.shards], groups=groups)
 
     def gather_outputs(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """[M · k, H] of ``x`` [M · k, H], a row from the rank that has its expert, of ``ids`` [M, k]."""
+        """[M · k, H]: each row of ``x`` [M · k, H] from the rank that has its expert in ``ids`` [M, k]."""
         owned = [shard.experts for shard in self.shards]
         return self.tp.gather_rows(x, ids.flatten(), owned, groups=ids.shape[1])
 
 
 class ExpertsOp(ABC):
-    """Experts whose outputs are rounded to the type of their input after the activation, and after they are multiplied
-    by their weights; a row's are then summed in the order in which they are listed, in float32.
+    """The experts of a layer. Values are rounded to the input's type after the activation, and after the product with
+    the expert's weight; a row's outputs are then summed in the order of its ids, in float32.
     """
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of the weights as they are kept."""
+        """Bytes of the packed weights."""
 
     @abstractmethod
     def __call__(
@@ -162,24 +161,24 @@ class ExpertsOp(ABC):
     ) -> torch.Tensor:
         """[M, H] of ``x`` [M, H]: experts ``ids`` [M, k] int32, times ``weights`` [M, k] float32, plus ``residual``.
 
-        With a split all ranks make this call, with the same arguments but ``residual``, and each gets its own columns
-        [M, H′] of the result, to which its own ``residual`` [M, H′] is added; with expert parallelism each gets all.
+        With a split all ranks make this call with the same ``x``, ``ids`` and ``weights``. Each gets its columns
+        [M, H′] of the result, plus its ``residual`` [M, H′]; with expert parallelism each gets all columns.
         ``residual`` may be columns of a wider tensor. Raises ``RankFailedError``.
         """
 
 
 class UnloadedExperts(ExpertsOp):
-    """Experts that are made without weights, and take them in the model's type."""
+    """Experts made without weights, to be loaded in the model's type."""
 
     @abstractmethod
     def load(self, experts: Iterable[ExpertWeights]) -> None:
-        """Take the weights of all experts of this rank's shard, in ascending order and without padding."""
+        """Load the weights of all experts of this rank's shard, in ascending order and without padding."""
 
 
 class NormOp(Protocol):
-    """x / √(mean(x²) + ε) · w over the last dimension; a layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b.
+    """RMS norm over the last dimension: x / √(mean(x²) + ε) · w; layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b.
 
-    The result is multiplied by a scale, where a norm has one.
+    The result is multiplied by the norm's scale, if any.
     """
 
     @property
@@ -193,32 +192,31 @@ class NormOp(Protocol):
         in_place: bool = False,
         over: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual`` [T, W]; ``in_place`` overwrites ``x``.
+        """[T, W]: the norm of ``x`` [T, W], plus ``residual`` [T, W]; ``in_place`` overwrites ``x``.
 
-        The root mean square is that of ``over`` [T, …], if given: rows of which ``x`` is a part.
-
-        Or [T, G, W] of ``x`` [T, G, W] and ``residual`` [T, G, W]: each of the G groups of a row on its own.
+        The rows of ``x`` may be strided. The root mean square is taken over ``over`` [T, …], if given: wider rows
+        that contain those of ``x``. With ``x`` and ``residual`` [T, G, W], each group of a row is normalized alone.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsShape:
-    """Queries, keys and values of one row, and how they are rotated."""
+    """Query, key and value heads of a row, and how they are rotated."""
 
     num_heads: int
     num_kv_heads: int
-    """0: there are queries alone."""
+    """0: only queries."""
     head_dim: int
     """Without padding."""
     rotary_dim: int
-    """Elements of a head that are rotated: the first ones; 0 where nothing is rotated (NoPE)."""
+    """The first elements of a head, which are rotated; 0: none (NoPE)."""
     interleaved: bool = False
     """As in ``RopeParameters``."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Weights [D] float32 of the root mean square normalization of each head."""
+    """RMS norm weights [D] float32 of the heads."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -235,21 +233,21 @@ class DecoderStack(Protocol):
     """Everything between a model's embedding and its head."""
 
     def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """[R, H] of the wanted rows of ``hidden`` [T, H], or [T, H] of all; valid until the next call."""
+        """[R, H] for the wanted rows of ``hidden`` [T, H], or [T, H] for all; valid until the next call."""
 
 
 class OpsBackend(ABC):
-    """Makes ops for one kind of device. Weights that are passed in may be overwritten later: they are copied."""
+    """Makes ops for one kind of device. Weights are copied: callers may overwrite them later."""
 
     batch_invariant: bool
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
     rank_invariant = False
-    """Whether they are independent of the number of ranks that share a layer, too."""
+    """Whether a row's bits are also independent of the number of ranks that share a layer."""
     expands_experts = False
     """Whether experts are kept in the model's type where linear layers stay quantized."""
 
     def padded(self, width: int) -> int:
-        """``width`` rounded up to what the kernels need; the columns beyond ``width`` mean nothing."""
+        """``width`` rounded up to what the kernels need; columns beyond ``width`` carry no data."""
         return width
 
     @abstractmethod
@@ -257,8 +255,8 @@ class OpsBackend(ABC):
         """What decides a result's bits, besides the processor's instruction set and the builds of torch and numpy."""
 
     def describe_layers(self) -> str:
-        """What is special about the layers that were made, for a person. Raises ``ConfigError`` where an option turns
-        out to be without effect.
+        """What is special about the layers that were made, for humans. Raises ``ConfigError`` if an option had no
+        effect.
         """
         return ""
 
@@ -278,8 +276,8 @@ class OpsBackend(ABC):
     ) -> LinearOp:
         """A linear layer of a weight [``outputs``, ``inputs``] without padding, whose rows come in ``parts``.
 
-        ``dtype`` is the model's. Column i of the weight is for input ``input_order[i]``, [K] int64, if given. Unless a
-        backend has kernels for that, the weight is expanded.
+        ``dtype`` is the model's. Column i of the weight is for input ``input_order[i]``, [K] int64, if given. A
+        backend without kernels for the format expands the weight.
         """
         weight = torch.cat([part.dequantized().to(dtype) for part in parts])
         return self.linear(weight if input_order is None else weight[:, input_order.argsort()], bias)
@@ -303,7 +301,7 @@ class OpsBackend(ABC):
 
     @abstractmethod
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
-        """Experts without weights, which will be of type ``dtype``; this rank's part of them with a ``split``."""
+        """Experts for weights of type ``dtype``, still to be loaded; with a ``split``, this rank's shard."""
 
     def quantized_experts(
         self,
@@ -314,10 +312,10 @@ class OpsBackend(ABC):
         experts: Iterable[QuantizedExpertWeights],
         split: ExpertsSplit | None = None,
     ) -> ExpertsOp:
-        """Experts whose gates and ups are kept as ``gate_up`` says, and their downs as ``down``.
+        """Experts whose gates and ups stay in format ``gate_up``, and their downs in format ``down``.
 
-        ``dtype`` is the model's; ``experts`` are as for ``UnloadedExperts.load``. Unless a backend has kernels for
-        that, the weights are expanded.
+        ``dtype`` is the model's; ``experts`` are as for ``UnloadedExperts.load``. A backend without kernels for the
+        formats expands the weights.
         """
         op = self.experts(shape, dtype, split)
         op.load(expert.expanded(dtype) for expert in experts)
@@ -327,20 +325,20 @@ class OpsBackend(ABC):
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
     ) -> NormOp:
-        """Normalization with ``weight`` [padded W] float32; the mean is over ``width`` elements.
+        """A norm with ``weight`` [padded W] float32; the mean is over ``width`` elements.
 
-        By the root mean square, or, with a ``bias`` [padded W] float32, by mean and deviation. ``scale`` is a factor of
-        what is put out, the residual included.
+        With a ``bias`` [padded W] float32 a layer norm, otherwise an RMS norm. ``scale`` multiplies the output,
+        the residual included.
         """
 
     @abstractmethod
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
-        """Normalization of heads, where there are ``norms``, and rotation."""
+        """Rotation of heads, normalized first if there are ``norms``."""
 
-    # What is computed of each number alone: by torch here, by a kernel where a backend has one.
+    # Elementwise ops: by torch here, by a kernel where a backend has one.
 
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
-        """f(x) [T, I] of ``x`` [T, I], times ``up`` [T, I] if given; the rows of both may lie apart."""
+        """f(x) [T, I] of ``x`` [T, I], times ``up`` [T, I] if given; the rows of both may be strided."""
         y = activation(x.float())
         return (y if up is None else y * up.float()).to(x.dtype)
 
@@ -354,9 +352,9 @@ class OpsBackend(ABC):
         return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-        """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart; ``x`` itself where all are wanted (None)."""
+        """``rows`` [R] int64 of ``x`` [T, N], whose rows may be strided; None: all rows, ``x`` itself."""
         return x if rows is None else x.index_select(0, rows)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        """A stack that computes the same as ``stack``, made of this backend's ops, with less work in between."""
+        """A stack equivalent to ``stack``, which consists of this backend's ops, with less overhead between ops."""
         return stack

@@ -73,10 +73,10 @@ class GpuNorm(TorchNorm):
 
 
 class GpuRotary:
-    """Normalization and rotation of heads, in place or on their way to the KV cache."""
+    """Normalization and rotation of heads, in place or into the KV cache."""
 
     def __init__(self, shape: HeadsShape, norms: HeadNorms | None) -> None:
-        """Keep a copy of the norms' weights."""
+        """Copy the norms' weights."""
         self._shape = shape
         self._split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         self._weights = None if norms is None else norms.stacked()
@@ -88,7 +88,7 @@ class GpuRotary:
         return 0 if self._weights is None else self._weights.nbytes
 
     def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values of ``heads`` [T, Hq + 2 · Hkv, D], which is overwritten."""
+        """``heads`` [T, Hq + 2 · Hkv, D] is overwritten; queries, keys and values are views of it."""
         if angles is not None or self._weights is not None:
             self._launch(heads, angles, None, None)
         query, key, value = torch.split(heads, self._split, dim=1)
@@ -139,7 +139,7 @@ class GpuRotary:
 
 
 class GpuBackend(OpsBackend):
-    """Everything on one GPU. ``residual`` of a linear layer is overwritten."""
+    """Computes everything on one GPU. Linear layers overwrite their ``residual``."""
 
     expands_experts = True
 
@@ -183,7 +183,9 @@ class GpuBackend(OpsBackend):
         correction_bias: torch.Tensor | None,
         expert_scales: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return TorchBackend().route(logits, routing, correction_bias, expert_scales)  # it sorts: nothing is read back
+        return TorchBackend().route(
+            logits, routing, correction_bias, expert_scales
+        )  # torch's sorts, and reads nothing back to the host
 
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return GpuExperts(shape, dtype, self._device, split)

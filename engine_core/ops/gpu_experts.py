@@ -21,7 +21,7 @@ _SUMMED_TOGETHER = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """How the products are cut: alike for any number of rows."""
+    """How the products are tiled, the same for any number of rows."""
 
     rows: int
     columns: int
@@ -34,14 +34,14 @@ class _Tile:
 
 
 class GpuExperts(UnloadedExperts):
-    """Weights are kept as they are, those of all experts in one tensor. Nothing is read back from the device, so that
-    a CUDA graph can have it.
+    """Unpacked weights, one tensor for all experts. Nothing is read back from the device, so that CUDA graphs can
+    capture it.
     """
 
     def __init__(
         self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device, split: ExpertsSplit | None = None
     ) -> None:
-        """Make room for the weights."""
+        """Allocate the weights."""
         self._shape = shape
         self._split = split
         self._shard = shape.whole if split is None else split.own
@@ -70,7 +70,7 @@ class GpuExperts(UnloadedExperts):
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
         shard, split, top_k = self._shard, self._split, self._shape.top_k
-        # Experts of other ranks come last, and have no tiles.
+        # Pairs with experts of other ranks are sorted to the end, and get no tiles.
         flat, count = ids.flatten() - shard.experts.start, len(shard.experts)
         flat = torch.where((flat < 0) | (flat >= count), count, flat)
         order = torch.argsort(flat, stable=True).int()
@@ -134,7 +134,7 @@ class GpuExperts(UnloadedExperts):
         )
 
     def _most_tiles(self, num_pairs: int, tile: _Tile) -> int:
-        """If every expert that has a pair has a tile that is not full."""
+        """An upper bound: every expert with a pair may have one tile that is not full."""
         return num_pairs // tile.rows + min(num_pairs, len(self._shard.experts))
 
     def _options(self, x: torch.Tensor, tile: _Tile) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class LibraryGroupedLinear(TorchGroupedLinear):
 
 
 class InvariantGroupedLinear(GroupedLinearOp):
-    """One group after the other, by the kernel of linear layers."""
+    """One group after the other, by the kernel for linear layers."""
 
     def __init__(self, weight: torch.Tensor, processors: int) -> None:
         """``processors``: multiprocessors of the device."""

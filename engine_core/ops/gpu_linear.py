@@ -12,7 +12,7 @@ from engine_core.ops.torch import TorchLinear
 
 
 class LibraryLinear(TorchLinear):
-    """Computed by torch: the fastest, but a row's result may depend on the number of rows."""
+    """Computed by torch: fastest, but a row's result may depend on the number of rows."""
 
     def __call__(
         self,
@@ -44,7 +44,7 @@ class LibraryLinear(TorchLinear):
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """How the kernel cuts a product, decided by the weight alone."""
+    """How the kernel tiles a product, decided by the weight alone."""
 
     rows: int
     columns: int
@@ -54,7 +54,7 @@ class ProductTiles:
 
     @staticmethod
     def of(out_features: int, itemsize: int) -> ProductTiles:
-        """Narrow weights are cut finer, so that there are tiles for all processors even if there is one row."""
+        """Narrow weights get smaller tiles, so that even a single row has tiles for all processors."""
         if itemsize == 4:
             return ProductTiles(32, 32, 32, warps=4, stages=2)
         return ProductTiles(64, 64 if out_features < 1 << 14 else 128, 64, warps=4, stages=4)
@@ -64,7 +64,7 @@ class InvariantLinear(TorchLinear):
     """Computed by Ringline's kernel: a row's result depends on that row alone."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, processors: int) -> None:
-        """Keep copies. ``processors``: multiprocessors of the device."""
+        """Copy the tensors. ``processors``: multiprocessors of the device."""
         super().__init__(weight, bias)
         self._tiles = ProductTiles.of(self.out_features, weight.dtype.itemsize)
         self._column_tiles = -(-self.out_features // self._tiles.columns)

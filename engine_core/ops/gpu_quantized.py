@@ -15,7 +15,7 @@ from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedW
 
 
 class GpuQuantizedLinear(LinearOp):
-    """A row's result depends on that row alone, and is that of the weight expanded to the type of the row."""
+    """Computes the result of the weight expanded to the input's type. A row's result depends on that row alone."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class GpuQuantizedLinear(LinearOp):
         """Copy ``parts`` to ``device``; ``inputs`` is even. ``processors``: multiprocessors of the device."""
         self.out_features, self.in_features = outputs, inputs
         self._dtype = dtype
-        # Scales in two steps are multiplied once, here.
+        # Two-level scales are multiplied once, here.
         self._kept = kept if kept.outer_size is None else replace(kept, outer_size=None, scale_dtype=torch.float32)
         groups, self._packed = -(-inputs // kept.group_size), 2 if kept.bits == 4 else 1
         self._codes = torch.empty(outputs, inputs // self._packed, dtype=torch.uint8, device=device)
@@ -43,7 +43,7 @@ class GpuQuantizedLinear(LinearOp):
         self._bias = None if bias is None else bias.clone()
         self._input_order = None if input_order is None else input_order.to(device)
         tiles = ProductTiles.of(outputs, dtype.itemsize)
-        # A step along the inputs is within one group, where their size allows that.
+        # A step along the inputs stays within one group, where the group size allows it.
         depth = next((size for size in (tiles.depth, 32, 16) if kept.group_size % size == 0), 32)
         self._tiles = replace(tiles, columns=min(tiles.columns, 64), depth=depth)
         self._programs = 2 * processors

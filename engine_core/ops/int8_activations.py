@@ -1,8 +1,8 @@
 """Linear layers and experts of integer codes that round their inputs to 8 bits (``--int8-activations``).
 
-A row's inputs are rounded in every call, with one scale for 128 of them or for as many as fit the weight's groups. The
-products of a group are summed exactly, and scaled into one chain (int8_activations_multiply.h in cpu/quantized). So a
-row's result has the same bits whatever the other rows, the threads and the instruction set.
+Each call rounds a row's inputs, with one scale per block of 128 or of as many as fit the weight's groups. The products
+of a group are summed exactly, and scaled into one chain (int8_activations_multiply.h in cpu/quantized). So a row's
+result has the same bits whatever the other rows, the threads and the instruction set.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine_core.weights.experts import ExpertsShape
 from engine_core.weights.quantized_weight import Offset, QuantFormat
 
 _MOST_SPREAD = 127
-"""Between the integers of a codebook of 16: the sum of two products must fit into 16 bits."""
+"""Greatest difference in a 4-bit codebook of integers: the sum of two products must fit into 16 bits."""
 
 
 def has_integer_codes(kept: QuantFormat) -> bool:
-    """Whether the kernels can multiply the codes: they stand for integers, or, of 4 bits without zeros, for halves."""
+    """Whether the kernels can multiply the codes: they are integers, or (4 bits without zeros) multiples of ½."""
     if kept.bits == 8:
         return kept.is_linear and -128 <= kept.codebook[0] <= 0
     unit = 1 if kept.offset is Offset.ZERO or all(number.is_integer() for number in kept.codebook) else 2
@@ -35,19 +35,19 @@ class Int8Activations:
     """Which layers of a model round their inputs."""
 
     def __init__(self, kernels: Kernels) -> None:
-        """``kernels`` are those of 8 bits (``load_int8_kernels``)."""
+        """``kernels``: the 8-bit ones (``load_int8_kernels``)."""
         self.kernels = kernels
         self._rounding = self._others = 0
 
     def takes(self, *formats: QuantFormat) -> bool:
-        """Whether a layer, or a layer's experts, of these formats, which are being made, round their inputs."""
+        """Whether a new layer (or a layer's experts) of these formats rounds its inputs. Counts the layer."""
         takes = all(map(has_integer_codes, formats))
         self._rounding += takes
         self._others += not takes
         return takes
 
     def describe(self) -> str:
-        """For a person. Raises ``ConfigError`` if no layer that was made rounds its inputs."""
+        """For humans. Raises ``ConfigError`` if no layer rounds its inputs."""
         if not self._rounding:
             accepted = "False, because no layer of the checkpoint keeps codes that are integers"
             raise ConfigError("int8_activations", True, accepted)
@@ -56,7 +56,7 @@ class Int8Activations:
 
 
 class Int8ActivationsLinear(NativeQuantizedLinear):
-    """A row's result is NaN where an input is infinite or NaN, and that row's alone."""
+    """If an input of a row is infinite or NaN, that row's result is NaN, and no other's."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Int8ActivationsLinear(NativeQuantizedLinear):
         dtype: torch.dtype,
         bias: torch.Tensor | None,
     ) -> None:
-        """Of the one weight in ``weights``, of a format that ``has_integer_codes``."""
+        """``weights`` holds one weight, of a format that ``has_integer_codes``."""
         super().__init__(kernels, weights, dtype, bias)
         self._linear, self._argmax = rounding.quantized_int8_linear, rounding.quantized_int8_argmax
 
@@ -84,7 +84,7 @@ class Int8ActivationsExperts(NativeQuantizedExperts):
         dtype: torch.dtype,
         split: ExpertsSplit | None = None,
     ) -> None:
-        """Of formats that have integer codes (``has_integer_codes``)."""
+        """Both formats must satisfy ``has_integer_codes``."""
         super().__init__(kernels, shape, gate_up, down, dtype, split)
         self._kernel = rounding.quantized_int8_experts
         self._factor_type = torch.float32

@@ -1,4 +1,4 @@
-"""A model's layers as one call: captured when a step is larger than those before, replayed in every step."""
+"""A model's layers as one call: captured when a step is larger than all before, replayed in every step."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LEAST_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """The captured calls, and the tensors that they read and write."""
+    """The captured calls, and the tensors they read and write."""
 
     captured: Captured
     hidden: torch.Tensor
     """[rows, H]; like the context's angles, it has as many rows as the pool."""
     context: ForwardContext
-    """Without metadata, which each step has its own of."""
+    """Without metadata, which differs from step to step."""
     output: torch.Tensor
 
     def fits(self, rows: int, kv_caches: list[torch.Tensor]) -> bool:
-        """Whether it can be replayed for ``rows`` rows on these caches."""
+        """Whether a replay can compute ``rows`` rows on these caches."""
         return rows <= self.captured.pool.max_rows and kv_caches is self.context.kv_caches
 
     def replay(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
@@ -60,9 +60,9 @@ class _Graph:
 
 
 class KernelGraph:
-    """Does what ``layers`` do: their Python runs in ``_capture`` alone, and a step runs kernels/cpu/threads/replay.h.
+    """Computes ``layers``. Their Python runs only in ``_capture``; a step runs kernels/cpu/threads/replay.h.
 
-    If anything but native kernels computes, the layers themselves are called in every step.
+    If not all of the computation is native kernels, every step calls the layers themselves.
     """
 
     def __init__(self, layers: DecoderStack, replay: Callable[..., int]) -> None:
@@ -79,23 +79,23 @@ class KernelGraph:
         return self._layers(hidden, context) if graph is None else graph.replay(hidden, context)
 
     def _capture(self, hidden: torch.Tensor, context: ForwardContext) -> _Graph | None:
-        """A graph for steps of as many rows as ``hidden``, or of twice as many as so far; None if there can be none."""
+        """A graph for as many rows as ``hidden``, or twice the rows so far; None if the layers cannot be captured."""
         rows, most = len(hidden), 0 if self._graph is None else self._graph.captured.pool.max_rows
-        self._graph = None  # its memory is free before more is taken
-        # The layers see all rows that there is room for: a view of a single one may have any stride.
+        self._graph = None  # frees its memory before more is taken
+        # The layers see every row of the pool: a view of a single row may have any stride.
         rows = max(rows, _LEAST_ROWS, 2 * most if rows > most else 0)
         pool = BufferPool(rows)
         captured = Captured(pool, self._replay)
 
         def own(x: torch.Tensor) -> torch.Tensor:
-            """Room for ``x`` [T, …] with as many rows as the pool; what it holds is unspecified."""
+            """An uninitialized tensor like ``x`` [T, …] with as many rows as the pool."""
             return pool.take(rows, math.prod(x.shape[1:]), x.dtype).view(rows, *x.shape[1:])
 
         own_hidden = own(hidden)
         own_context = replace(
             context,
-            # Passed, so that the last layer's selection of rows (blocks.SelfAttention.attend) is captured, too; from
-            # there on a replay counts the selected rows.
+            # With rows, the last layer's selection of rows (blocks.SelfAttention.attend) is captured, too; after it a
+            # replay counts the selected rows.
             rows=torch.arange(rows),
             angles=[
                 Angles(own(cos), own(sin), None if scales is None else own(scales))

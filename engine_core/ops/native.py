@@ -1,6 +1,6 @@
 """Ops computed by the native kernels in engine_core/kernels/cpu.
 
-All of them give a row the same bits whatever the other rows are, and however many threads compute.
+A row's bits depend neither on the other rows nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NativeNorm:
     def __init__(
         self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float
     ) -> None:
-        """Keep copies of ``weight`` and ``bias`` [W]; W is a multiple of 16, the mean is over ``width`` elements."""
+        """Copy ``weight`` and ``bias`` [W]; W is a multiple of 16, the mean is over ``width`` elements."""
         self._kernel = kernels.normalize
         self._weight = weight.clone()
         self._bias = None if bias is None else bias.clone()
@@ -90,7 +90,7 @@ class NativeRotary:
     """Normalization and rotation of heads in place."""
 
     def __init__(self, kernels: Kernels, shape: HeadsShape, norms: HeadNorms | None) -> None:
-        """Keep a copy of the norms' weights; D is at most 1024, and heads are padded to a multiple of 16."""
+        """Copy the norms' weights; D is at most 1024, and heads are padded to a multiple of 16."""
         self._kernel = kernels.rotate
         self._weights: torch.Tensor | None = None
         self._split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
@@ -128,13 +128,13 @@ class NativeRotary:
 
 
 class NativeBackend(OpsBackend):
-    """Everything by native kernels."""
+    """Computes everything by native kernels."""
 
     batch_invariant = True
     rank_invariant = True
 
     def __init__(self, kernels: Kernels, rounding: Int8Activations | None = None) -> None:
-        """``rounding``: of --int8-activations; None: layers keep their inputs."""
+        """``rounding``: for --int8-activations; None: inputs are not rounded."""
         self._kernels = kernels
         self._rounding = rounding
 

@@ -19,7 +19,7 @@ from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 
 class NativeGroupedLinear:
-    """The weights of all groups, packed as cpu/interface.h says."""
+    """The weights of all groups, packed as in cpu/interface.h."""
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
         """Pack ``weight`` [G, N, K]; N and K are multiples of 16."""
@@ -84,16 +84,17 @@ def route(
 
 
 class Matrices(Protocol):
-    """A weight [N, K] for each expert, packed."""
+    """A packed weight [N, K] per expert."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class PackableMatrices(Matrices, Protocol):
-    """With biases [E, N padded] or without."""
+    """Weights that can be packed one at a time."""
 
     bias: torch.Tensor | None
+    """[E, N padded]."""
 
     def pack(self, index: int, weight: torch.Tensor) -> None:
         """Copy the ``weight`` [N, K] of expert ``index``."""
@@ -110,13 +111,13 @@ class Phases(enum.IntEnum):
 
 
 class PackedExperts(ExpertsOp):
-    """Experts by a native kernel. Subclasses know how a weight is packed, and what the kernel needs room for."""
+    """Experts by a native kernel. Subclasses pack the weights and allocate the kernel's buffers."""
 
     _gate_up: Matrices
     _down: Matrices
 
     def __init__(self, kernel: Kernel, shape: ExpertsShape, split: ExpertsSplit | None, tile: int) -> None:
-        """Half of each ``tile`` of ``_gate_up`` is the gate's, then half up's."""
+        """``tile``: outputs of a tile of ``_gate_up``; its first half is the gate's, its second up's."""
         self._kernel = kernel
         self._shape = shape
         self._split = split
@@ -175,14 +176,14 @@ class PackedExperts(ExpertsOp):
 
     @abstractmethod
     def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Room for what is computed in between, by the names in the kernel's arguments; ``dtype``: of the rows.
+        """Buffers for intermediate results, by their names in the kernel's arguments; ``dtype``: of the rows.
 
         ``activated`` and, where it is gathered, ``outputs`` are [M, …] of their own type.
         """
 
 
 class PackingExperts(PackedExperts, UnloadedExperts):
-    """Packs weights in the model's type, or what they are rounded to."""
+    """Packs weights that come in the model's type, as they are or rounded."""
 
     _gate_up: PackableMatrices
     _down: PackableMatrices
@@ -190,7 +191,7 @@ class PackingExperts(PackedExperts, UnloadedExperts):
     def __init__(
         self, kernel: Kernel, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None, tile: int
     ) -> None:
-        """``dtype``: of what is loaded."""
+        """``dtype``: of the loaded weights."""
         super().__init__(kernel, shape, split, tile)
         self._dtype = dtype
 
@@ -217,7 +218,7 @@ def load_biases(
     down: torch.Tensor,
     tile_inner: int,
 ) -> None:
-    """Copy an expert's ``biases``, those of gate and up in turns of ``tile_inner``."""
+    """Copy an expert's ``biases``; those of gate and up alternate every ``tile_inner`` numbers."""
     tiles = gate_up.view(-1, 2, tile_inner)
     for place in range(2):
         interleave(biases[place][:, None], tiles[:, place, :, None])
@@ -225,7 +226,7 @@ def load_biases(
 
 
 class NativeExperts(PackingExperts):
-    """Weights in their own type."""
+    """Weights in the model's type."""
 
     def __init__(
         self, kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None
@@ -246,14 +247,14 @@ class NativeExperts(PackingExperts):
 
 
 def factor_type(kernels: Kernels, dtype: torch.dtype) -> torch.dtype:
-    """What inputs in ``dtype`` are converted to before they are multiplied: ``Factor`` of cpu/simd/formats.h."""
+    """The type in which inputs of ``dtype`` are multiplied: ``Factor`` of cpu/simd/formats.h."""
     return dtype if dtype == torch.bfloat16 and kernels.instruction_set == "avx512_bf16" else torch.float32
 
 
 def rooms_for_factors(
     sizes: Structure, split: ExpertsSplit | None, factors: torch.dtype, rows: int, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """``PackedExperts._rooms`` of kernels that multiply ``factors``; ``sizes``: a ``RinglineExperts``."""
+    """``PackedExperts._rooms`` for kernels that multiply ``factors``; ``sizes``: a ``RinglineExperts``."""
     gathered = kernel_output(rows, sizes.top_k * sizes.hidden, factors)
     of_whole_experts = split is not None and split.expert_parallel
     return {

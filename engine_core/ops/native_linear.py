@@ -14,12 +14,12 @@ from engine_core.ops.native_packing import PackedWeights
 
 
 class PackedLinear(LinearOp):
-    """A weight as its kernels want it. Subclasses pack it."""
+    """A weight in its kernels' layout. Subclasses pack it."""
 
     masks_argmax = True
 
     def __init__(self, linear: Kernel, argmax: Kernel, arguments: ctypes.Structure) -> None:
-        """``arguments``: a ``RinglineLinear``, but for what differs from call to call."""
+        """``arguments``: a ``RinglineLinear`` without what differs from call to call."""
         self.in_features, self.out_features = arguments.in_features, arguments.out_features
         self._linear = linear
         self._argmax = argmax
@@ -54,7 +54,7 @@ class PackedLinear(LinearOp):
             raise MemoryError("no memory for the inputs of a linear layer")
 
     def greatest(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
-        """No other outputs are written."""
+        """Writes no other outputs."""
         places, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
         self._arguments.greatest = values.data_ptr()
         self._arguments.allowed = None if allowed is None else allowed.data_ptr()
@@ -63,7 +63,7 @@ class PackedLinear(LinearOp):
 
 
 class NativeLinear(PackedLinear):
-    """Packed as cpu/linear/linear.h describes."""
+    """A weight packed as in cpu/linear/linear.h."""
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Pack ``weight`` [N, K]; K is a multiple of 16."""

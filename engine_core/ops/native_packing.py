@@ -1,4 +1,4 @@
-"""How the native kernels want a weight: panels of 16 outputs, tiles of four of them (kernels/cpu/linear/linear.h)."""
+"""The native kernels' layout of a weight: panels of 16 outputs, tiles of four panels (kernels/cpu/linear/linear.h)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 from engine_core.kernels.memory import empty_for_streaming
 
 PANEL = 16
-"""Outputs of a panel; the kernels also need a multiple of this many inputs."""
+"""Outputs of a panel; the number of inputs must be a multiple of it, too."""
 TILE = 64
-"""Outputs of a tile; a weight has whole ones."""
+"""Outputs of a tile; weights are padded to whole tiles."""
 
 
 def padded_width(width: int) -> int:
@@ -18,10 +18,10 @@ def padded_width(width: int) -> int:
 
 
 class PackedWeights:
-    """Weights [N, K] of one size, one after the other, each with a bias [N] or all without."""
+    """Weights [N, K] of one size, one after the other; all have a bias [N] or none has."""
 
     def __init__(self, count: int, outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool) -> None:
-        """Memory for ``count`` weights; their biases are zeros."""
+        """Memory for ``count`` weights; biases start as zeros."""
         self.packed = empty_for_streaming((count, *packed_shape(outputs, inputs, dtype)), dtype)
         """[count, N / 16, K / P, 16, P]"""
         self.bias = torch.zeros(count, self.packed.shape[1] * PANEL) if bias else None
@@ -42,7 +42,7 @@ def packed_shape(num_rows: int, width: int, dtype: torch.dtype) -> tuple[int, ..
 
 
 def interleave(rows: torch.Tensor, tiles: torch.Tensor) -> None:
-    """Copy ``rows`` [I, W] to ``tiles`` [tiles, outputs of one, ≥ W]; the rest of the last tile is left alone."""
+    """Copy ``rows`` [I, W] to ``tiles`` [tiles, outputs per tile, ≥ W]; the rest of the last tile stays."""
     size, width = tiles.shape[1], rows.shape[1]
     whole = len(rows) // size
     tiles[:whole, :, :width] = rows[: whole * size].reshape(whole, size, width)
@@ -54,10 +54,10 @@ def pack_rows(weight: torch.Tensor, target: torch.Tensor) -> None:
     """Write ``weight`` [N, K] to ``target`` of its ``packed_shape``, with zeros after its rows."""
     num_rows, width = weight.shape
     together = target.shape[-1]
-    # Elements that are packed together are moved as one.
+    # Elements packed together are moved as one.
     words = torch.int32 if together == 2 else weight.dtype
     weight = weight.contiguous()
-    if weight.storage_offset() % together:  # as after the scales of layers in files of Gemma 4
+    if weight.storage_offset() % together:  # as after the layers' scales in Gemma 4 checkpoints
         weight = weight.clone()
     source, packed = weight.view(words), target.view(words).squeeze(-1)
     whole = num_rows // PANEL

@@ -1,4 +1,4 @@
-"""Weights that stay quantized, packed as cpu/quantized/pack.h describes, and linear layers of them."""
+"""Weights that stay quantized, packed as in cpu/quantized/pack.h, and linear layers of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedW
 
 
 def keeps(kept: QuantFormat, inputs: int) -> bool:
-    """Whether the kernels can compute with such a weight of so many inputs."""
+    """Whether the kernels can compute with a weight of this format and ``inputs``."""
     return inputs % PANEL == 0 and (kept.group_size % PANEL == 0 or kept.group_size >= inputs)
 
 
 def _sizes(kept: QuantFormat, inputs: int) -> tuple[int, int | None]:
-    """Inputs of a group and of an outer group, which is whole groups: a group that has all inputs is both."""
+    """Inputs of a group, and of an outer group (whole groups): a group of all inputs is both."""
     if kept.group_size < inputs:
         return kept.group_size, kept.outer_size
     return inputs, None if kept.outer_size is None else inputs
@@ -59,7 +59,7 @@ class PackedQuantizedWeights:
             self._memory[name] = empty_for_streaming((panels, groups, PANEL), dtype)
             if outer and name != "zeros":
                 self._memory[f"outer_{name}"] = empty_for_streaming((panels, outer, PANEL), kept.scale_dtype)
-        for memory in self._memory.values():  # outputs that there are not have scales of zero
+        for memory in self._memory.values():  # padding outputs have zero scales
             memory.view(count, self._padded // PANEL, *memory.shape[1:])[:, outputs // PANEL :] = 0
         self._memory["codebook"] = torch.tensor(kept.codebook)
         if input_order is not None:
@@ -80,8 +80,8 @@ class PackedQuantizedWeights:
         return sum(memory.nbytes for memory in self._memory.values())
 
     def pack(self, index: int, parts: Iterable[QuantizedWeight], half: int | None = None) -> None:
-        """Copy the rows of weight ``index``, which come in ``parts``: all, or those of the first ``half`` of each tile
-        (0) or the second (1).
+        """Copy the rows of weight ``index``, which come in ``parts``: all rows, or those of each tile's first
+        (``half`` 0) or second half (1).
         """
         first, panel, tile_panels = 0, index * self._padded // PANEL, TILE // PANEL
         if half is not None:
@@ -104,7 +104,7 @@ class PackedQuantizedWeights:
             first += len(part.codes)
 
     def order_inputs(self, index: int, order: torch.Tensor) -> None:
-        """Say which input each column [K] of weight ``index`` is for; until then all are in order."""
+        """Set the inputs of weight ``index``'s columns to ``order`` [K]; until then they are in order."""
         if "input_order" not in self._memory:
             inputs = self.weight.in_features
             orders = torch.arange(inputs, dtype=torch.int32).repeat(
@@ -116,12 +116,12 @@ class PackedQuantizedWeights:
 
 
 class NativeQuantizedLinear(PackedLinear):
-    """As cpu/quantized/linear.h computes it."""
+    """Computed by cpu/quantized/linear.h."""
 
     def __init__(
         self, kernels: Kernels, weights: PackedQuantizedWeights, dtype: torch.dtype, bias: torch.Tensor | None
     ) -> None:
-        """Of the one weight in ``weights``, for inputs of ``dtype``."""
+        """``weights`` holds one weight; inputs are of ``dtype``."""
         self._kernels = kernels
         self._weights = weights
         self._dtype = dtype

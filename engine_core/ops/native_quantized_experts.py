@@ -17,13 +17,13 @@ from engine_core.weights.quantized_weight import QuantFormat
 
 
 def keeps_experts(shape: ExpertsShape, gate_up: QuantFormat, down: QuantFormat) -> bool:
-    """Whether the kernel can compute with such experts: nothing is padded, so that groups are not cut."""
+    """Whether the kernel can compute these experts: nothing is padded, so that groups are not cut."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     return hidden % PANEL == 0 and inner % PANEL == 0 and keeps(gate_up, hidden) and keeps(down, inner)
 
 
 class NativeQuantizedExperts(PackedExperts):
-    """Gates and ups in one format, downs perhaps in another."""
+    """Gates and ups in one format, downs possibly in another."""
 
     _gate_up: PackedQuantizedWeights
     _down: PackedQuantizedWeights
@@ -60,7 +60,7 @@ class NativeQuantizedExperts(PackedExperts):
         return super().nbytes + sum(bias.nbytes for bias in self._biases or ())
 
     def load(self, experts: Iterable[QuantizedExpertWeights]) -> None:
-        """Take the weights of all experts of this rank's shard, in ascending order."""
+        """Pack the weights of all experts of this rank's shard, in ascending order."""
         for index, expert in enumerate(experts):
             for half in range(2):
                 self._gate_up.pack(index, next(expert.tensors), half)

@@ -1,4 +1,4 @@
-"""A linear layer whose outputs are computed by several ops, side by side: weights of different formats."""
+"""A linear layer with weights of different formats: several ops, each for some of the outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_core.ops.base import LinearOp
 
 
 class SegmentedLinear(LinearOp):
-    """Ops of the same inputs; each has its columns of the outputs."""
+    """Ops with the same inputs, whose outputs are concatenated."""
 
     def __init__(self, ops: Sequence[LinearOp]) -> None:
         self._ops = tuple(ops)
@@ -40,7 +40,7 @@ class SegmentedLinear(LinearOp):
         return y
 
     def _output(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[M, N], with unspecified contents, on the device of ``x``."""
+        """[M, N], uninitialized, on the device of ``x``."""
         if x.device.type == "cpu":
             return kernel_output(len(x), self.out_features, dtype)
         return torch.empty(len(x), self.out_features, dtype=dtype, device=x.device)

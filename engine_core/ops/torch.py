@@ -1,6 +1,6 @@
 """Ops by plain torch: the reference in tests, and the fallback where no native kernels could be built.
 
-A row's bits may depend on the other rows here: torch chooses its kernels by the number of rows.
+A row's bits may depend on the other rows: torch chooses its kernels by the number of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 
 class TorchLinear(LinearOp):
-    """The weight [N, K] is kept row by row."""
+    """The weight [N, K] stays row-major."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -118,7 +118,7 @@ class TorchRotary:
 
 
 def rotate(x: torch.Tensor, angles: Angles, *, interleaved: bool = False) -> torch.Tensor:
-    """[T, heads, D] float32: ``x`` with each pair of a head rotated by its angle, and then what is not rotated."""
+    """[T, heads, D] float32: ``x`` with each pair of a head rotated by its angle, then the elements not rotated."""
     count = 2 * angles.cos.shape[-1]
     turned, rest = torch.split(x.float(), [count, x.shape[-1] - count], dim=-1)
     first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
@@ -128,7 +128,7 @@ def rotate(x: torch.Tensor, angles: Angles, *, interleaved: bool = False) -> tor
 
 
 class TorchGroupedLinear:
-    """The weight [G, N, K] is kept as it is."""
+    """The weight [G, N, K] is not packed."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight.contiguous().clone()
@@ -211,7 +211,7 @@ class TorchExperts(UnloadedExperts):
 
 
 class TorchBackend(OpsBackend):
-    """Everything by torch."""
+    """Computes everything by torch."""
 
     batch_invariant = False
 
@@ -259,6 +259,6 @@ class TorchBackend(OpsBackend):
 
 
 def _greatest(x: torch.Tensor, count: int) -> torch.return_types.sort:
-    """Like ``topk``, but of equal values the first comes first."""
+    """Like ``topk``, but stable: of equal values the first comes first."""
     values, indices = torch.sort(x, dim=-1, descending=True, stable=True)
     return torch.return_types.sort((values[..., :count], indices[..., :count]))
