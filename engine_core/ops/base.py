@@ -132,7 +132,7 @@ class ExpertsSplit:
 
     @property
     def own(self) -> ExpertsShard:
-        """This rank's shard."""
+        """The shard of this rank."""
         return self.shards[self.tp.rank]
 
     def gather_inner(self, x: torch.Tensor, groups: int, padded: Callable[[int], int]) -> torch.Tensor:
@@ -176,9 +176,9 @@ class UnloadedExperts(ExpertsOp):
 
 
 class NormOp(Protocol):
-    """RMS norm over the last dimension: x / √(mean(x²) + ε) · w; layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b.
+    """RMS norm: x / √(mean(x²) + ε) · w; layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b.
 
-    The result is multiplied by the norm's scale, if any.
+    Means are over the last dimension. The result is multiplied by the norm's scale, if any.
     """
 
     @property
@@ -255,7 +255,7 @@ class OpsBackend(ABC):
         """What decides a result's bits, besides the processor's instruction set and the builds of torch and numpy."""
 
     def describe_layers(self) -> str:
-        """What is special about the layers that were made, for humans. Raises ``ConfigError`` if an option had no
+        """What is special about the layers that were made, for a person. Raises ``ConfigError`` if an option had no
         effect.
         """
         return ""

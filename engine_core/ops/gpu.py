@@ -183,9 +183,7 @@ class GpuBackend(OpsBackend):
         correction_bias: torch.Tensor | None,
         expert_scales: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return TorchBackend().route(
-            logits, routing, correction_bias, expert_scales
-        )  # torch's sorts, and reads nothing back to the host
+        return TorchBackend().route(logits, routing, correction_bias, expert_scales)  # reads nothing back to the host
 
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return GpuExperts(shape, dtype, self._device, split)

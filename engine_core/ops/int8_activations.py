@@ -47,7 +47,7 @@ class Int8Activations:
         return takes
 
     def describe(self) -> str:
-        """For humans. Raises ``ConfigError`` if no layer rounds its inputs."""
+        """For a person. Raises ``ConfigError`` if no layer rounds its inputs."""
         if not self._rounding:
             accepted = "False, because no layer of the checkpoint keeps codes that are integers"
             raise ConfigError("int8_activations", True, accepted)

@@ -20,7 +20,7 @@ from engine_core.ops.torch import TorchBackend
 def choose_ops(
     head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None, *, int8_activations: bool = False
 ) -> tuple[OpsBackend, str]:
-    """The fastest backend for heads of this size and type, and its description for humans.
+    """The fastest backend for heads of this size and type, and its description for a person.
 
     Raises ``ConfigError`` for ``int8_activations`` without native kernels.
     """

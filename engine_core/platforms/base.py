@@ -1,4 +1,4 @@
-"""The interface of what a worker computes on, which is chosen once, at the start."""
+"""The interface of the platform that a worker computes on, chosen once at the start."""
 
 from __future__ import annotations
 
@@ -29,72 +29,72 @@ class Platform(ABC):
     attention: AttentionBackend
     ops: OpsBackend
     quantization: QuantizationConfig | None
-    """Of linear layers; None: they keep the model's type."""
+    """Of linear layers; None: in the model's type."""
     usable: int
-    """Bytes of memory that this process may take in all, measured before anything was loaded."""
+    """Bytes of memory that this process may use in total, measured before anything was loaded."""
 
     tensor_transport: str
-    """How ranks on such devices exchange tensors, as in ``Rendezvous``."""
+    """How ranks on these devices exchange tensors, as in ``Rendezvous``."""
 
     uses_host_memory: bool
-    """Whether models and caches are in the host's memory."""
+    """Whether models and caches are in host memory."""
 
     batch_invariant: bool
     """Whether a row is meant to have the same bits in every step; a self-test has to confirm it."""
 
     is_asynchronous: bool
-    """Whether the device computes on its own: a launch returns before the work is done."""
+    """Whether launches return before the device has done the work."""
 
     warning: str = ""
-    """What makes it worse than it could be, and what to do, for a person."""
+    """Why performance is reduced, and what to do, for a person."""
 
     largest_step_seconds: float = 0.0
-    """How long the largest step takes, once it was run (``profile``, ``prepare``); long contexts take longer."""
+    """Duration of the largest step, once ``profile`` or ``prepare`` ran it; with long contexts it takes longer."""
 
     @abstractmethod
     def describe(self) -> str:
-        """What it is and how models are computed on it, for a person."""
+        """The device, and how models are computed on it, for a person."""
 
     @abstractmethod
     def request_memory(self, utilization: float) -> RequestMemory:
-        """Host memory set aside for requests where the budget is that share of the memory."""
+        """Host memory set aside for requests, given the budget's share of the memory."""
 
     @abstractmethod
     def numerics(self) -> Sequence[str]:
-        """What decides a result's bits beside attention, operations and the builds of torch and numpy."""
+        """What decides a result's bits, besides attention, ops and the builds of torch and numpy."""
 
     @abstractmethod
     def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
-        """A runner that computes steps on ``batch``; ``links``: to the stages beside ``model``, which else runs alone.
+        """A runner that computes steps on ``batch``; ``links``: to the neighbouring stages, if any.
 
-        It has a sampler where this rank samples, and nowhere else: what a sampler changes, ranks share. Raises
+        Only on the rank that samples does it have a sampler, as ranks share the state that a sampler changes. Raises
         ``ConfigError`` where stages cannot be linked.
         """
 
     @abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
-        """KV caches; ``now``: take all their memory at once, where it would otherwise come as it is first written.
+        """KV caches; ``now``: take all memory at once, even where it would otherwise be taken on first write.
 
-        Raises ``RuntimeError`` when there is too little.
+        Raises ``RuntimeError`` if there is not enough memory.
         """
 
     @abstractmethod
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> Profile:
-        """The memory that the model and the largest step take. The step is run, with one block of cache."""
+        """Measure the memory of the model and of the largest step, which is run with one block of cache."""
 
     @abstractmethod
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
-        """Make what steps of ``runner`` would otherwise wait for, once it has computed a few.
+        """Prepare what the steps of ``runner`` would otherwise wait for, after it has computed a few.
 
-        Returns what was made, for a person.
+        Returns what was prepared, for a person.
         """
 
     @abstractmethod
     def computing(self) -> AbstractContextManager[None]:
-        """Let this thread compute on it, as the options say. Steps may come from any thread."""
+        """Set up the calling thread to compute, as the options say. Steps may come from any thread."""
 
     def memory_left(self, cache: CacheConfig, kv_cache_config: KVCacheConfig) -> str:
-        """What is left of the budget when all is ready, and how to use it, for a person; empty where it varies."""
+        """What is left of the budget once all is ready, and how to use it, for a person; empty where it varies."""
         return ""
 
     @abstractmethod

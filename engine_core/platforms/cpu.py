@@ -1,4 +1,4 @@
-"""The CPU as a platform: its threads, and its memory as the operating system counts it."""
+"""The CPU platform: its threads, and its memory as the operating system counts it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _WITHOUT_KERNELS = (
 
 
 class CpuPlatform(Platform):
-    """All cores that this process may use, or as many as the options say."""
+    """All cores this process may use, or as many as the options say."""
 
     is_asynchronous = False
     uses_host_memory = True
@@ -63,9 +63,9 @@ class CpuPlatform(Platform):
         rank: Rank,
         kv_cache_dtype: str = "auto",
     ) -> None:
-        """Choose threads, attention and operations. Raises ``ConfigError``.
+        """Choose threads, attention and ops. Raises ``ConfigError``.
 
-        Ranks on one host have equal shares of its memory and, unless the options say how many, of its threads.
+        Ranks on one host share its memory equally and, unless the options set their number, its threads.
         """
         self.torch_device = torch.device("cpu")
         self._limits = limits
@@ -104,7 +104,7 @@ class CpuPlatform(Platform):
         return request_memory(int(self.usable * utilization))
 
     def numerics(self) -> Sequence[str]:
-        """What decides which loops and kernels of ours, of torch and of numpy run on this processor."""
+        """What decides which loops and kernels (ours, torch's, numpy's) run on this processor."""
         numpy: dict[str, Any] = np.show_config(mode="dicts")  # type: ignore[assignment]
         extensions = numpy["SIMD Extensions"].get("found", [])
         return [*instruction_sets(), torch.backends.cpu.get_cpu_capability(), *extensions]
@@ -120,7 +120,7 @@ class CpuPlatform(Platform):
         if now and wanted > usable:
             raise RuntimeError(f"only {size(usable)} are free")
         caches = self.attention.allocate(spec, num_blocks, self.torch_device)
-        if now:  # layers may share a memory, which is taken once
+        if now:  # layers may share memory, which is taken once
             for cache in {cache.untyped_storage().data_ptr(): cache for cache in caches}.values():
                 take_now(cache)
         return caches
@@ -128,7 +128,7 @@ class CpuPlatform(Platform):
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> MemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the peak.
 
-        Layers keep no memory but their output, so one of each kind gives the peak of all, and the time.
+        Layers keep no memory but their output, so one of each kind gives the peak and the time of all.
         """
         limits = self._limits
         runs = []
@@ -149,12 +149,12 @@ class CpuPlatform(Platform):
         )
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
-        """Nothing: no kernel is compiled while serving."""
+        """Nothing to do: no kernel is compiled while serving."""
         return ""
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Torch's number of threads is as before afterwards: it is that of all that this process computes."""
+        """Restores torch's number of threads afterwards: the whole process shares it."""
         before = torch.get_num_threads()
         if before == self._threads:
             yield

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a platform: what it must be able to do, its memory, its graphs."""
+"""The NVIDIA GPU platform: what a GPU must support, its memory, its graphs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner
 
 _LARGEST_CONTEXT = 1 << 30
-"""Bytes. A context takes 0.3 to 0.7 GiB, by GPU and driver."""
+"""Bytes. A context takes 0.3 to 0.7 GiB, depending on GPU and driver."""
 _LARGEST_LATENT, _LARGEST_ROPE = 512, 128
 _LEAST_CAPABILITY = (8, 0)
-"""That of Ampere, the first with bfloat16 and asynchronous copies to shared memory."""
+"""Ampere's, the first with bfloat16 and asynchronous copies to shared memory."""
 COMPILED_CAPABILITIES = ((8, 0), (9, 0))
 """Capabilities for which all kernels were compiled and their code inspected, without a GPU."""
 
@@ -46,19 +46,19 @@ class CudaMemoryProfile:
     free_at_start: int
     """Bytes free at the start, with this process's CUDA context already created."""
     context: int
-    """The most that the context takes."""
+    """At most what the context takes."""
     taken: int
-    """What this process takes after loading, besides its context."""
+    """Taken by this process after loading, besides its context."""
     weights: int
     """The part of ``taken`` that is weights."""
     step_peak: int
-    """What the largest step takes on top."""
+    """What the largest step adds."""
     graphs: int
-    """What captured graphs are expected to take."""
+    """Estimate for captured graphs."""
 
     @property
     def overhead_per_block(self) -> int:
-        """None: the scheduler's share lives in the host's memory."""
+        """None: the scheduler's share is in host memory."""
         return 0
 
     def left(self, utilization: float) -> int:
@@ -85,37 +85,37 @@ class CudaMemoryProfile:
 
 
 def context_bytes(free: int, total: int) -> int:
-    """How much of the GPU's memory that is not free at the start may be this process's CUDA context: all of it, but
-    never more than a context takes.
+    """Upper bound of this process's CUDA context: all memory that is not free at the start, but never more than a
+    context takes.
     """
     return min(max(0, total - free), _LARGEST_CONTEXT)
 
 
 def graphs_estimate(first: int, first_two: int, *, count: int) -> int:
-    """Bytes that ``count`` graphs will take, when the largest took ``first``, and the two largest ``first_two``.
+    """Bytes that ``count`` graphs will take if the largest took ``first``, and the two largest ``first_two``.
 
-    The pool's memory comes with the largest; each further graph adds what the driver keeps for it.
+    The largest allocates the pool; each further graph adds what the driver keeps for it.
     """
     return first + max(0, first_two - first) * (count - 1) if count else 0
 
 
 def suggestion(budget: int, taken: int, cache_bytes: int) -> str:
-    """What is left of ``budget`` when all is ready, and the option that uses it to the last block, for a person."""
+    """What is left of ``budget`` once all is ready, and the option that uses all of it, for a person."""
     left = budget - taken
     state = f"{size(left)} of the budget are left" if left >= 0 else f"the budget is exceeded by {size(-left)}"
     return f"{state}: --kv-cache-memory-bytes {max(0, cache_bytes + left)} would use it exactly"
 
 
 def difference(before: Sequence[int], after: Sequence[int]) -> int:
-    """Loss of free memory between two results of ``torch.cuda.mem_get_info``; 0 if others gave back more."""
+    """Loss of free memory between two results of ``torch.cuda.mem_get_info``; 0 if others freed more."""
     return max(0, before[0] - after[0])
 
 
 def check_gpu(
     name: str, capability: tuple[int, int], config: DeviceConfig, checkpoint: Checkpoint, has_triton: bool
 ) -> None:
-    """Raise ``ConfigError`` naming the option where a GPU cannot compute the model as the options say, or
-    ``UnsupportedModelError`` where it cannot at all.
+    """Raise ``ConfigError``, which names the option, if a GPU cannot compute the model as the options say, or
+    ``UnsupportedModelError`` if it cannot at all.
     """
     if capability < _LEAST_CAPABILITY:
         has = ".".join(map(str, capability))
@@ -166,14 +166,14 @@ def untried(capability: tuple[int, int]) -> str:
 
 
 class CudaPlatform(Platform):
-    """torch's current GPU."""
+    """Torch's current GPU."""
 
     is_asynchronous = True
     uses_host_memory = False
     tensor_transport = "nccl"
 
     def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, rank: Rank) -> None:
-        """Check what it can do, and see how much of its memory is free; each rank on a host has a GPU of its own.
+        """Check what the GPU supports, and measure its free memory; each rank on a host has its own GPU.
 
         Raises ``ConfigError``.
         """
@@ -219,7 +219,7 @@ class CudaPlatform(Platform):
         return f"{gpu}; {self._attends}; {products}; {steps}{self._warning}"
 
     def request_memory(self, utilization: float) -> RequestMemory:
-        """A share of the host's memory, where the cache is not."""
+        """A share of host memory, which does not hold the cache."""
         return request_memory(self._host_usable)
 
     def numerics(self) -> Sequence[str]:
@@ -232,7 +232,7 @@ class CudaPlatform(Platform):
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()) if self._samples else None)
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
-        """A GPU's memory is taken at once in any case."""
+        """Always takes the memory at once."""
         return self.attention.allocate(spec, num_blocks, self.torch_device)
 
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> CudaMemoryProfile:
@@ -255,7 +255,7 @@ class CudaPlatform(Platform):
         )
 
     def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
-        """How long it takes with all layers. Only one of each kind is run: layers leave nothing but their output."""
+        """Seconds with all layers. Only one of each kind is run: layers leave nothing but their output."""
         vocab_size, caches = model.vocab_size, model.cache_of_layers
         plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
         return step_seconds(
@@ -278,7 +278,7 @@ class CudaPlatform(Platform):
         return self.attention.allocate(model.kv_cache_spec(self._limits.block_size), 1, self.torch_device)
 
     def _estimate_graphs(self, model: LanguageModel) -> int:
-        """Capture the largest graph, then the two largest: each of the others should take what the second adds."""
+        """Capture the largest graph, then the two largest: every other graph should take what the second adds."""
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         kv_caches = self._one_block(model)
         taken = []
@@ -294,10 +294,10 @@ class CudaPlatform(Platform):
         return estimate
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
-        """Capture graphs, then compile what else there is to compile and take the memory of the largest step.
+        """Capture graphs, then compile everything else and take the memory of the largest step.
 
         In this order, because torch returns free memory before a capture. The largest step is run twice, because the
-        first run's time includes the compiler's.
+        first run's time includes compilation.
         """
         made = ""
         if not self._eager:
@@ -314,7 +314,7 @@ class CudaPlatform(Platform):
         return made
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Each thread has a current GPU of its own, and triton launches on that."""
+        """Each thread has its own current GPU, on which Triton launches."""
         torch.cuda.set_device(self.torch_device)
         return contextlib.nullcontext()
 
@@ -326,6 +326,6 @@ class CudaPlatform(Platform):
 
     def trim(self) -> None:
         gc.collect()
-        with contextlib.suppress(RuntimeError):  # after a kernel's fault nothing can be returned any more
+        with contextlib.suppress(RuntimeError):  # after a kernel fault no memory can be returned
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -1,5 +1,5 @@
-"""Steps in which every sequence has one row, as CUDA graphs: captured once for some sizes, replayed for all sizes
-between; and the buffers from which they read a step's inputs.
+"""CUDA graphs of steps with one row per sequence, and the buffers from which they read a step's inputs. Graphs are
+captured for some sizes; a step of any size in between replays the next larger one.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ _NO_SEQUENCES = AttentionMetadata(
 
 
 class CudaGraphRecorder:
-    """Captures into one pool of memory."""
+    """Captures into one pool of memory, which grows with each capture."""
 
     def __init__(self) -> None:
-        """Take the handle of a pool, which grows with what is captured."""
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -52,28 +51,28 @@ class CudaGraphRecorder:
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Garbage may hold graphs of an engine that was closed, and to destroy one makes a capture invalid.
+        # Garbage may hold graphs of a closed engine, and destroying one invalidates a capture.
         with no_garbage_collected(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             function()
         return graph
 
 
 class Recorded(Protocol):
-    """What was captured."""
+    """A captured function."""
 
     def replay(self) -> None:
-        """Do it again, on what its memory holds now."""
+        """Repeat the captured work on the current contents of its memory."""
 
 
 class Recorder(Protocol):
-    """Captures what a function does on the device; all that it captures shares one pool of memory."""
+    """Captures what functions do on the device; all captures share one pool of memory."""
 
     def record(self, function: Callable[[], None]) -> Recorded:
-        """Capture ``function``, which may be called more than once for that."""
+        """Capture ``function``, possibly calling it more than once."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, then multiples of 8 up to ``max_num_seqs`` (at most 512) and that itself; ascending."""
+    """1, 2, 4, then multiples of 8 up to ``max_num_seqs`` (at most 512), and that maximum; ascending."""
     largest = min(max_num_seqs, _LARGEST)
     sizes = {*_FIRST_SIZES, *range(_STEP, largest + 1, _STEP), largest}
     return sorted(size for size in sizes if size <= largest)
@@ -81,21 +80,20 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
-    """What the model takes, on its device. T rows."""
+    """A model's inputs on its device, T rows."""
 
     input_ids: torch.Tensor
     """[T] int64"""
     positions: torch.Tensor
     """[T] int64"""
     metadata: list[AttentionMetadata]
-    """For each group of the KV cache."""
+    """By KV cache group."""
 
 
 class GraphInputBuffers:
-    """Memory of the device for the inputs of any step within ``limits``."""
+    """Device memory for the inputs of any step within ``limits``."""
 
     def __init__(self, limits: BatchLimits, device: torch.device) -> None:
-        """Allocate it."""
         rows, seqs, width = limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_blocks_per_table
         rows, self._num_groups = max(rows, seqs), len(limits.kv_cache_groups)
         columns, tables = [8 * rows] * (2 + self._num_groups), [4 * seqs * width] * self._num_groups
@@ -106,7 +104,7 @@ class GraphInputBuffers:
         self._block_tables = torch.zeros(self._num_groups, seqs, width, dtype=torch.int32, device=device)
 
     def load(self, inputs: StepInputs, pending: PendingTokens | None) -> DeviceInputs:
-        """Copy ``inputs`` to the device without waiting for it; valid until the next ones are loaded."""
+        """Copy ``inputs`` to the device without waiting for it; valid until the next load."""
         any_group = inputs.metadata[0]
         slots = [group.slot_mapping for group in inputs.metadata]
         tables = [group.block_tables for group in inputs.metadata]
@@ -126,7 +124,7 @@ class GraphInputBuffers:
         return DeviceInputs(ids, positions, metadata)
 
     def load_padded(self, inputs: StepInputs, size: int, pending: PendingTokens | None) -> None:
-        """Copy inputs of at most ``size`` sequences with one row each to the buffers that ``padded`` returns."""
+        """Copy inputs of at most ``size`` sequences, one row each, to the buffers that ``padded`` returns."""
         count = len(inputs.input_ids)
         columns = [_padded(x.numpy(), size, 0) for x in (inputs.input_ids, inputs.positions)]
         columns += [_padded(group.slot_mapping.numpy(), size, -1) for group in inputs.metadata]
@@ -137,7 +135,7 @@ class GraphInputBuffers:
             self._block_tables[group, :count, : table.shape[1]].copy_(table)
 
     def _upload(self, arrays: list[npt.NDArray[Any]], pending: PendingTokens | None) -> list[torch.Tensor]:
-        """Copy ``arrays``, the first of which has the token ids, and write pending tokens into their rows."""
+        """Copy ``arrays``, token ids first, and write pending tokens into their rows."""
         if pending is None:
             return upload(arrays, self._device, into=self._memory)
         *loaded, rows, indices = upload([*arrays, pending.rows, pending.indices], self._device, into=self._memory)
@@ -157,7 +155,7 @@ class GraphInputBuffers:
         return self._inputs([*loaded, *self._block_tables[:, :size]], 1, self._max_model_len)
 
     def clear(self, size: int) -> None:
-        """Make all rows of a step of ``size`` sequences padding."""
+        """Fill a step of ``size`` sequences with padding."""
         inputs = self.padded(size)
         inputs.input_ids.zero_()
         inputs.positions.zero_()
@@ -172,12 +170,12 @@ def _padded(array: npt.NDArray[np.int64], size: int, fill: int) -> npt.NDArray[n
 
 
 class DeviceForward:
-    """Runs a model on a device: as a captured graph where one is large enough, else kernel by kernel."""
+    """Runs a model on a device: by a captured graph if one is large enough, else kernel by kernel."""
 
     def __init__(
         self, model: LanguageModel, limits: BatchLimits, device: torch.device, attention: AttentionBackend
     ) -> None:
-        """Nothing is captured yet. ``attention`` is what ``model`` was made with."""
+        """``attention`` is the backend of ``model``. Nothing is captured yet."""
         self._model = model
         self._device = device
         self._attention = attention
@@ -217,7 +215,7 @@ class DeviceForward:
 
     @torch.inference_mode()
     def capture(self, recorder: Recorder, kv_caches: list[torch.Tensor], sizes: Sequence[int]) -> None:
-        """Capture steps of ``sizes`` (ascending) on ``kv_caches``, the largest first: the others fit in its memory."""
+        """Capture steps of ``sizes`` (ascending) on ``kv_caches``; largest first, as the others fit in its memory."""
         self._graphs.clear()
         self._kv_caches = kv_caches
         for size in reversed(sizes):
@@ -227,13 +225,13 @@ class DeviceForward:
         self._captured = tuple(sizes)
 
     def release(self) -> None:
-        """Let go of all graphs."""
+        """Drop all graphs."""
         self._graphs.clear()
         self._captured = ()
         self._kv_caches = self._hidden = None
 
     def _compute(self, size: int) -> None:
-        """A step of ``size`` rows, whose result is left in memory that all sizes share."""
+        """Compute a step of ``size`` rows; the result stays in memory that all sizes share."""
         inputs = self._inputs.padded(size)
         assert self._kv_caches is not None
         context = ForwardContext(self._kv_caches, inputs.metadata)

@@ -1,6 +1,6 @@
-"""What the operating system says about memory and processors: what this process may use, what it uses, its peaks.
+"""Memory and processors by the operating system: what this process may use, what it uses, its peaks.
 
-Linux, with or without control groups (v1 and v2), so that a container's limit counts and not its host's.
+Linux, with or without control groups (v1 and v2), so that a container's limits count, not its host's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "sse4", "asimd", "sve", "bf16"
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """Bytes this process can grow to, itself included: what the machine and every control group above it leave.
+    """Bytes this process can grow to, its own included: what the machine and every control group above it leave.
 
-    ``root`` is where /proc and /sys are found.
+    ``root`` holds /proc and /sys.
     """
     own = _entries(root / "proc/self/status").get("RssAnon", 0)
     free = [_entries(root / "proc/meminfo")["MemAvailable"], *_free_in_cgroups(root)]
@@ -28,42 +28,42 @@ def usable_memory(root: Path = Path("/")) -> int:
 
 
 def resident_memory() -> int:
-    """Bytes of physical memory this process holds now."""
+    """Bytes of physical memory this process holds."""
     return _entries(Path("/proc/self/status"))["VmRSS"]
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Processors this process may keep busy: those it may run on, and no more than its control groups' quotas."""
+    """Processors this process may keep busy: those it may run on, limited by its control groups' quotas."""
     return max(1, min([len(os.sched_getaffinity(0)), *_cpu_quotas(root)]))
 
 
 def instruction_sets() -> list[str]:
-    """What this processor can do, by Linux's names, as far as matrix kernels choose by it."""
+    """Instruction sets by which matrix kernels are chosen, by Linux's names."""
     lines = _lines(Path("/proc/cpuinfo"))
     flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
     return sorted({flag for flag in flags.partition(":")[2].split() if flag.startswith(_INSTRUCTION_SETS)})
 
 
 def trim() -> None:
-    """Return freed memory to the system, so that what is measured next is in use. Does nothing without glibc."""
+    """Return freed memory to the system, so that the next measurement counts used memory. Only with glibc."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 class Peak:
-    """The result of ``measure_peak``; complete when the block has ended."""
+    """The result of ``measure_peak``, complete when the block has ended."""
 
     growth: int = 0
-    """How many bytes larger the process was at its peak than at the start."""
+    """Bytes from the start to the peak."""
 
 
 @contextmanager
 def measure_peak() -> Iterator[Peak]:
     """Measure how far this process grows while the block runs.
 
-    The kernel's own high-water mark is used where it lets the process reset it; elsewhere a thread looks every
-    millisecond, which misses shorter peaks.
+    Uses the kernel's high-water mark where the process may reset it; elsewhere a thread polls every millisecond,
+    which misses shorter peaks.
     """
     peak = Peak()
     trim()
@@ -97,7 +97,7 @@ def _polled_peak(peak: Peak) -> Iterator[None]:
 
 
 def _free_in_cgroups(root: Path) -> Iterator[int]:
-    """What each limited control group that this process is in leaves to it, reclaimable file cache included."""
+    """Bytes that each limited control group of this process leaves to it, reclaimable file cache included."""
     for group, unified in _control_groups(root, "memory"):
         limit = _number(group / ("memory.max" if unified else "memory.limit_in_bytes"))
         usage = _number(group / ("memory.current" if unified else "memory.usage_in_bytes"))
@@ -109,7 +109,7 @@ def _free_in_cgroups(root: Path) -> Iterator[int]:
 
 
 def _cpu_quotas(root: Path) -> Iterator[int]:
-    """Processors' worth of time that each limited control group gives, rounded up."""
+    """The quota of each limited control group in processors, rounded up."""
     for group, unified in _control_groups(root, "cpu"):
         names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         words = " ".join(line for name in names for line in _lines(group / name)).split()
@@ -118,9 +118,9 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Directories of the groups this process is in, and whether they are of the unified hierarchy (v2).
+    """Directories of this process's groups, and whether they are of the unified hierarchy (v2).
 
-    From its own group upwards, as far as they are visible from inside a container.
+    From its own group upwards, as far as a container sees them.
     """
     cgroups = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
@@ -135,7 +135,7 @@ def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none (``max`` in cgroup v2 is no limit)."""
+    """The number in a file, if any (``max`` in cgroup v2 is no limit)."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdecimal() else None
 

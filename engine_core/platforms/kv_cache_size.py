@@ -1,4 +1,4 @@
-"""How many KV blocks fit: arithmetic on what was measured.
+"""How many KV blocks fit, calculated from measurements.
 
 blocks = (budget − resident − step peak − batch state − requests − reserve) ÷ bytes per block, where
 the budget is ``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not
@@ -18,15 +18,15 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.worker.input_batch import BatchLimits
 
 SCHEDULER_BYTES_PER_BLOCK = 512
-"""What the scheduler and its prefix cache keep in Python for a block (list entries, a hash, its dictionary entry):
-negligible beside the blocks of a real model, not beside those of a tiny one."""
+"""Python objects of the scheduler and its prefix cache per block (list entries, a hash, its dictionary entry):
+negligible beside the blocks of a real model, but not of a tiny one."""
 
 RESERVE_BYTES = 24 << 20
-"""For what no profile shows, since it comes with the requests. Measured in an engine's process whose kernels were made
-and whose cache was written: 8 MiB with the first 64 requests (gRPC, the C allocator's arenas of its threads, code that
-is read in for the first time), and 12 MiB more with a thousand requests of 200 tokens, of which 8 are Python's, about
-1 KiB a request and 32 bytes a token, and the rest freed memory that the C allocator keeps. Without gRPC, a load that
-fills batch and cache stays within 1 MiB of the profile."""
+"""For memory that no profile shows, as it comes with the requests. Measured in an engine's process with built kernels
+and a written cache: 8 MiB with the first 64 requests (gRPC, the C allocator's arenas of its threads, code paged in for
+the first time), and 12 MiB more with a thousand requests of 200 tokens: 8 MiB of Python objects (about 1 KiB a request
+and 32 bytes a token), the rest freed memory that the C allocator keeps. Without gRPC, a load that fills batch and cache
+stays within 1 MiB of the profile."""
 
 _REQUESTS_SHARE, _REQUESTS_MOST = 32, 512 << 20
 """Log probabilities that requests hold may take 1 / ``_REQUESTS_SHARE`` of the budget, and at most ``_REQUESTS_MOST``
@@ -34,7 +34,7 @@ bytes; token ids as much again."""
 
 
 class Profile(Protocol):
-    """What was measured between loading and allocating, on any device; all in bytes."""
+    """Measurements between loading and allocating, on any device; all in bytes."""
 
     @property
     def step_peak(self) -> int:
@@ -45,7 +45,7 @@ class Profile(Protocol):
         """What a block takes of the same memory besides its keys and values."""
 
     def left(self, utilization: float) -> int:
-        """What remains for the KV cache of a budget of that share of the memory."""
+        """What remains for the KV cache if the budget is this share of the memory."""
 
     def describe(self, utilization: float) -> str:
         """The numbers from which ``left`` is calculated, for a person."""
@@ -53,31 +53,31 @@ class Profile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """What was measured on a CPU; all in bytes."""
+    """Measurements on a CPU; all in bytes."""
 
     usable: int
     """What this process may grow to."""
     resident: int
-    """What it takes after loading: weights, libraries, interpreter."""
+    """Taken after loading: weights, libraries, interpreter."""
     weights: int
     """The part of ``resident`` that is weights."""
     step_peak: int
-    """What the largest step takes on top."""
+    """What the largest step adds."""
     batch_state: int
-    """What the persistent batch can take."""
+    """The most that the persistent batch takes."""
 
     @property
     def overhead_per_block(self) -> int:
-        """The scheduler's share, which lives in the same memory."""
+        """The scheduler's share, which is in the same memory."""
         return SCHEDULER_BYTES_PER_BLOCK
 
     def left(self, utilization: float) -> int:
-        """What remains for the KV cache of a budget of that share of ``usable``."""
+        """What remains for the KV cache if the budget is this share of ``usable``."""
         taken = self.resident + self.step_peak + self.batch_state + self._requests(utilization) + RESERVE_BYTES
         return int(self.usable * utilization) - taken
 
     def _requests(self, utilization: float) -> int:
-        """What is set aside of the budget for what requests hold."""
+        """The part of the budget set aside for what requests hold."""
         room = request_memory(int(self.usable * utilization))
         return room.logprob_bytes + room.id_bytes
 
@@ -95,13 +95,13 @@ class MemoryProfile:
 
 
 def request_memory(budget: int) -> RequestMemory:
-    """What is set aside for requests of a ``budget`` of the host's memory."""
+    """The part of a ``budget`` of host memory that is set aside for requests."""
     share = min(budget // _REQUESTS_SHARE, _REQUESTS_MOST)
     return RequestMemory(logprob_bytes=share, id_bytes=share)
 
 
 def require_room_for_angles(angles: int, max_model_len: int, usable: int) -> None:
-    """Raise ``OutOfMemoryError`` when the angles of rotary embedding alone are larger than the memory."""
+    """Raise ``OutOfMemoryError`` if the angles of rotary embedding alone do not fit."""
     if angles > usable:
         raise OutOfMemoryError(
             f"rotary embedding takes {size(angles)} for max_model_len={max_model_len}, but this process may use "
@@ -110,7 +110,7 @@ def require_room_for_angles(angles: int, max_model_len: int, usable: int) -> Non
 
 
 def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:
-    """Raise ``OutOfMemoryError`` when loading could only end in the system killing the process."""
+    """Raise ``OutOfMemoryError`` if the system would kill the process while it loads."""
     if weights > usable:
         raise OutOfMemoryError(
             f"the weights take {size(weights)} as {kept_as}, but this process may use {size(usable)}. "
@@ -122,7 +122,7 @@ def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, b
     """The KV cache that fits into the budget.
 
     It never has more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
-    caching: as many again for cached prefixes that no sequence uses. Raises ``OutOfMemoryError`` when one sequence
+    caching: as many again for cached prefixes that no sequence uses. Raises ``OutOfMemoryError`` if one sequence
     of ``max_model_len`` does not fit.
     """
     utilization = cache.gpu_memory_utilization
@@ -140,9 +140,9 @@ def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, b
 
 
 def size_as_given(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_block: int) -> KVCacheConfig:
-    """The KV cache of the size that ``kv_cache_memory_bytes`` asks for.
+    """The KV cache that fills ``kv_cache_memory_bytes``.
 
-    Raises ``OutOfMemoryError`` when one sequence of ``max_model_len`` does not fit into it.
+    Raises ``OutOfMemoryError`` if one sequence of ``max_model_len`` does not fit.
     """
     blocks = kv_cache_memory_bytes // bytes_per_block
     given = f"--kv-cache-memory-bytes is {kv_cache_memory_bytes} ({size(kv_cache_memory_bytes)})"
@@ -162,7 +162,7 @@ def _require_longest(blocks: int, limits: BatchLimits, bytes_per_block: int, num
 
 
 def _ways_to_need_less(blocks: int, limits: BatchLimits) -> str:
-    """What else than more memory would do, as the end of a sentence."""
+    """Alternatives to more memory, as the end of a sentence."""
     ways = []
     step = _longest(
         blocks, lambda tokens: replace(limits, max_num_batched_tokens=tokens), limits.max_num_batched_tokens
@@ -180,7 +180,7 @@ def _ways_to_need_less(blocks: int, limits: BatchLimits) -> str:
 
 
 def _longest(blocks: int, limits_of: Callable[[int], BatchLimits], below: int) -> int:
-    """The largest number below ``below`` whose limits need no more than ``blocks`` a sequence; 0 if there is none."""
+    """The largest number below ``below`` whose limits need at most ``blocks`` per sequence; 0 if none."""
     return bisect_right(range(1, below), blocks, key=lambda tokens: limits_of(tokens).max_blocks_per_seq)
 
 

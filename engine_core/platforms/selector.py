@@ -1,4 +1,4 @@
-"""Which device a worker computes on: what the options name, else the best there is."""
+"""Chooses a worker's device: what the options name, else the best available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_core.worker.input_batch import BatchLimits
 
 
 def is_for_cpu(config: DeviceConfig) -> bool:
-    """Whether ``config`` asks for a CPU, or takes it because there is no GPU."""
+    """Whether ``config`` asks for a CPU, or falls back to it because there is no GPU."""
     return config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
 
 
@@ -29,9 +29,8 @@ def choose_platform(
 ) -> Platform:
     """The device that ``config`` asks for, or a ``rank``'s share of it.
 
-    Raises ``ConfigError`` where it is not here or cannot compute the model.
-
-    What only a GPU needs is imported only for one.
+    Raises ``ConfigError`` if the device is missing or cannot compute the model. GPU modules are imported only for
+    GPUs.
     """
     if is_for_cpu(config):
         library = library or KernelLibrary(config.kernel_cache_dir)
