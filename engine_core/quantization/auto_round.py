@@ -1,6 +1,6 @@
 """AutoRound (Cheng et al., 2023, https://arxiv.org/abs/2309.05516), where it packs weights as GPTQ or AWQ do.
 
-``extra_config`` has what differs for single layers, by name, and for several, by a regular expression that is found
+``extra_config`` has what differs for single layers, by name, or for several, by a regular expression that may match
 anywhere in their names.
 """
 
@@ -18,14 +18,14 @@ from engine_core.quantization.schemes import SchemesConfig, Tensors, scale_dtype
 _LIKE_GPTQ, _LIKE_AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
 _BITS = {_LIKE_GPTQ: (4, 8), _LIKE_AWQ: (4,)}
 _NOT_QUANTIZED = (16, 32)
-"""Bits, in rules."""
+"""Values of ``bits`` in rules."""
 _OF_PATTERNS = frozenset(r"\*+?^$()[]{}|")
-"""Characters without which a key is a name."""
+"""A key without these characters is a name."""
 _HEAD = "lm_head"
 
 
 class AutoRoundConfig(SchemesConfig):
-    """Linear layers of decoder layers, and the head if a rule names it, but for those whose rule has 16 bits."""
+    """Quantizes linear layers of decoder layers, and the head if a rule names it, unless their rule has 16 bits."""
 
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class AutoRoundConfig(SchemesConfig):
         self._by_pattern: list[tuple[Matches, GptqScheme | AwqScheme | None]] = []
         patterns = NamePatterns(known.method)
         for key, changes in known.objects("extra_config").items():
-            # A rule that says nothing lets later ones say.
+            # An empty rule leaves the layer to later rules.
             if not (said := {name: value for name, value in changes.items() if value is not None}):
                 continue
             place = f"quantization_config.extra_config[{key!r}]"

@@ -1,7 +1,7 @@
-"""AWQ (Lin et al., 2023, https://arxiv.org/abs/2306.00978) as AutoAWQ stores it in its "gemm" form: codes of 4 bits, a
-scale and a zero for each group of inputs.
+"""AWQ (Lin et al., 2023, https://arxiv.org/abs/2306.00978) in AutoAWQ's "gemm" form: codes of 4 bits, a scale and a
+zero for each group of inputs.
 
-A word of ``qweight`` [K, N / 8] holds one input's codes of eight neighbouring outputs, which take turns in it:
+A word of ``qweight`` [K, N / 8] holds one input's codes of eight neighbouring outputs, in the order
 0, 2, 4, 6, 1, 3, 5, 7 from the lowest four bits on. ``qzeros`` [K / group, N / 8] is packed alike.
 """
 
@@ -22,7 +22,7 @@ from engine_core.weights.source import TensorRows, Weights
 _TOGETHER = 8
 """Outputs of a word."""
 _OUTPUTS_OF_BYTES = ((0, 2), (4, 6), (1, 3), (5, 7))
-"""Which of those the low and the high half of each byte are for."""
+"""The outputs in the low and high half of each byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _codes(weights: Weights, name: str, rows: range) -> torch.Tensor:
 
 
 class AwqConfig(SchemesConfig):
-    """Linear layers of decoder layers, but for exceptions by name."""
+    """Quantizes linear layers of decoder layers, except those listed."""
 
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()

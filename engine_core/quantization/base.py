@@ -19,7 +19,7 @@ class QuantMethod(ABC):
     """Names, reads and packs the tensors of linear layers (vLLM's ``QuantizeMethodBase``)."""
 
     def tensors(self, shape: LinearShape) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor of the checkpoint that the layer takes."""
+        """Name and shape of every tensor that the layer takes from the checkpoint."""
         wanted: dict[str, tuple[int, ...]] = {}
         for piece in shape.pieces:
             wanted |= self.tensors_of(piece, shape.inputs.count)
@@ -28,40 +28,40 @@ class QuantMethod(ABC):
         return wanted
 
     def tensors_of(self, piece: TensorRows, inputs: int) -> dict[str, tuple[int, ...]]:
-        """Those of one weight [``piece.count``, ``inputs``], without a bias."""
+        """The tensors of one weight [``piece.count``, ``inputs``], without a bias."""
         return {f"{piece.name}.weight": (piece.count, inputs)}
 
     @abstractmethod
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
-        """Bytes that the layer will take, without padding; ``itemsize`` is that of the model's type."""
+        """Bytes the layer will take, without padding; ``itemsize`` is that of the model's type."""
 
     @abstractmethod
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         """Take the layer's tensors from ``weights``."""
 
     def take_expanded(self, piece: TensorRows, inputs: int, weights: Weights) -> torch.Tensor:
-        """The rows of ``piece`` [rows, ``inputs``] in the model's type, for what is not a linear layer; valid until the
-        next tensor is taken.
+        """The rows of ``piece`` [rows, ``inputs``] in the model's type, for use outside linear layers; valid until
+        the next tensor is taken.
         """
         return weights.take(piece.of("weight"))
 
     def keeps_table(self, shape: LinearShape) -> bool:
-        """Whether a table of embeddings, which is the weight of a layer of ``shape``, stays quantized."""
+        """Whether an embedding table, the weight of a layer of ``shape``, stays quantized."""
         return False
 
     @property
     def expanding(self) -> QuantMethod:
-        """The method of a layer that is computed in the model's type, however the checkpoint keeps it: of routers."""
+        """The method for layers computed in the model's type whatever their format in the checkpoint: routers."""
         return Unquantized()
 
     def expert_tensors(self, shape: ExpertsShape, tensors: ExpertTensors) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor of the checkpoint that experts take."""
+        """Name and shape of every tensor that experts take from the checkpoint."""
         return tensors.shapes(shape)
 
     def expert_bytes(
         self, shape: ExpertsShape, tensors: ExpertTensors, itemsize: int, shard: ExpertsShard | None = None
     ) -> int:
-        """Bytes that experts, or a rank's ``shard`` of them, will take, without padding."""
+        """Bytes that experts, or a rank's ``shard``, will take, without padding."""
         return shape.num_weights_of(shard or shape.whole) * itemsize
 
     def load_experts(
@@ -72,7 +72,7 @@ class QuantMethod(ABC):
         backend: OpsBackend,
         split: ExpertsSplit | None = None,
     ) -> ExpertsOp:
-        """Take the tensors of experts, or this rank's part of them with a ``split``, from ``weights``."""
+        """Take the tensors of experts, or with a ``split`` this rank's shard, from ``weights``."""
         op = self.experts(shape, weights.dtype, backend, split)
         op.load(tensors.read(weights, shape, shape.whole if split is None else split.own))
         return op
@@ -80,16 +80,16 @@ class QuantMethod(ABC):
     def experts(
         self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
     ) -> UnloadedExperts:
-        """Experts without weights, which will be loaded in ``dtype``, the model's."""
+        """Experts still to be loaded, in ``dtype``, the model's."""
         return backend.experts(shape, dtype, split)
 
 
 class Unquantized(QuantMethod):
-    """Weights in the model's type, as the backend packs them."""
+    """Weights in the model's type, packed by the backend."""
 
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
         inputs = shape.inputs.count + (1 if shape.bias else 0)
-        return shape.outputs.count * inputs * itemsize  # a tensor that is named twice is kept twice
+        return shape.outputs.count * inputs * itemsize  # a tensor named twice is kept twice
 
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         bias = take_bias(shape, weights, backend)
@@ -97,18 +97,18 @@ class Unquantized(QuantMethod):
 
 
 class QuantizationConfig(ABC):
-    """How the layers of a model are quantized: one method for each (vLLM's name)."""
+    """The methods of a model's layers (vLLM's name)."""
 
     @abstractmethod
     def method(self, names: tuple[str, ...]) -> QuantMethod:
-        """That of the layer, or of the experts, with these prefixes in the checkpoint; several where they are fused."""
+        """The method of the layer or experts with these prefixes in the checkpoint; several if fused."""
 
     def is_redundant(self, name: str) -> bool:
-        """Whether a tensor may be there without being used, as ``LanguageModel.is_redundant``."""
+        """Whether a tensor may be present but unused, as ``LanguageModel.is_redundant``."""
         return False
 
     def read_by(self, kernels: Kernels) -> QuantizationConfig:
-        """The same, read faster: with these kernels, where they can read such tensors."""
+        """The same configuration, reading faster with ``kernels`` where they support the format."""
         return self
 
     @abstractmethod
@@ -118,7 +118,7 @@ class QuantizationConfig(ABC):
 
 @dataclass(frozen=True, slots=True)
 class OneMethod(QuantizationConfig):
-    """The same for all layers."""
+    """One method for all layers."""
 
     of_all: QuantMethod
     description: str = ""

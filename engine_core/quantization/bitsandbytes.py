@@ -1,9 +1,9 @@
-"""bitsandbytes: NF4 (Dettmers et al., 2023, https://arxiv.org/abs/2305.14314), 64 numbers at a time, and 8 bits with a
-scale for each output (LLM.int8()).
+"""bitsandbytes: NF4 (Dettmers et al., 2023, https://arxiv.org/abs/2305.14314) in blocks of 64 numbers, and 8 bits with
+a scale for each output (LLM.int8()).
 
-A weight is stored flat, two codes in a byte, the first in its high half. The greatest size of each 64 numbers,
-``absmax``, is itself stored as a code of 8 bits where quantization is double: its numbers come from
-``nested_quant_map``, times one of ``nested_absmax`` for each 256, plus an offset that ``quant_state`` has.
+An NF4 weight is stored flat, two codes in a byte, the first in its high half. The greatest magnitude of each block,
+``absmax``, is itself a code of 8 bits with double quantization: it stands for a number of ``nested_quant_map``, times
+``nested_absmax`` (one for each 256), plus an offset in ``quant_state``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Nf4Scheme(Scheme):
     double: bool
     """Whether ``absmax`` is quantized, too."""
     state_bytes: int
-    """Of the JSON object that describes the weight."""
+    """Length of the JSON object that describes the weight."""
 
     def format(self, inputs: int) -> QuantFormat:
         return QuantFormat(NF4, _BLOCK, torch.float32)
@@ -78,7 +78,7 @@ class Nf4Scheme(Scheme):
         return meant * outer[torch.arange(blocks.start, blocks.stop) // _NESTED_BLOCK] + offset
 
     def _check(self, name: str, shape: tuple[int, int], weights: Weights) -> float:
-        """Raise ``CheckpointError`` unless the weight is described as it is read; returns the offset of ``absmax``."""
+        """Raise ``CheckpointError`` unless the description matches; return the offset of ``absmax``."""
         codebook = take(weights, f"{name}.weight.quant_map", (torch.float32,))
         if not torch.allclose(codebook, torch.tensor(NF4), rtol=0, atol=1e-6):
             raise CheckpointError(f"{name}.weight.quant_map does not hold the numbers of NF4")
@@ -103,7 +103,7 @@ class Nf4Scheme(Scheme):
 
 @dataclass(frozen=True, slots=True)
 class Int8Scheme(Scheme):
-    """Numbers of 8 bits [N, K], the greatest of which stand for ``SCB`` [N]."""
+    """Integers of 8 bits [N, K]; 127 stands for ``SCB`` [N]."""
 
     def format(self, inputs: int) -> QuantFormat:
         return QuantFormat(SIGNED8, inputs, torch.float32)
@@ -120,7 +120,7 @@ class Int8Scheme(Scheme):
 
 
 class BitsAndBytesConfig(SchemesConfig):
-    """Linear layers of decoder layers, but for exceptions by name."""
+    """Quantizes linear layers of decoder layers, except those listed."""
 
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()

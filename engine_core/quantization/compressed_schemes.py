@@ -36,7 +36,7 @@ FP4_FORMATS = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
 
 
 def integer_format(bits: int, group_size: int, symmetric: bool, scale_dtype: torch.dtype) -> QuantFormat:
-    """Of codes that are integers, moved so that the least is 0."""
+    """The format of integer codes, shifted so that the least is 0."""
     if symmetric:
         return QuantFormat(SIGNED4 if bits == 4 else SIGNED8, group_size, scale_dtype)
     return QuantFormat(UNSIGNED4 if bits == 4 else UNSIGNED8, group_size, scale_dtype, offset=Offset.ZERO)
@@ -44,7 +44,7 @@ def integer_format(bits: int, group_size: int, symmetric: bool, scale_dtype: tor
 
 @dataclass(frozen=True, slots=True)
 class PackedScheme(Scheme):
-    """``weight_packed`` [N, K · bits / 32]: a word holds neighbouring inputs' codes, from the lowest bits on.
+    """``weight_packed`` [N, K · bits / 32]: a word holds codes of neighbouring inputs, from the lowest bits on.
 
     ``weight_zero_point`` [N · bits / 32, G] is packed along outputs.
     """
@@ -55,7 +55,7 @@ class PackedScheme(Scheme):
     symmetric: bool
     scale_dtype: torch.dtype
     tensor_scale: tuple[int, ...] | None = None
-    """The shape of the tensor's one scale; None: there are more."""
+    """Shape of the single scale of a tensor; None: a scale per group."""
     has_order: bool = False
     """Whether ``weight_g_idx`` [K] names each input's group."""
 
@@ -105,7 +105,7 @@ class PackedScheme(Scheme):
 
 @dataclass(frozen=True, slots=True)
 class IntScheme(Scheme):
-    """``weight`` [N, K] int8, and, where it is not symmetric, ``weight_zero_point`` [N, G] int8."""
+    """``weight`` [N, K] int8, and, unless symmetric, ``weight_zero_point`` [N, G] int8."""
 
     group_size: int | None
     """None: all inputs."""
@@ -142,8 +142,8 @@ class IntScheme(Scheme):
 class Fp4Scheme(Scheme):
     """``weight_packed`` [N, K / 2]: two numbers in a byte, the first in its low half.
 
-    A group of 32 (MXFP4) has a power of two as its scale, stored as the exponent + 127. One of 16 (NVFP4) has a scale
-    in FP8, divided by ``weight_global_scale``.
+    Groups of 32 (MXFP4) have powers of two as scales, stored as exponents + 127. Groups of 16 (NVFP4) have scales in
+    FP8, divided by ``weight_global_scale``.
     """
 
     group_size: int

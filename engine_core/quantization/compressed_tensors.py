@@ -1,4 +1,4 @@
-"""compressed-tensors, as LLM Compressor writes it: groups of layers by name or kind, each stored in its own way.
+"""compressed-tensors, as LLM Compressor writes it: groups of layers by name or kind, with a format per group.
 
 Inputs are not rounded, whatever ``input_activations`` says, so their scales are not needed.
 """
@@ -25,21 +25,21 @@ FORMATS = (PACKED, *PLAIN, *FP4_FORMATS)
 _MIXED = "mixed-precision"
 
 SchemeOf = Callable[[str], Scheme | None]
-"""The scheme of the layer of that prefix; None where its weight turns out not to be quantized."""
+"""From a layer's prefix to its scheme; None if its weight turns out not to be quantized."""
 
 
 class Target:
-    """Names of layers: one, or all that match from the beginning, or all linear layers."""
+    """One layer by name, all whose names match a pattern from the beginning, or all linear layers."""
 
     def __init__(self, text: str, patterns: NamePatterns) -> None:
         self.text = text
         self.matches: Matches = patterns.matcher(text) if text.startswith(PREFIX) else text.__eq__
-        """Whether it names that layer itself, and not only its kind."""
+        """Whether the target names a layer itself, and not only its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that are stored alike."""
+    """Layers stored in one format."""
 
     targets: tuple[Target, ...]
     scheme_of: SchemeOf
@@ -47,12 +47,12 @@ class Group:
 
     @property
     def of_kind(self) -> bool:
-        """Whether all linear layers are its own that no other group names."""
+        """Whether it has all linear layers that no other group names."""
         return any(target.text == "Linear" for target in self.targets)
 
 
 class CompressedTensorsConfig(SchemesConfig):
-    """Layers by ``config_groups``, but for those to ``ignore``."""
+    """Quantizes layers by ``config_groups``, except those to ``ignore``."""
 
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Fields of ``quantization_config``, each of which must be what it should be."""
+"""Fields of ``quantization_config``, checked as they are read."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 
 GROUP_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 WHOLE_ROWS = -1
-"""What checkpoints say where all inputs of an output are one group."""
+"""Group size in checkpoints where all inputs of an output are one group."""
 
 
 class ConfigFields:
-    """Those of one method; refusals name it and the field."""
+    """The fields of one method; errors name the method and the field."""
 
     def __init__(self, method: str, fields: Mapping[str, Any], place: str = "quantization_config") -> None:
-        """``method`` is for a person; ``place`` is where the fields are in config.json."""
+        """``method``: for error messages; ``place``: of the fields in config.json."""
         self.method = method
         self.fields = fields
         self._place = place
 
     def one_of(self, name: str, accepted: Iterable[Any], default: Any = None) -> Any:
-        """A value that is among those ``accepted``; without one, the default. Raises ``UnsupportedModelError``."""
+        """The value, or the default if missing. Raises ``UnsupportedModelError`` unless it is ``accepted``."""
         value = self.fields.get(name, default)
         known = tuple(accepted)
-        # 1 == True, and 4.0 is no number of bits
+        # Types must match: 1 == True, and 4.0 is no number of bits.
         if not any(type(value) is type(each) and value == each for each in known):
             expected = ", ".join(repr(each) for each in known)
             raise UnsupportedModelError(
@@ -34,7 +34,7 @@ class ConfigFields:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false, or the default where it is null. Raises ``CheckpointError``."""
+        """True or false, or the default if missing or null. Raises ``CheckpointError``."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -48,7 +48,7 @@ class ConfigFields:
         return None if value == WHOLE_ROWS else value
 
     def strings(self, name: str) -> tuple[str, ...]:
-        """A list of strings; none where it is not there or null."""
+        """A list of strings; empty if missing or null."""
         value = self.fields.get(name)
         if value is None:
             return ()
@@ -57,7 +57,7 @@ class ConfigFields:
         return tuple(value)
 
     def pair(self, name: str) -> tuple[int, int] | None:
-        """Two positive integers; None where it is not there or null."""
+        """Two positive integers; None if missing or null."""
         value = self.fields.get(name)
         if value is None:
             return None
@@ -66,7 +66,7 @@ class ConfigFields:
         return value[0], value[1]
 
     def objects(self, name: str) -> dict[str, Mapping[str, Any]]:
-        """An object of objects; empty where it is not there or null."""
+        """An object of objects; empty if missing or null."""
         value = self.fields.get(name)
         if value is None:
             return {}
@@ -80,10 +80,10 @@ class ConfigFields:
 
 
 def is_linear(name: str) -> bool:
-    """Whether the layer of that prefix is one of a decoder layer's: not the head, nor the embedding tied to it."""
+    """Whether the layer with prefix ``name`` is in a decoder layer: not the head, nor the embedding tied to it."""
     return ".layers." in f".{name}."
 
 
 def groups_in_words(size: int | None) -> str:
-    """For a person; None: all inputs are one."""
+    """For a person; None: all inputs are one group."""
     return "whole rows" if size is None else f"groups of {size}"

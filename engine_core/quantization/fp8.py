@@ -20,21 +20,21 @@ from engine_core.weights.quantized_weight import FP8, QuantFormat, QuantizedWeig
 from engine_core.weights.source import TensorRows, Weights
 
 SCALES = ("weight_scale_inv", "weight_scale")
-"""What scales are called; weights are multiplied by either."""
+"""Names of scales; weights are multiplied by either."""
 _NAN = 0x7F
-"""But for the sign."""
+"""Without the sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Scheme(Scheme):
-    """Numbers [N, K] as they are."""
+    """Unpacked numbers [N, K]."""
 
     scale_name: str
     scale_dtype: torch.dtype
     scale_shape: tuple[int, ...]
     """[] or [1] for the tensor, [N] or [N, 1] for each output; of blocks: [⌈N / rows⌉, ⌈K / columns⌉]."""
     block: tuple[int, int] | None = None
-    """Its rows and columns, where scales are of blocks."""
+    """Rows and columns of a block, if scales are of blocks."""
 
     def format(self, inputs: int) -> QuantFormat:
         return QuantFormat(FP8, inputs if self.block is None else self.block[1], self.scale_dtype)
@@ -68,7 +68,7 @@ class Fp8Scheme(Scheme):
 
 
 class Fp8Config(SchemesConfig):
-    """Linear layers of decoder layers, but for exceptions by name."""
+    """Quantizes linear layers of decoder layers, except those listed."""
 
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Fp8Config(SchemesConfig):
 def fp8_scheme(
     name: str, tensors: Tensors, block: tuple[int, int] | None, dtype: torch.dtype, *, otherwise: bool
 ) -> Fp8Scheme | None:
-    """That of the layer of that prefix, by its weight's type; ``otherwise``: whether it has one if no file says."""
+    """The scheme of layer ``name``, by its weight's type; ``otherwise``: whether it has one if no file says."""
     if (weight := tensors.get(f"{name}.weight")) is not None and weight.dtype != torch.float8_e4m3fn:
         return None
     if weight is None and not otherwise:

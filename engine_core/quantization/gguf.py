@@ -1,4 +1,4 @@
-"""Layers of GGUF files: each weight has a type of its own, and stays in it."""
+"""Layers of GGUF files: each weight has its own type, and stays in it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from engine_core.weights.source import TensorRows, Weights
 
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 _READ_AT_ONCE = 2**21
-"""Numbers, about: more codes would not stay in a processor's caches; many times fewer cost more calls."""
+"""Approximate numbers per read: more would not stay in a processor's caches, far fewer would cost more calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufConfig(QuantizationConfig):
-    """What stands for ``quantization_config`` is made of a file's metadata."""
+    """Made from a file's metadata, as GGUF has no ``quantization_config``."""
 
     types: Mapping[str, str]
-    """The type of each tensor, under its name in transformers' format."""
+    """The type of each tensor, by its name in transformers' format."""
     kernels: Kernels | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> GgufConfig:
-        """Raises ``UnsupportedModelError`` for a type that is not read."""
+        """Raises ``UnsupportedModelError`` for an unsupported type."""
         types: Mapping[str, str] = fields["types"]
         for name, kept in types.items():
             if kept not in BLOCK_TYPES and kept not in _FLOAT_TYPES:
@@ -81,7 +81,7 @@ class GgufMethod(StoredMethod):
 
 
 def _require_finite(name: str, weight: QuantizedWeight) -> None:
-    """Raise ``CheckpointError`` unless scales and minima are finite: the outer ones, where the others are integers."""
+    """Raise ``CheckpointError`` unless scales and minima are finite; if there are outer ones, the inner are integers."""
     outer = weight.outer_scales, weight.outer_minima
     for numbers in outer if weight.outer_scales is not None else (weight.scales, weight.minima):
         if numbers is not None and not math.isfinite(numbers.sum(dtype=torch.float64)):  # one pass, unlike isfinite

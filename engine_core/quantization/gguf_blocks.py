@@ -1,7 +1,7 @@
-"""The blocks of GGUF's quantized types (ggml-common.h), taken apart into codes and scales, exactly.
+"""The blocks of GGUF's quantized types (ggml-common.h), unpacked into codes and scales, exactly.
 
-Codes of 5 and 6 bits are kept in 8. A block of 256 numbers has scales of 16 or 32 numbers each, integers of at most 8
-bits, which are times a float16 of the block's own: an outer scale.
+Codes of 5 and 6 bits are kept in 8. A block of 256 numbers has a scale for every 16 or 32: an integer of at most 8
+bits, times the block's float16, the outer scale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Read = Callable[[torch.Tensor, QuantFormat], QuantizedWeight]
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A type, and what its blocks become."""
+    """A type, and the format its blocks become."""
 
     block_size: int
     block_bytes: int
@@ -31,7 +31,7 @@ class BlockType:
     """``RinglineBlockType`` of kernels/cpu/interface.h."""
 
     def weight(self, rows: torch.Tensor, kernels: Kernels | None = None) -> QuantizedWeight:
-        """Of ``rows`` [N, bytes] uint8, dense, as they are stored; the same with and without ``kernels``."""
+        """Unpack stored ``rows`` [N, bytes] uint8, dense; the result is the same with and without ``kernels``."""
         blocks = rows.view(len(rows), -1, self.block_bytes)
         return self.read(blocks, self.format) if kernels is None else self._read_natively(blocks, kernels)
 
@@ -69,12 +69,12 @@ def _nested(codebook: tuple[float, ...], group_size: int, offset: Offset = Offse
 
 
 def _float16(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """[N, B] of the two bytes from ``at`` on of each block."""
+    """[N, B]: the two bytes from ``at`` on of each block."""
     return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
 
 
 def _parts(packed: torch.Tensor, shape: tuple[int, ...], bits: int) -> torch.Tensor:
-    """[N, B, s, 8 / bits, n] of bytes [N, B, s · n], ``shape`` = (s, n), that have parts of ``bits``, lowest first."""
+    """[N, B, s, 8 / bits, n]: fields of ``bits``, lowest first, of bytes [N, B, s · n]; ``shape``: (s, n)."""
     spans, width = shape
     shifted = packed.new_empty(*packed.shape[:2], spans, 8 // bits, width)
     source = packed.reshape(*packed.shape[:2], *shape)
@@ -89,7 +89,7 @@ def _codes(parts: torch.Tensor) -> torch.Tensor:
 
 
 def _four_bits(at: int, minimum: bool) -> _Read:
-    """Blocks of 32 with a scale, perhaps a minimum, and numbers of 4 bits from byte ``at`` on."""
+    """Blocks of 32 with a scale, possibly a minimum, and codes of 4 bits from byte ``at`` on."""
 
     def read(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
         codes = _codes(_parts(blocks[..., at:], (1, 16), 4))
@@ -122,7 +122,7 @@ def _mxfp4(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
 
 
 def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight scales and eight minima, each [N, 8 · B] int8, of 12 bytes for each block [N, B, 12]."""
+    """Eight scales and eight minima, each [N, 8 · B] int8, from the 12 bytes of each block [N, B, 12]."""
     scales, minima, both = packed.reshape(*packed.shape[:2], 3, 4).unbind(2)
     last_scales = (both & 15) | (scales >> 6 << 4)
     last_minima = (both >> 4) | (minima >> 6 << 4)
@@ -133,7 +133,7 @@ def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _with_minima(
     blocks: torch.Tensor, kept: QuantFormat, codes: torch.Tensor, at: int, inner: tuple[torch.Tensor, torch.Tensor]
 ) -> QuantizedWeight:
-    """With an outer scale and what outer minima are subtracted by, from byte ``at`` on."""
+    """From byte ``at`` on are the outer scale and the outer minimum, negated."""
     scales, minima = inner
     return QuantizedWeight(kept, codes, scales, _float16(blocks, at), None, minima, -_float16(blocks, at + 2))
 
@@ -196,4 +196,4 @@ _TYPES: dict[str, tuple[int, int, QuantFormat, _Read]] = {
     "MXFP4": (32, 17, QuantFormat(FP4, 32, torch.bfloat16), _mxfp4),
 }
 BLOCK_TYPES = {name: BlockType(*fields, number) for number, (name, fields) in enumerate(_TYPES.items())}
-"""By their names in ggml."""
+"""By ggml's names."""

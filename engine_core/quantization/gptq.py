@@ -1,10 +1,10 @@
 """GPTQ (Frantar et al., 2022, https://arxiv.org/abs/2210.17323) as AutoGPTQ and GPTQModel store it: codes of 4 or 8
 bits, a scale and a zero for each group of inputs.
 
-A word of ``qweight`` [K · bits / 32, N] holds one output's codes of neighbouring inputs, from the lowest bits on; one
-of ``qzeros`` [K / group, N · bits / 32] the zeros of neighbouring outputs, each less one but in version 2 of the
-format. ``g_idx`` [K] names each input's group: with ``desc_act`` groups are of inputs that need not be neighbours;
-without that it may be left out.
+A word of ``qweight`` [K · bits / 32, N] holds one output's codes of neighbouring inputs, from the lowest bits on. A
+word of ``qzeros`` [K / group, N · bits / 32] holds zeros of neighbouring outputs, each less one except in version 2 of
+the format. ``g_idx`` [K] names each input's group: with ``desc_act`` the inputs of a group need not be neighbours;
+without it ``g_idx`` may be missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine_core.weights.source import TensorRows, Weights
 
 BITS = (4, 8)
 _LEFT_OUT, _TAKEN = "-:", "+:"
-"""How rules of ``dynamic`` begin."""
+"""Prefixes of rules in ``dynamic``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class GptqScheme(Scheme):
     group_size: int | None
     """None: all inputs."""
     symmetric: bool
-    """All zeros are in the middle."""
+    """All zeros are half the range."""
     stored_less: int
-    """What was subtracted from zeros: 1 in version 1 of the format."""
+    """Subtracted from stored zeros: 1 in version 1 of the format."""
     scale_dtype: torch.dtype
     names_groups: bool
     """There is ``g_idx``; otherwise inputs are in order."""
@@ -83,7 +83,7 @@ class GptqScheme(Scheme):
             yield QuantizedWeight(kept, codes, scales.t().contiguous(), zeros=zeros)
 
     def _zeros(self, name: str, rows: range, weights: Weights) -> torch.Tensor | None:
-        """[``rows``, G] uint8; None where all are in the middle."""
+        """[``rows``, G] uint8; None if symmetric."""
         together = 32 // self.bits
         first, last = rows.start // together, -(-rows.stop // together)
         words = take(weights, f"{name}.qzeros", (torch.int32,), slice(None), slice(first, last))
@@ -103,12 +103,12 @@ class GptqScheme(Scheme):
 
 
 def names_groups(tensors: Tensors) -> bool:
-    """Whether layers have ``g_idx``: all of them, or none."""
+    """Whether layers have ``g_idx``: all or none."""
     return any(name.endswith(".g_idx") for name in tensors)
 
 
 class GptqConfig(SchemesConfig):
-    """Linear layers of decoder layers, and the head if it says so, but for rules by name (``dynamic``)."""
+    """Quantizes linear layers of decoder layers, and the head if ``lm_head`` is set; ``dynamic`` has rules by name."""
 
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class GptqConfig(SchemesConfig):
         self._tensors = tensors
 
     def _rule(self, pattern: str, changes: Mapping[str, Any]) -> tuple[Matches, GptqScheme | None]:
-        """Which layers, and their scheme."""
+        """The layers that match, and their scheme."""
         scheme = None
         if not pattern.startswith(_LEFT_OUT):
             known = ConfigFields("GPTQ", changes, f"quantization_config.dynamic[{pattern!r}]")

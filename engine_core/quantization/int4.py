@@ -1,9 +1,8 @@
-"""Linear layers, the head and experts whose weights are rounded to 4 bits when they are loaded; inputs stay in the
-model's type (W4A16).
+"""Linear layers, the head and experts with weights rounded to 4 bits when loaded; inputs stay in the model's type
+(W4A16).
 
-A group of neighbouring inputs of an output has a scale and a minimum, kept in 8 bits each as shares of one that 256
-inputs have in common, and 16 levels, closer together where more numbers are: kernels/cpu/quantized/int4_round.h fits
-them.
+A group of neighbouring inputs of an output has a scale and a minimum, each in 8 bits, relative to an outer one that
+256 inputs share, and 16 levels, closer together where numbers are denser: kernels/cpu/quantized/int4_round.h fits them.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _ROUNDED_TOGETHER = 2**22
 
 
 class Int4(QuantMethod):
-    """Experts are rounded without their padding, and all else with it."""
+    """Experts are rounded without their padding, everything else with it."""
 
     def __init__(self, group_size: int, kernels: Kernels | None) -> None:
-        """Groups of 32, 64 or 128 inputs; ``kernels`` is None where weights are only counted, not loaded."""
+        """Groups of 32, 64 or 128 inputs; ``kernels`` is None if weights are only counted, not loaded."""
         self.format = QuantFormat(CODEBOOK, group_size, torch.bfloat16, OUTER_SIZE, Offset.MINIMUM)
         self._kernels = kernels
 
@@ -71,7 +70,9 @@ class Int4(QuantMethod):
         return QuantizedExpertWeights(map(self.rounded, expert.tensors), expert.biases)
 
     def rounded(self, weight: torch.Tensor) -> Iterator[QuantizedWeight]:
-        """``weight`` [N, K] on CPU, a few rows at a time. 256 numbers become NaN together if one is not finite."""
+        """Round ``weight`` [N, K] on CPU, a few rows at a time. If a number is not finite, its outer group of 256
+        becomes NaN.
+        """
         assert self._kernels is not None
         inputs = weight.shape[1]
         groups, outer = -(-inputs // self.format.group_size), -(-inputs // OUTER_SIZE)

@@ -1,9 +1,9 @@
 """A linear layer with 8-bit weights that rounds its inputs to 8 bits (W8A8): half the memory, twice the products.
 
 Weights are rounded when the layer is made, symmetrically, with one scale per output channel; inputs in each call, with
-one scale per row. (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339, call that vector-wise quantization.)
-Integer products are summed without rounding, and everything else is computed element by element in a fixed order. So a
-row's result has the same bits whatever the other rows, the threads and the processor; a single row is no special case.
+one scale per row (vector-wise quantization: Dettmers et al., 2022, https://arxiv.org/abs/2208.07339). Integer products
+are summed without rounding, and everything else is computed element by element in a fixed order. So a row's result has
+the same bits whatever the other rows, the threads and the processor; a single row is no special case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Int8(QuantMethod):
     """Linear layers, the head and experts among them, with 8-bit weights."""
 
     def __init__(self, kernels: Kernels | None) -> None:
-        """``kernels`` is None where weights are only counted, not loaded."""
+        """``kernels`` is None if weights are only counted, not loaded."""
         self._kernels = kernels
 
     def tensors(self, shape: LinearShape) -> dict[str, tuple[int, ...]]:
@@ -68,12 +68,12 @@ class Int8(QuantMethod):
 
 
 class Int8Linear(LinearOp):
-    """W and x are rounded to 8 bits. A row of x with an infinity or a NaN in it becomes NaN, alone."""
+    """W and x are rounded to 8 bits. A row of x with an infinity or a NaN becomes NaN; other rows do not."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
         """Round and pack ``weight`` [N, K] on CPU, to compute with ``kernels``. It is not kept.
 
-        A channel with an infinity or a NaN in it becomes NaN.
+        A channel with an infinity or a NaN becomes NaN.
         """
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype

@@ -16,7 +16,7 @@ from engine_core.weights.experts import ExpertsShape, ExpertsShard
 
 
 def experts_bytes(shape: ExpertsShape, shard: ExpertsShard) -> int:
-    """Bytes of the weights of a rank's ``shard`` as they are kept."""
+    """Bytes of the packed weights of a rank's ``shard``."""
     hidden, inner = padded_width(shape.hidden_size), padded_width(shape.intermediate_size)
     hidden_part, inner_part = padded_width(len(shard.hidden)), padded_width(len(shard.inner))
     biases = 4 * (2 * inner_part + -(-hidden_part // PANEL) * PANEL) if shape.bias else 0
@@ -24,7 +24,7 @@ def experts_bytes(shape: ExpertsShape, shard: ExpertsShard) -> int:
 
 
 class Int8Experts(PackingExperts):
-    """A row with an infinity or a NaN in it becomes NaN, alone."""
+    """A row with an infinity or a NaN becomes NaN; other rows do not."""
 
     def __init__(
         self, kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None

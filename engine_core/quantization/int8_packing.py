@@ -1,4 +1,4 @@
-"""Weights that are rounded to 8 bits, as the native kernels want them (kernels/cpu/quantized/int8_pack.h)."""
+"""Weights rounded to 8 bits, in the native kernels' layout (kernels/cpu/quantized/int8_pack.h)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from engine_core.kernels.library import Kernels
 from engine_core.kernels.memory import empty_for_streaming
 
 PANEL = 32
-"""Columns that the kernels compute together."""
+"""Outputs that the kernels compute together."""
 WORD = 4
-"""Inputs that they take together."""
+"""Inputs that the kernels take together."""
 MOST_INPUTS = 2**17
 """This many products of 127 · 127 can be summed in 32 bits."""
 
@@ -34,7 +34,7 @@ def require_summable(name: str, inputs: int) -> None:
 class Int8Weights:
     """Weights [N, K] of one size, one after the other: rounded symmetrically, with one scale per output channel.
 
-    A channel with an infinity or a NaN in it becomes NaN.
+    A channel with an infinity or a NaN becomes NaN.
     """
 
     def __init__(self, count: int, outputs: int, inputs: int, *, bias: bool, kernels: Kernels) -> None:
@@ -54,7 +54,7 @@ class Int8Weights:
             in_features=inputs,
             out_features=outputs,
         )
-        """What kernels that multiply with them take the address of."""
+        """Kernels that multiply take its address."""
 
     @property
     def nbytes(self) -> int:

@@ -1,10 +1,10 @@
-"""Experts stored in MXFP4, and kept so.
+"""Experts stored in MXFP4, and kept in it.
 
-MXFP4 (OCP Microscaling Formats, version 1.0) keeps 32 numbers along a row in 16 bytes and one scale: a byte holds two
-numbers of sign, two bits of exponent and one of mantissa, the first in its low half; the scale is a power of two, kept
-as its exponent + 127, where 255 stands for NaN. bfloat16 has all of these powers, 2⁻¹²⁷ as a subnormal number. Kernels
-multiply by them in float32, so a model in float16 has them, too; where weights are expanded to float16, those of more
-than 65504 become infinite, and those of less than 2⁻²⁵ zero.
+MXFP4 (OCP Microscaling Formats, version 1.0) stores 32 numbers along a row in 16 bytes and one scale. A byte holds two
+numbers, the first in its low half: a sign, two bits of exponent and one of mantissa. The scale is a power of two,
+stored as its exponent + 127; 255 stands for NaN. bfloat16 has all of these powers, 2⁻¹²⁷ as a subnormal number. Kernels
+multiply by them in float32, so models in float16 have them, too; but weights expanded to float16 become infinite above
+65504, and zero below 2⁻²⁵.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BLOCK_BYTES = MXFP4.group_size // 2
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Config(QuantizationConfig):
-    """Experts alone are quantized."""
+    """Only experts are quantized."""
 
     fields: Mapping[str, Any]
 
@@ -44,8 +44,8 @@ class Mxfp4Config(QuantizationConfig):
 
 
 class Mxfp4(Unquantized):
-    """All experts in blocks [E, N, K / 32, 16] and scales [E, N, K / 32] of bytes, with biases; the rows of gates and
-    ups take turns. Linear layers are in the model's type.
+    """Experts in blocks [E, N, K / 32, 16] and scales [E, N, K / 32] of bytes, with biases; rows of gates and ups
+    alternate. Linear layers are in the model's type.
     """
 
     def expert_tensors(self, shape: ExpertsShape, tensors: ExpertTensors) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,6 @@
-"""Regular expressions over names of layers, which a checkpoint's configuration holds: matched in bounded time.
+"""A checkpoint's regular expressions over names of layers, matched in bounded time.
 
-``re`` tries one way after the other, of which ``(.*)*x`` has more than any computer can try; ``regex`` stops in time.
+``re`` would backtrack forever on patterns like ``(.*)*x``; ``regex`` has a timeout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import regex
 from engine_core.errors import CheckpointError
 
 PREFIX = "re:"
-"""With which compressed-tensors marks patterns."""
+"""Marks patterns in compressed-tensors."""
 _MOST_CHARACTERS = 2**16
 _MOST_SECONDS = 10.0
 
@@ -21,16 +21,16 @@ Matches = Callable[[str], bool]
 
 
 class NamePatterns:
-    """Compiles the patterns of one checkpoint; refusals begin with ``method``, which is for a person."""
+    """Compiles the patterns of one checkpoint; error messages begin with ``method``."""
 
     def __init__(self, method: str) -> None:
         self._method = method
         self._seconds_left = _MOST_SECONDS
 
     def matcher(self, pattern: str, *, anywhere: bool = False) -> Matches:
-        """Whether a name matches from its beginning, or ``anywhere``; ``pattern`` may have the ``PREFIX``.
+        """A function: whether a name matches from its beginning, or ``anywhere``; ``pattern`` may have the ``PREFIX``.
 
-        Raises ``CheckpointError``, which the function returned does, too, when time is over.
+        Raises ``CheckpointError``, as does the returned function when all matches took too long.
         """
         if len(pattern) > _MOST_CHARACTERS:
             raise self._refused(pattern, f"is longer than {_MOST_CHARACTERS} characters")

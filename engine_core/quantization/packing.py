@@ -1,4 +1,4 @@
-"""Codes out of the words that checkpoints pack them into, in few passes over memory; and checks of what lies beside."""
+"""Unpacks codes from the words of checkpoints, in few passes over memory, and checks the tensors beside them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from engine_core.weights.source import Weights
 _CODES_AT_ONCE = 2**22
 """More would not stay in a processor's caches between two passes."""
 _TOGETHER = 64
-"""Rows that kernels pack together: chunks of fewer would be padded."""
+"""Rows that kernels pack together: smaller chunks would be padded."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def some_rows(rows: range, inputs: int) -> Iterator[range]:
-    """``rows`` of that many codes each, a few at a time."""
+    """``rows`` of ``inputs`` codes each, a few at a time."""
     step = max(_TOGETHER, _CODES_AT_ONCE // max(inputs, 1) // _TOGETHER * _TOGETHER)
     for start in range(rows.start, rows.stop, step):
         yield range(start, min(start + step, rows.stop))
 
 
 def take(weights: Weights, name: str, types: tuple[torch.dtype, ...], *place: int | slice) -> torch.Tensor:
-    """That ``place`` of a tensor, which must be of one of these ``types``."""
+    """A ``place`` in a tensor, which must be of one of these ``types``."""
     found = weights.take_stored(name, *place)
     if found.dtype not in types:
         raise CheckpointError(f"{name} is of type {_name(found.dtype)}; expected {' or '.join(map(_name, types))}")
@@ -32,7 +32,7 @@ def take(weights: Weights, name: str, types: tuple[torch.dtype, ...], *place: in
 
 
 def take_scales(weights: Weights, name: str, dtype: torch.dtype, *place: int | slice) -> torch.Tensor:
-    """Likewise finite numbers, in ``dtype``, which must hold them exactly."""
+    """Like ``take``, for finite numbers, converted to ``dtype``, which must hold them exactly."""
     found = take(weights, name, FLOATS, *place)
     if not found.isfinite().all():
         raise CheckpointError(f"{name} has infinities or NaNs: download the checkpoint again")
@@ -44,7 +44,7 @@ def take_scales(weights: Weights, name: str, dtype: torch.dtype, *place: int | s
 
 
 def take_powers(weights: Weights, name: str, *place: int | slice) -> torch.Tensor:
-    """Likewise powers of two in bfloat16, which are stored as exponents + 127 in a byte, where 255 stands for NaN."""
+    """Like ``take``, for powers of two, as bfloat16; stored as exponents + 127 in a byte, where 255 stands for NaN."""
     exponents = take(weights, name, (torch.uint8,), *place)
     if (exponents == 255).any():
         raise CheckpointError(f"{name} has NaNs (255): download the checkpoint again")
@@ -52,7 +52,7 @@ def take_powers(weights: Weights, name: str, *place: int | slice) -> torch.Tenso
 
 
 def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """In bfloat16, of exponents + 127 as uint8, but 255."""
+    """bfloat16, from exponents + 127 as uint8, without 255."""
     bits = exponents.to(torch.int16) << 7
     return bits.masked_fill_(exponents == 0, 1 << 6).view(torch.bfloat16)  # 2⁻¹²⁷ is subnormal
 
@@ -62,12 +62,12 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def bytes_of(words: torch.Tensor) -> torch.Tensor:
-    """[N, 4 · W] uint8 of ``words`` [N, W] int32, the lowest byte first."""
+    """[N, 4 · W] uint8 of ``words`` [N, W] int32, lowest byte first."""
     return words.contiguous().view(torch.uint8)
 
 
 def nibbles_of(packed: torch.Tensor, *, high_first: bool = False) -> torch.Tensor:
-    """[N, 2 · B] of ``packed`` [N, B] uint8, two codes in a byte, the first in its low half or in its high one."""
+    """[N, 2 · B] of ``packed`` [N, B] uint8: two codes in a byte, the first in its low or high half."""
     pairs = packed.to(torch.int16)
     if high_first:
         pairs = pairs << 8 | pairs >> 4
@@ -78,7 +78,7 @@ def nibbles_of(packed: torch.Tensor, *, high_first: bool = False) -> torch.Tenso
 
 
 def bytes_apart(words: torch.Tensor) -> torch.Tensor:
-    """[W, 4, K] uint8 of ``words`` [K, W] int32: the four bytes of each, the lowest first."""
+    """[W, 4, K] uint8 of ``words`` [K, W] int32: the four bytes of each word, lowest first."""
     columns = words.t().contiguous()
     found = torch.empty(columns.shape[0], 4, columns.shape[1], dtype=torch.uint8)
     for place in range(4):
@@ -87,12 +87,12 @@ def bytes_apart(words: torch.Tensor) -> torch.Tensor:
 
 
 def fields_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """[N, W · 32 / bits] uint8 of ``packed`` [N, W] int32: the codes along its rows, the lowest first."""
+    """[N, W · 32 / bits] uint8 of ``packed`` [N, W] int32: codes along the rows, lowest first."""
     return bytes_of(packed) if bits == 8 else nibbles_of(bytes_of(packed))
 
 
 def order_of_groups(groups: torch.Tensor, name: str, size: int) -> torch.Tensor | None:
-    """[K] int64: the inputs, those of a group of ``size`` together; None: they are. ``groups`` [K] has each one's."""
+    """[K] int64: inputs sorted by group, of ``size`` inputs each; None: already sorted. ``groups`` [K]: by input."""
     in_order = torch.arange(len(groups)) // size
     if torch.equal(groups.long(), in_order):
         return None
@@ -106,5 +106,5 @@ def order_of_groups(groups: torch.Tensor, name: str, size: int) -> torch.Tensor 
 
 
 def columns_of(codes: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
-    """[N, K] of ``codes`` [N, K]: those of the inputs in that order."""
+    """[N, K]: the columns of ``codes`` [N, K] in this order."""
     return codes.contiguous() if order is None else codes.index_select(1, order)

@@ -1,4 +1,4 @@
-"""How quantized checkpoints say what they are: ``quantization_config`` of config.json, read by its ``quant_method``.
+"""Methods of quantized checkpoints, by ``quant_method`` of ``quantization_config`` in config.json.
 
 A method is one file and a line here.
 """
@@ -29,4 +29,4 @@ STORED: dict[str, Callable[[Mapping[str, Any], Tensors], QuantizationConfig]] = 
     "gguf": lambda fields, tensors: GgufConfig.of(fields),
     "mxfp4": lambda fields, tensors: Mxfp4Config(fields),
 }
-"""Takes the fields of ``quantization_config``; raises ``UnsupportedModelError`` and ``CheckpointError``."""
+"""Functions of the fields of ``quantization_config``; raise ``UnsupportedModelError`` and ``CheckpointError``."""

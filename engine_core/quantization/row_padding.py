@@ -1,4 +1,4 @@
-"""Zeros after some of a quantized layer's outputs, where a backend pads them: rows whose codes and scales are zeros."""
+"""Padding of a quantized layer's outputs where the backend needs it: rows whose codes and scales are zeros."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from engine_core.weights.quantized_weight import QuantizedWeight
 
 
 class RowPadding:
-    """Zeros after some of a layer's outputs."""
+    """Inserts rows of zeros after some of a layer's outputs."""
 
     def __init__(self, outputs: Features, backend: OpsBackend) -> None:
         widths = [] if outputs.padded(backend) == outputs.size else (outputs.parts or (outputs.size,)) * outputs.groups
         ends = accumulate(widths)
         self._zeros = {end: backend.padded(width) - width for end, width in zip(ends, widths, strict=True)}
-        """How many, by the number of the output that they precede."""
+        """Number of zero rows, by the output that they precede."""
 
     def count(self, rows: range) -> int:
-        """Outputs of ``rows`` with the zeros behind each of them."""
+        """Number of ``rows``, including the zero rows after them."""
         return len(rows) + sum(zeros for end, zeros in self._zeros.items() if rows.start < end <= rows.stop)
 
     def of_tensor(self, rows: torch.Tensor, first: int) -> torch.Tensor:
-        """``rows`` [N, K], which begin with output ``first``."""
+        """``rows`` [N, K], from output ``first`` on, with zeros."""
         runs = list(self._runs(first, len(rows)))
         if len(runs) == 1 and runs[0][2] == 0:
             return rows
@@ -43,7 +43,7 @@ class RowPadding:
             first += count
 
     def _runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Where runs of neighbouring rows start and stop, counted from ``first``, and the zeros behind them."""
+        """Start and stop of each run of rows, relative to ``first``, and the zeros after it."""
         start = 0
         for end, zeros in self._zeros.items():
             if first < end <= first + count:

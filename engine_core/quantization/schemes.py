@@ -1,4 +1,4 @@
-"""How single layers of a quantized checkpoint are stored: a scheme for each, or none, in files that say which."""
+"""Quantized checkpoints whose layers each have a scheme, which describes how the layer is stored, or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine_core.weights.source import TensorRows, Weights
 
 
 class TensorInfo(Protocol):
-    """What a file's header says of a tensor."""
+    """A tensor's description in a file's header."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -35,9 +35,9 @@ _OF_ACTIVATIONS = (
     ".k_scale",
     ".v_scale",
 )
-"""How scales end that are not used: inputs are not rounded, nor are keys and values as the checkpoint says."""
+"""Endings of unused scales: inputs are not rounded, nor are keys and values by the checkpoint's scales."""
 Tensors = Mapping[str, TensorInfo]
-"""All tensors of a checkpoint by name; empty where weights are made up."""
+"""All tensors of a checkpoint by name; empty with dummy weights."""
 
 
 class Scheme(ABC):
@@ -45,11 +45,11 @@ class Scheme(ABC):
 
     @abstractmethod
     def format(self, inputs: int) -> QuantFormat:
-        """How it is kept."""
+        """The format in which the weight is kept in memory."""
 
     @abstractmethod
     def tensors(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor of the layer of that prefix, without a bias."""
+        """Name and shape of every tensor of the layer with prefix ``name``, without a bias."""
 
     @abstractmethod
     def read(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]:
@@ -68,7 +68,7 @@ class SchemesConfig(QuantizationConfig):
 
     @abstractmethod
     def scheme(self, name: str) -> Scheme | None:
-        """That of the layer of that prefix; None: it is not quantized."""
+        """The scheme of the layer with prefix ``name``; None: it is not quantized."""
 
     def method(self, names: tuple[str, ...]) -> QuantMethod:
         return self._method
@@ -104,7 +104,7 @@ class SchemesMethod(StoredMethod):
 
 
 def scale_dtype(tensors: Tensors, ending: str | tuple[str, ...], otherwise: torch.dtype = torch.float16) -> torch.dtype:
-    """A type that holds all scales, of tensors whose name ends so; without one, the other."""
+    """A type that holds all scales (tensors with this ``ending``); ``otherwise`` if there are none."""
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name.endswith(ending)}
     return (
         reduce(torch.promote_types, (dtype for dtype in FLOATS if dtype in dtypes)) if dtypes & {*FLOATS} else otherwise
@@ -112,5 +112,5 @@ def scale_dtype(tensors: Tensors, ending: str | tuple[str, ...], otherwise: torc
 
 
 def is_listed(name: str, listed: tuple[str, ...]) -> bool:
-    """Whether whole parts of ``name``, between dots, are in the list of exceptions."""
+    """Whether ``listed`` has a sequence of whole parts of ``name``, between dots."""
     return any(f".{each}." in f".{name}." for each in listed)

@@ -1,4 +1,4 @@
-"""How a model's linear layers are quantized: as an option says, or as they are stored."""
+"""Chooses how a model's linear layers are quantized: by an option, or as they are stored."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def choose_quantization(
     library: KernelLibrary | None = None,
     group_size: int | None = None,
 ) -> QuantizationConfig | None:
-    """How layers are quantized: as ``ModelConfig.quantization`` says, or else as they are ``stored`` in the checkpoint.
+    """How layers are quantized: by ``ModelConfig.quantization``, or else as ``stored`` in the checkpoint.
 
-    ``group_size`` is that of int4, None its default. Raises ``ConfigError`` where it cannot be computed.
+    ``group_size`` is that of int4; None: its default. Raises ``ConfigError`` without native kernels for the option.
     """
     if quantization is None:
         return None if stored is None else _read_fast(stored, library or KernelLibrary())
@@ -45,7 +45,7 @@ def choose_quantization(
 
 
 def _read_fast(stored: QuantizationConfig, library: KernelLibrary) -> QuantizationConfig:
-    """With native kernels if they were built for anything else: to build them takes longer than to read without."""
+    """With native kernels if they are already built: building them takes longer than reading without."""
     try:
         return stored.read_by(load_kernels(library=library)) if library.is_built() else stored
     except KernelsUnavailableError:

@@ -1,4 +1,4 @@
-"""Layers whose weights are quantized in the checkpoint, and stay so: what the methods of all formats share."""
+"""Layers whose weights are quantized in the checkpoint and stay so: the base of methods for all formats."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from engine_core.weights.source import TensorRows, Weights
 
 
 class StoredMethod(QuantMethod):
-    """Subclasses read a format: of linear layers, and of each projection of an expert (…experts.3.gate_proj)."""
+    """Subclasses read the format of linear layers, and of each projection of an expert (…experts.3.gate_proj)."""
 
     separates_experts: ClassVar[bool] = False
-    """Whether experts that are not quantized have a tensor for each projection, too, whatever their model's way."""
+    """Whether unquantized experts, too, have a tensor per projection, even if their architecture fuses them."""
 
     @abstractmethod
     def format(self, name: str, inputs: int) -> QuantFormat | None:
-        """How the weight of that prefix is kept; None: it is not quantized."""
+        """The format of the weight with prefix ``name``; None: it is not quantized."""
 
     @abstractmethod
     def read(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]:
         """The rows of ``piece``, a few at a time, in order. Raises ``CheckpointError`` for unusable numbers."""
 
     def input_order(self, name: str, inputs: int, weights: Weights) -> torch.Tensor | None:
-        """[K] int64: which input each column of ``read`` is for; None: they are in order."""
+        """[K] int64: the input of each column of ``read``; None: they are in order."""
         return None
 
     def rows(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]:
-        """As ``read``, or made up where ``weights`` are."""
+        """As ``read``, or dummies if ``weights`` are."""
         if weights.make_quantized is None:
             return self.read(piece, inputs, weights)
         kept = self.format(piece.name, inputs)
@@ -48,7 +48,7 @@ class StoredMethod(QuantMethod):
         return weights.make_quantized(kept, piece, inputs)
 
     def order(self, piece: TensorRows, inputs: int, weights: Weights) -> torch.Tensor | None:
-        """As ``input_order``, of ``rows``."""
+        """As ``input_order``, for ``rows``."""
         return self.input_order(piece.name, inputs, weights) if weights.make_quantized is None else None
 
     @property
@@ -133,13 +133,13 @@ class StoredMethod(QuantMethod):
         return experts.load(weights, backend, split)
 
     def _experts(self, shape: ExpertsShape, tensors: ExpertTensors) -> StoredExperts | None:
-        """None where they are as in a checkpoint that is not quantized."""
+        """None if they are stored as in an unquantized checkpoint."""
         experts = StoredExperts(self, shape, tensors.separate)
         return experts if self.separates_experts or experts.are_quantized else None
 
 
 class Expanding(QuantMethod):
-    """Layers that are expanded to the model's type when they are loaded."""
+    """Layers expanded to the model's type when they are loaded."""
 
     def __init__(self, stored: StoredMethod) -> None:
         self._stored = stored

@@ -1,4 +1,4 @@
-"""Experts whose weights are quantized in the checkpoint, a projection of an expert at a time, in any format."""
+"""Experts whose weights are quantized in the checkpoint, with a tensor per projection, in any format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ InputOrders = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ExpertFormats:
-    """How all experts of a layer are kept."""
+    """The formats of all experts of a layer."""
 
     gate_up: QuantFormat
     down: QuantFormat
@@ -35,7 +35,7 @@ class ExpertFormats:
 
 
 class ReadsProjections(Protocol):
-    """What is needed of a ``StoredMethod``."""
+    """The part of ``StoredMethod`` that ``StoredExperts`` uses."""
 
     def format(self, name: str, inputs: int) -> QuantFormat | None: ...
 
@@ -49,7 +49,7 @@ class ReadsProjections(Protocol):
 
 
 class StoredExperts:
-    """Experts of which ``method`` reads each projection as it reads a linear layer's weight."""
+    """Experts whose projections ``method`` reads like weights of linear layers."""
 
     def __init__(self, method: ReadsProjections, shape: ExpertsShape, tensors: SeparateExperts) -> None:
         self._method = method
@@ -58,7 +58,7 @@ class StoredExperts:
 
     @cached_property
     def _kept(self) -> list[set[QuantFormat | None]]:
-        """The formats that there are of gates, ups and downs."""
+        """All formats of gates, of ups and of downs."""
         found: list[set[QuantFormat | None]] = [set(), set(), set()]
         for expert in self._tensors.projections(self._shape, self._shape.whole):
             for formats, piece, inputs in zip(found, expert, self._shape.inputs, strict=True):
@@ -67,12 +67,12 @@ class StoredExperts:
 
     @property
     def are_quantized(self) -> bool:
-        """Whether any is."""
+        """Whether any projection is quantized."""
         return any(formats != {None} for formats in self._kept)
 
     @property
     def formats(self) -> ExpertFormats | None:
-        """None where they have none in common: then they are expanded."""
+        """None if experts have no format in common: then they are expanded."""
         gate, up, down = self._kept
         if gate != up or len(gate) > 1 or len(down) > 1:
             return None
@@ -107,8 +107,8 @@ class StoredExperts:
         return backend.quantized_experts(shape, formats.gate_up, formats.down, weights.dtype, experts, split)
 
     def _input_orders(self, weights: Weights) -> list[InputOrders | None] | None:
-        """Of each expert, those of other ranks, too; None where any gate and up have different ones: then all are
-        expanded, on all ranks alike.
+        """The input orders of all experts, of other ranks' too; None if any gate and up differ in theirs: then all
+        experts are expanded, on all ranks alike.
         """
         found: list[InputOrders | None] = []
         for expert in self._tensors.projections(self._shape, self._shape.whole):
