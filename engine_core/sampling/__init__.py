@@ -1,9 +1,9 @@
 """From logits to sampled tokens.
 
 sampler            the pipeline over the rows of a step   (read first)
-metadata           sampling parameters of the batch, as vectors over its slots
-logits_processors  allowed ids, bad words and minimum length, bias, penalties: a class each, and the list of them
-base               the operations written per memory (top-k, top-p, …): numpy_ops for a CPU, torch_ops for a GPU
+metadata           sampling parameters of the batch, as vectors over slots; the list of logits processors
+logits_processors  allowed ids, bad words and minimum length, bias, penalties: a class each; grammar_mask: grammars
+base               operations per memory (top-k, …): numpy_ops for a CPU, torch_ops for a GPU
 noise              Gumbel noise as a pure function of (seed, choice, position, token id)
 logprobs           log probabilities of the sampled and the most likely tokens, packed
 """

@@ -1,4 +1,4 @@
-"""``grammar``: every token that the sequence's grammar does not admit is banned; and what the grammar says next."""
+"""``grammar``: bans tokens that the sequence's grammar does not admit, and finds tokens that it forces."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from engine_core.structured_output.matcher import ALL, Bits, Matcher
 
 @dataclass(slots=True)
 class _InGrammar:
-    """A sequence and its grammar. The matcher is made of both, and again where drafts have led it astray."""
+    """A sequence's grammar and its matcher, which is made again if rejected drafts led to a dead end."""
 
     compiler: GrammarCompiler
     grammar: str
     matcher: Matcher
     seconds: float = 0.0
-    """Of a processor, since they were last reported."""
+    """CPU time since the last report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What a grammar says after some output."""
+    """What may follow some output in its grammar."""
 
     drafts: list[int]
     """Tokens that the grammar forces."""
     failed_at: int | None = None
     """The output position at which nothing can be sampled; None if something can."""
     problem: str = ""
-    """Why."""
+    """Why nothing can be sampled."""
     seconds: float = 0.0
-    """What the grammar has taken of a processor for these tokens and for the mask behind them."""
+    """CPU time that the grammar took for these tokens and the mask after them."""
 
 
 class GrammarMask(LogitsProcessor[_InGrammar | None]):
-    """A slot has None where another rank samples: then no row is masked here."""
+    """If another rank samples, slots have None, and no row is masked here."""
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if params.grammar is None:
@@ -57,9 +57,9 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         ops.mask(logits, chosen, self.allowed(rows, chosen)[chosen])
 
     def allowed(self, rows: SamplingRows, chosen: Index) -> Bits:
-        """[R, ⌈V / 32⌉]: the tokens that may be sampled in ``chosen`` rows; in others, and behind a failure, all.
+        """[R, ⌈V / 32⌉]: the tokens that may be sampled in ``chosen`` rows; in others, and after a failure, all.
 
-        ``chosen`` has all rows of a sequence that are among ``rows``, or none.
+        Of each sequence, ``chosen`` has either all of its rows in ``rows``, or none.
         """
         bits = np.full((len(rows.slots), -(-self._setup.vocab_size // 32)), ALL, np.uint32)
         for own in np.split(chosen, 1 + np.flatnonzero(np.diff(rows.slots[chosen]))):
@@ -69,22 +69,22 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         return bits
 
     def _allow(self, state: _InGrammar, rows: SamplingRows, last: int, bits: Bits) -> None:
-        """Write to ``bits`` what may be sampled in as many rows of a sequence up to the ``last``."""
+        """Write to ``bits`` what may be sampled in the rows of a sequence up to the ``last``; ``bits`` has as many."""
         output = rows.tokens_before(last)[rows.num_prompt_tokens[last] :]
         drafts = int(rows.num_drafts[last])
         certain = len(output) - drafts
-        # Where a batch is sampled in parts, the first row may be one behind drafts.
+        # If a batch is sampled in parts, the first row may come after drafts.
         allowed = bits if len(bits) == 1 + drafts else np.empty((1 + drafts, bits.shape[1]), np.uint32)
         draft_ids = output[certain:].tolist()
         self._follow(state, output[:certain], lambda matcher: matcher.allow(allowed, draft_ids))
         bits[:] = allowed[-len(bits) :]
 
     def follows(self, slot: int) -> bool:
-        """Whether the slot's sequence has a grammar, which is followed here."""
+        """Whether the slot's sequence has a grammar that is followed here."""
         return self._of_slot.get(slot) is not None
 
     def following(self, slot: int, output: Tokens, max_drafts: int) -> Following:
-        """What follows ``output``, all of which is accepted, in a slot whose grammar is followed here."""
+        """What may follow ``output``, all accepted, in a slot for which ``follows`` is true."""
         state = self._of_slot[slot]
         assert state is not None
         self._follow(state, output, lambda matcher: None)
@@ -95,8 +95,8 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         return Following(matcher.forced(max_drafts), seconds=seconds)
 
     def _follow(self, state: _InGrammar, output: Tokens, use: Callable[[Matcher], None]) -> None:
-        """``use`` the matcher after ``output``; again with the lexer that new matchers share, and with one of its own,
-        where other sequences have filled its lexer: so it fails only for what its own tokens do.
+        """``use`` the matcher after ``output``. If its lexer is full, which other sequences may have caused, retry with
+        the lexer that new matchers share, then with a fresh one: so it fails only through its own tokens.
         """
         start = time.thread_time()
         self._use(state, output, use)
@@ -111,18 +111,18 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
             state.matcher = _matcher(make, state.grammar)
             state.matcher.advance(output.tolist())
             use(state.matcher)
-        state.matcher.lexer_is_full = False  # by others: this one has failed for good
+        state.matcher.lexer_is_full = False  # not by others: this one has failed for good
 
     def _catch_up(self, state: _InGrammar, output: Tokens) -> None:
         matcher = state.matcher
         if matcher.failed_at is not None and len(output) <= matcher.failed_at > matcher.num_tokens:
-            # Only drafts that were not accepted led there.
+            # Only rejected drafts led to the failure.
             matcher = state.matcher = _matcher(state.compiler.matcher, state.grammar)
         matcher.advance(output[matcher.num_tokens :].tolist())
 
 
 def _matcher(make: Callable[[str], Matcher], grammar: str) -> Matcher:
-    """Of a grammar that is most often compiled already. One that cannot be compiled admits nothing."""
+    """For a grammar that is usually compiled already. A grammar that cannot be compiled admits nothing."""
     try:
         return make(grammar)
     except InvalidRequestError as error:

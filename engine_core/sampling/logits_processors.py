@@ -1,8 +1,8 @@
 """Logits processors: each is one way in which a request's parameters change logits before a token is sampled.
 
-A new one is a class here, or in a file of its own, and a line in ``PROCESSORS`` of metadata. What it does to a row is
-a function of the sequence's parameters and of the tokens before the row: nothing may be kept that cannot be rebuilt
-from these, since a sequence may be preempted, or continued by another engine, at any token.
+A new one is a class, here or in its own file, and a line in ``PROCESSORS`` of metadata. Its effect on a row must be a
+function of the sequence's parameters and the tokens before the row: all state must be rebuildable from these, as a
+sequence may be preempted, or continued by another engine, at any token.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ FOREVER = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The rows to sample, aligned with the rows of the logits. R rows; those of one sequence are adjacent."""
+    """The R rows to sample, aligned with the rows of the logits; rows of one sequence are adjacent."""
 
     slots: Index
     """[R]: the slot of each row's sequence in the batch."""
     token_ids: Tokens
     """[slots, longest]: the tokens of every slot."""
     num_tokens: Ids
-    """[R]: tokens before the one that each row samples, which is its absolute position."""
+    """[R]: number of tokens before the sampled one, which is its absolute position."""
     num_prompt_tokens: Ids
     """[R]"""
     num_drafts: Ids
-    """[R]: how many of these tokens, the last ones, are drafts."""
+    """[R]: how many of ``num_tokens``, at the end, are drafts."""
 
     def part(self, chosen: slice) -> SamplingRows:
-        """Some adjacent rows."""
         return SamplingRows(
             self.slots[chosen],
             self.token_ids,
@@ -60,7 +59,7 @@ class SamplingRows:
         )
 
     def tokens_before(self, row: int) -> Tokens:
-        """Prompt and output, drafts included, that come before ``row``."""
+        """Prompt and output, drafts included, before ``row``."""
         return self.token_ids[self.slots[row], : self.num_tokens[row]]
 
 
@@ -68,38 +67,36 @@ class Applies(NamedTuple):
     """How a processor applies to a sequence."""
 
     until: int = FOREVER
-    """Number of output tokens from which on it no longer applies."""
+    """Number of output tokens from which it no longer applies."""
     reads_tokens: bool = False
-    """Whether it depends on which tokens came before, and not only on how many."""
+    """Whether it depends on which tokens came before, not only on how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSetup:
-    """What processors are made for."""
+    """The batch and model that processors are made for."""
 
     num_slots: int
-    """Of the batch."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    """The model's."""
     grammars: GrammarCompiler | None = None
-    """None where grammars cannot be used, or another rank samples."""
+    """None if grammars cannot be used, or another rank samples."""
 
 
 class LogitsProcessor(ABC, Generic[T]):
-    """Keeps, for each slot of the batch, what it needs of the parameters of the slot's sequence."""
+    """Keeps, for each slot of the batch, what it needs of its sequence's parameters."""
 
     def __init__(self, setup: ProcessorSetup) -> None:
         self._setup = setup
         self._of_slot: dict[int, T] = {}
 
     def most_bytes(self, max_model_len: int) -> int:
-        """What it may keep of the tokens of all slots, where these have ``max_model_len``."""
+        """Bytes it may keep of all slots' tokens, at ``max_model_len`` each."""
         return 0
 
     @abstractmethod
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
-        """Take a sequence into ``slot``; None if its parameters do not ask for this processor."""
+        """Put a sequence into ``slot``; None if its parameters do not ask for this processor."""
 
     def remove(self, slot: int) -> None:
         """Free what ``slot`` holds, if anything."""
@@ -109,22 +106,22 @@ class LogitsProcessor(ABC, Generic[T]):
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
         """Change the ``chosen`` rows of ``logits`` [R, V] in place, by ``ops``; their sequences ask for it.
 
-        The device is not waited for. Other rows must keep their bits, and a row's must not depend on other rows.
+        Must not wait for the device. Other rows must keep their bits, and a row must not depend on other rows.
         """
 
 
 class _Shared:
-    """Made of a part of a request's parameters, once: its choices have the same, and so has every processor."""
+    """Made once from a part of a request's parameters, and shared by its choices and by processors."""
 
     _known: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]] = WeakValueDictionary()
-    """By the identity of the object each is made from, which lives as long as the entry."""
+    """By the identity of the object that each is made from, which lives as long as the entry."""
 
     def __init__(self, source: object) -> None:
         self._source = source
 
     @classmethod
     def of(cls, source: Any, *further: Hashable) -> Self:
-        """That of ``source``. ``further``: what else the class is made of."""
+        """The instance for ``source``. ``further``: more arguments of the constructor."""
         key: tuple[Any, ...] = (cls, id(source), *further)
         known: Self | None = cls._known.get(key)
         if known is None:
@@ -142,7 +139,7 @@ class _DistinctIds(_Shared):
 
 
 class AllowedTokenIds(LogitsProcessor[_DistinctIds]):
-    """``allowed_token_ids``: every other token is banned."""
+    """``allowed_token_ids``: bans all other tokens."""
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if params.allowed_token_ids is None:
@@ -156,7 +153,7 @@ class AllowedTokenIds(LogitsProcessor[_DistinctIds]):
 
 
 class _Bans(_Shared):
-    """What may not be sampled for the choices of one request. In arrays, since lists may be long."""
+    """Tokens banned for the choices of one request. In arrays, as the lists may be long."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
         super().__init__(params)
@@ -166,7 +163,7 @@ class _Bans(_Shared):
             stop_ids.update(eos_token_ids)
         self._stop_ids = array("i", sorted(token for token in stop_ids if token < vocab_size))
         self._always = array("i", sorted({word[-1] for word in params.bad_words_token_ids if len(word) == 1}))
-        # Words by the token before their last one: a step compares only words that its token could complete.
+        # Words are sorted by their last token but one: a step compares only words that its token could complete.
         words = sorted((word for word in params.bad_words_token_ids if len(word) > 1), key=lambda word: word[-2])
         self._before_last = array("i", [word[-2] for word in words])
         self._starts = array("q", accumulate(map(len, words), initial=0))
@@ -175,7 +172,7 @@ class _Bans(_Shared):
     def after(self, token_ids: Tokens, num_prompt_tokens: int) -> Ids:
         """Ids that must not follow ``token_ids`` (prompt and output).
 
-        A bad word may begin in the prompt, but it is never completed in the output.
+        A bad word may begin in the prompt, but is never completed in the output.
         """
         banned = set(self._always)
         before = int(token_ids[-1])
@@ -191,7 +188,7 @@ class _Bans(_Shared):
 class BannedTokens(LogitsProcessor[_Bans]):
     """``bad_words_token_ids``, and stop tokens before ``min_tokens``.
 
-    One processor, after those that allow tokens: where the bans together leave none of these, they are lifted.
+    A single processor, after those that allow tokens: if its bans together leave no token, they are lifted.
     """
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
@@ -210,7 +207,7 @@ class BannedTokens(LogitsProcessor[_Bans]):
 
 
 class _Biases(_Shared):
-    """Token ids, and what is added to the logit of each."""
+    """Token ids, and the biases of their logits."""
 
     def __init__(self, biases: Mapping[int, float]) -> None:
         super().__init__(biases)
@@ -236,17 +233,17 @@ class LogitBias(LogitsProcessor[_Biases]):
 
 
 class TokenCounts:
-    """The distinct tokens of one sequence and how often each is in its output (0: in the prompt alone)."""
+    """The distinct tokens of one sequence and their counts in its output (0: only in the prompt)."""
 
     BYTES_PER_TOKEN = 9
-    """An id, a count, and what arrays keep ahead as they grow."""
+    """An id, a count, and what arrays allocate ahead as they grow."""
 
     def __init__(self, prompt: Tokens, output: Tokens) -> None:
-        """Count ``output``; ``prompt`` adds its tokens with 0 (leave it empty where only output counts)."""
+        """Count ``output``; tokens only in ``prompt`` count 0 (leave it empty if only output matters)."""
         ids, places = np.unique(np.concatenate([prompt, output]), return_inverse=True)
         counts = np.bincount(places[len(prompt) :], minlength=len(ids))
         self.num_output_tokens = len(output)
-        # Arrays, since a dictionary takes ten times as much, and prompts may be long.
+        # Arrays, as a dictionary takes ten times as much, and prompts may be long.
         self._ids = array("i", ids.astype(np.int32).tobytes())
         """Ascending."""
         self._counts = array("f", counts.astype(np.float32).tobytes())
@@ -262,7 +259,7 @@ class TokenCounts:
             self._counts[place] += 1
 
     def with_drafts(self, drafts: Sequence[int]) -> tuple[Tokens, F32]:
-        """Distinct token ids and their counts, ``drafts`` included but not remembered; valid until ``add``."""
+        """Distinct token ids and their counts, ``drafts`` included but not recorded; valid until ``add``."""
         ids, counts = np.array(self._ids, copy=False), np.array(self._counts, copy=False)
         if not drafts:
             return ids, counts
@@ -283,8 +280,8 @@ class TokenCounts:
 class Penalties(LogitsProcessor[TokenCounts]):
     """``repetition_penalty``, ``frequency_penalty`` and ``presence_penalty``.
 
-    Repetition (Keskar et al., "CTRL", 2019): a positive logit of a token in prompt or output is divided, a negative one
-    multiplied. Then, per token of the output, frequency · count and presence are subtracted.
+    Repetition (Keskar et al., "CTRL", 2019): positive logits of tokens in prompt or output are divided, negative ones
+    multiplied. Then frequency · count and presence are subtracted for tokens in the output.
     """
 
     def __init__(self, setup: ProcessorSetup) -> None:
@@ -315,8 +312,8 @@ class Penalties(LogitsProcessor[TokenCounts]):
         output = tokens[prompt:]
         num_certain = len(output) - int(rows.num_drafts[row])
         counts = self._of_slot.get(slot)
-        if counts is None:  # its sequence is sampled for the first time
-            # Only the repetition penalty looks at the prompt.
+        if counts is None:  # the sequence is sampled for the first time
+            # Only the repetition penalty counts the prompt.
             counted_from = 0 if self._repetition[slot] != 1.0 else prompt
             counts = self._of_slot[slot] = TokenCounts(tokens[counted_from:prompt], output[:num_certain])
         elif counts.num_output_tokens < num_certain:

@@ -1,4 +1,4 @@
-"""Log probabilities of a step's rows: tensors where they were computed, then packed on the host."""
+"""Log probabilities of a step's rows: tensors on the device, then packed arrays on the host."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LogprobsTensors:
     """Log probabilities of L rows, each with up to k alternatives."""
 
     rows: npt.NDArray[np.intp]
-    """[L]: which of the sampled rows these are, ascending."""
+    """[L]: their indices among the sampled rows, ascending."""
     num_top: list[int]
-    """[L]: alternatives that each row asks for; it reports at most k, where the vocabulary has no more."""
+    """[L]: alternatives that each row asks for; at most k are reported, as the vocabulary may be smaller."""
     ranks: torch.Tensor
     """[L] int64 of the sampled tokens, 1 for the most likely one."""
     top_ids: torch.Tensor
@@ -31,7 +31,7 @@ class LogprobsTensors:
 
     @classmethod
     def empty(cls, num_rows: int, num_top: int, device: torch.device) -> LogprobsTensors:
-        """For ``num_rows`` rows with ``num_top`` alternatives each, all still to be written."""
+        """``num_rows`` rows with ``num_top`` alternatives each, still to be written."""
         return cls(
             np.arange(num_rows),
             [num_top] * num_rows,
@@ -41,7 +41,7 @@ class LogprobsTensors:
         )
 
     def write(self, first: int, *tensors: torch.Tensor) -> None:
-        """Copy the ``tensors`` of some rows to the rows from ``first`` on."""
+        """Copy ``tensors`` to the rows from ``first`` on."""
         for own, given in zip(self.tensors(), tensors, strict=True):
             own[first : first + len(given)] = given
 
@@ -50,22 +50,22 @@ class LogprobsTensors:
         return [self.ranks, self.top_ids, self.values]
 
     def take_from(self, arrived: Iterator[torch.Tensor]) -> LogprobsTensors:
-        """The same with the next tensors of ``arrived``, which are copies of its own on the host."""
+        """The same with the next tensors of ``arrived``: host copies of ``tensors()``."""
         return LogprobsTensors(self.rows, self.num_top, *(next(arrived) for _ in self.tensors()))
 
     def entries(self) -> list[Logprobs]:
-        """One for each row; the tensors must be on the host."""
+        """One entry per row; the tensors must be on the host."""
         packed = pack(self.ranks, self.top_ids, self.values)
         return [packed.row(row, min(count, packed.top_count)) for row, count in enumerate(self.num_top)]
 
 
 def report_bytes(num_rows: int, num_top: int) -> int:
-    """Bytes that the log probabilities of these rows take while they are packed: the tensors, and the arrays."""
+    """Bytes that these rows' log probabilities take while they are packed: tensors and arrays."""
     return num_rows * (12 * (1 + num_top) + 8 * (1 + num_top))
 
 
 def pack(ranks: torch.Tensor, top_ids: torch.Tensor, values: torch.Tensor) -> Logprobs:
-    """All rows as one, each with all alternatives: ``ranks`` [L], ``top_ids`` [L, k], ``values`` [L, 1 + k]."""
+    """Pack all rows, each with all alternatives: ``ranks`` [L], ``top_ids`` [L, k], ``values`` [L, 1 + k]."""
     return Logprobs(
         top_ids.shape[1],
         _array("f", values[:, 0].numpy(), np.float32),

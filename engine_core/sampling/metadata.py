@@ -1,4 +1,4 @@
-"""Sampling parameters of the batch as vectors over slots, written once per sequence."""
+"""Sampling parameters of the batch, as vectors over slots, written once per sequence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engine_core.structured_output.matcher import Bits
 PROCESSORS: tuple[type[LogitsProcessor[Any]], ...] = (GrammarMask, AllowedTokenIds, BannedTokens, LogitBias, Penalties)
 """In the order in which they are applied."""
 
-# What a row asks for beyond the argmax, as bits: one "or" over the rows of a step says what to run.
+# Bits for what a row asks for beyond the argmax: one "or" over the rows of a step says what to run.
 RANDOM = 1
 TOP_K = 2
 TOP_P = 4
@@ -38,12 +38,12 @@ READS_TOKENS = 64
 EXPIRES = 128
 """A logits processor applies only to the first tokens of the output."""
 _FIRST_PROCESSOR = 256
-"""The bit of ``PROCESSORS[0]``; each further one has the next bit."""
+"""The bit of ``PROCESSORS[0]``; the others have the next bits."""
 PROCESSED = -_FIRST_PROCESSOR
 """All bits of logits processors."""
 
 METHOD = RANDOM | TOP_K | TOP_P
-"""Rows that agree in these are sampled together."""
+"""Rows with the same of these bits are sampled together."""
 TEMPORARY = EXPIRES | PROMPT_LOGPROBS
 """What a sequence asks for only at its beginning."""
 
@@ -58,24 +58,24 @@ def processor_bit(kind: type[LogitsProcessor[Any]]) -> int:
 
 
 _GREEDY = ~PROMPT_LOGPROBS
-"""What a row that takes the plain argmax does not ask for."""
+"""Bits that a row with the plain argmax does not have."""
 _GREEDY_IN_GRAMMAR = ~(PROMPT_LOGPROBS | READS_TOKENS | processor_bit(GrammarMask))
-"""The same of a row that takes the argmax of what its grammar allows."""
+"""Bits that a row with the argmax of its grammar's tokens does not have."""
 
 
 class SamplingMetadata:
-    """One entry per slot of the batch; entries of empty slots are unspecified but for ``asked_of``. N slots."""
+    """One entry per slot of the batch; for empty slots only ``asked_of`` is defined."""
 
     def __init__(self, setup: ProcessorSetup) -> None:
         num_slots = setup.num_slots
         self._vocab_size = setup.vocab_size
         self.asked_of = np.zeros(num_slots, np.int32)
-        """What each slot asks for; nothing where it is empty."""
+        """The bits of each slot; 0 if it is empty."""
         self.asked = 0
-        """What any slot asks for."""
+        """The bits of all slots."""
         self.temperature = np.zeros(num_slots, np.float32)
         self.top_k = np.zeros(num_slots, np.int64)
-        """``vocab_size`` where all are kept."""
+        """``vocab_size``: all are kept."""
         self.top_p = np.zeros(num_slots, np.float64)
         self.log_min_p = np.zeros(num_slots, np.float32)
         """−inf without a min-p."""
@@ -85,13 +85,13 @@ class SamplingMetadata:
         self.processors: list[tuple[int, LogitsProcessor[Any]]] = [
             (processor_bit(kind), kind(setup)) for kind in PROCESSORS
         ]
-        """With the bit of rows to which each applies, in the order in which they are applied."""
+        """With the bits of the rows to which they apply, in the order in which they are applied."""
         [self.grammar_mask] = [each for _, each in self.processors if isinstance(each, GrammarMask)]
         self._until = np.zeros((len(PROCESSORS), num_slots), np.int64)
-        """Output tokens at which each processor ceases to apply."""
+        """Number of output tokens at which each processor ceases to apply."""
 
     def add(self, slot: int, params: SamplingParams, choice: int, num_output_tokens: int) -> None:
-        """Take a sequence that has ``num_output_tokens`` tokens of output into ``slot``."""
+        """Put a sequence with ``num_output_tokens`` tokens of output into ``slot``."""
         random = not params.greedy
         asks = {
             RANDOM: random,
@@ -108,7 +108,7 @@ class SamplingMetadata:
             if applies is not None:
                 asked |= bit | (READS_TOKENS if applies.reads_tokens else 0)
         self.asked_of[slot] = asked
-        # A smaller one would be zero in float32, and zero divided by zero is not a number.
+        # A smaller temperature would be zero in float32, and zero divided by zero is not a number.
         self.temperature[slot] = max(params.temperature, _SMALLEST)
         self.top_k[slot] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
         self.top_p[slot] = params.top_p
@@ -120,16 +120,16 @@ class SamplingMetadata:
         self.asked |= int(self.asked_of[slot])
 
     def most_bytes(self, max_model_len: int) -> int:
-        """What processors may keep of the tokens of all slots."""
+        """Bytes that processors may keep of all slots' tokens."""
         return sum(processor.most_bytes(max_model_len) for _, processor in self.processors)
 
     def greedy(self, slots: Index) -> bool:
-        """Whether each of ``slots`` takes the argmax, and asks for nothing else that needs logits."""
-        # If no slot asks for anything, there is no need to look at them.
+        """Whether all ``slots`` take the argmax, and ask for nothing else that needs logits."""
+        # If no slot of the batch asks for anything, these need no look.
         return not self.asked or not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY
 
     def greedy_in_grammar(self, slots: Index) -> bool:
-        """Whether each of ``slots`` takes the argmax, of what a grammar allows where it has one, as some have."""
+        """Whether some slot has a grammar, and all ``slots`` take the argmax (of their grammar's tokens, if any)."""
         return self.any_grammar and not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY_IN_GRAMMAR
 
     @property
@@ -138,15 +138,15 @@ class SamplingMetadata:
         return bool(self.asked & processor_bit(GrammarMask))
 
     def allowed(self, rows: SamplingRows) -> Bits:
-        """[R, ⌈V / 32⌉]: the tokens that grammars allow for ``rows``; all, where a row has none."""
+        """[R, ⌈V / 32⌉]: the tokens that grammars allow for ``rows``; all if a row has none."""
         return self.grammar_mask.allowed(rows, np.flatnonzero(self.asked_of[rows.slots] & processor_bit(GrammarMask)))
 
     def reads_tokens(self, slots: Index) -> bool:
-        """Whether what may be sampled for any of ``slots`` depends on the tokens before."""
+        """Whether logits processors of any of ``slots`` depend on the tokens before."""
         return bool(self.asked & READS_TOKENS and int(np.bitwise_or.reduce(self.asked_of[slots])) & READS_TOKENS)
 
     def expire(self, slots: Index, num_output_tokens: npt.NDArray[np.int64]) -> None:
-        """Drop logits processors that do not apply to ``slots`` any more, now that they have ``num_output_tokens``."""
+        """Drop logits processors that no longer apply to ``slots``, which have ``num_output_tokens``."""
         if not self.asked & EXPIRES:
             return
         expiring = np.flatnonzero(self.asked_of[slots] & EXPIRES)
@@ -166,7 +166,7 @@ class SamplingMetadata:
         self.asked_of[slot] = asked
 
     def prompts_computed(self, slots: Index) -> None:
-        """``slots`` ask for no more log probabilities of their prompts."""
+        """Record that ``slots`` need no more log probabilities of their prompts."""
         if self.asked & PROMPT_LOGPROBS:
             self.asked_of[slots] &= ~PROMPT_LOGPROBS
             self.asked = int(np.bitwise_or.reduce(self.asked_of))

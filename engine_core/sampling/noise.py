@@ -1,10 +1,10 @@
 """Sampling noise without a generator: a pure function of (seed, choice, absolute position, token id).
 
 Integers come from SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014),
-used as the counter-based generator that it is: number i of the stream that starts at ``key`` is
-``mix64(key + (i + 1) · GAMMA)`` modulo 2⁶⁴. A sequence's stream is split off its seed by choice, a position's stream
-off the sequence's by position, and a token's noise is number ``token id`` of that. Only 64-bit additions,
-multiplications, shifts and exclusive ors are used, so every device makes the same integers.
+used as a counter-based generator: number i of the stream that starts at ``key`` is ``mix64(key + (i + 1) · GAMMA)``
+modulo 2⁶⁴. A sequence's stream is split off its seed by choice, a position's stream off the sequence's by position,
+and a token's noise is number ``token id`` of the position's stream. Only 64-bit additions, multiplications, shifts and
+exclusive ors are used, so every device makes the same integers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MULTIPLIER_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 _BITS = 40
-# A uniform number in (0, 1): (k + ½) · 2⁻⁴⁰ with its upper end pulled to 1 − 2⁻²⁴, the largest float32 below one.
-# Small values, which win, keep all their resolution.
+# A uniform number in (0, 1) is (k + ½) · 2⁻⁴⁰, scaled so that the greatest is 1 − 2⁻²⁴, the largest float32 below one.
+# Small values, which win, keep their full resolution.
 _UNIT = np.float32(2.0**-_BITS) * (np.float32(1.0) - np.float32(2.0**-24))
 
 _NUMBERS_AT_ONCE = 1 << 15
-"""Numbers worked on at a time: every intermediate result stays in a core's cache."""
+"""Numbers worked on at a time: intermediate results stay in a core's cache."""
 
 
 def mix64(value: int) -> int:
@@ -38,7 +38,7 @@ def mix64(value: int) -> int:
 
 
 def sequence_key(seed: int, choice: int) -> int:
-    """Start of the stream of one choice; a negative seed counts as its two's complement of 64 bits."""
+    """Start of a choice's stream; a negative seed counts as its two's complement of 64 bits."""
     return mix64(mix64(seed & _MASK) + (choice + 1) * GAMMA & _MASK)
 
 
@@ -61,7 +61,7 @@ def _counters(indexes: npt.NDArray[np.int64]) -> U64:
 
 
 def position_keys(sequence_keys: U64, positions: npt.NDArray[np.int64]) -> U64:
-    """Start of the stream of each row [R]: ``sequence_keys`` [R], ``positions`` [R] counted from the prompt's start."""
+    """Start of each row's stream [R]: ``sequence_keys`` [R], ``positions`` [R] counted from the prompt's start."""
     return _mix(sequence_keys + _counters(positions))
 
 
@@ -80,7 +80,7 @@ def gumbel(keys: U64, token_ids: npt.NDArray[np.int64]) -> F32:
 
 
 def _gumbel_of(bits: U64, noise: F32) -> F32:
-    """Fill ``noise`` from ``bits``, which are changed."""
+    """Fill ``noise`` from ``bits``, which are overwritten."""
     noise[...] = np.right_shift(bits, np.uint64(64 - _BITS), out=bits)
     noise += np.float32(0.5)
     noise *= -_UNIT
@@ -91,7 +91,7 @@ def _gumbel_of(bits: U64, noise: F32) -> F32:
 
 
 class VocabularyNoise:
-    """``gumbel`` of all V tokens of a vocabulary, some rows at a time, in memory of its own that stays in a cache."""
+    """``gumbel`` of all V tokens of a vocabulary, a few rows at a time, in its own memory that stays in a cache."""
 
     def __init__(self, vocab_size: int) -> None:
         self._counters = _counters(np.arange(vocab_size))
@@ -118,7 +118,7 @@ def _signed(value: int) -> int:
 
 
 def torch_random_bits(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Like ``random_bits``, but in int64: torch has additions and products modulo 2⁶⁴, but only of signed numbers."""
+    """Like ``random_bits``, but in int64: torch has additions and products modulo 2⁶⁴ only for signed numbers."""
     z = keys + (token_ids + 1) * _signed(GAMMA)
     z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(_MULTIPLIER_1))
     z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(_MULTIPLIER_2))

@@ -1,6 +1,6 @@
-"""Sampling from logits in the host's memory: numpy on one thread, in pieces that stay in a core's cache.
+"""Sampling from logits in host memory: numpy on one thread, in pieces that stay in a core's cache.
 
-Its exponentials and logarithms give a number the same bits wherever it stands in an array.
+Numpy's exponentials and logarithms give a number the same bits wherever it is in an array.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ F32 = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.int32]
 
 NUCLEUS_CANDIDATES = 128
-"""The first tokens, in which a nucleus is looked for before the whole row is searched."""
+"""First tokens in which a nucleus is looked for before the whole row is searched."""
 _CLASSES_PER_TOKEN = 4
 _FEWEST_CLASSES = 512
-"""Classes of tokens, per token wanted and at least: more classes leave fewer candidates, but make the search for the
-threshold longer; few classes make short inner loops."""
+"""Classes of tokens, per wanted token and at least: more classes leave fewer candidates, but lengthen the search for
+the threshold; few classes make short inner loops."""
 _LOGPROB_ELEMENTS = 1 << 18
-"""Logits whose log probabilities are computed at a time: what fits a core's cache."""
+"""Logits whose log probabilities are computed at a time: they fit a core's cache."""
 _ID_MASK = np.int64(0xFFFF_FFFF)
 _PROBED = 64
-"""Logits among which one is mostly left, so that a row need not be searched."""
+"""Logits of which one is usually not banned, so that the row need not be searched."""
 _MASS_UNITS = np.float32(1 << 30)
 _BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1, bitorder="little")
 _LIMITS_OF_BYTE = np.where(_BITS_OF_BYTE == 1, np.float32(np.nan), np.float32(-np.inf))
-"""[256, 8]: for each bit of a byte of a mask, what a logit is limited to. NaN, for ``fmin``, is no limit."""
+"""[256, 8]: upper limits of logits for each bit of a mask's byte. NaN, for ``fmin``, is no limit."""
 
 _quiet = np.errstate(all="ignore")
-"""Logits are −inf where tokens are banned, NaN where a model overflows, and temperatures may be tiny."""
+"""Logits are −inf if tokens are banned, NaN if a model overflows, and temperatures may be tiny."""
 
 
 class NumpyOps(SamplingOps):
-    """For logits in the host's memory."""
+    """For logits in host memory."""
 
     elements_at_once = 1 << 19  # about what a core's cache holds
     xp = np
@@ -72,7 +72,7 @@ class NumpyOps(SamplingOps):
     def mask(self, logits: F32, rows: Index, allowed: Bits) -> None:
         for row, bits in zip(rows.tolist(), allowed, strict=True):
             limits = _LIMITS_OF_BYTE.take(bits.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
-            if np.fmin.reduce(logits[row]) == -np.inf:  # rare, and to look is six times as fast
+            if np.fmin.reduce(logits[row]) == -np.inf:  # rare, and this test is six times as fast
                 np.maximum(logits[row], LEAST_LOGIT, out=logits[row])
             np.fmin(logits[row], limits, out=logits[row])
 
@@ -107,7 +107,7 @@ class NumpyOps(SamplingOps):
         return token_ids
 
     def _sample_finite(self, logits: F32, maximum: F32, rows: RandomRows) -> Ids:
-        """Like ``sample``, but returns any tokens for rows whose ``maximum`` [R, 1] is not finite."""
+        """Like ``sample``, but rows whose ``maximum`` [R, 1] is not finite get arbitrary tokens."""
         if rows.top_k is not None:
             return _sample_from(*top_k_prefix(logits, rows, rows.top_k), rows.keys)
         scaled = scale(logits, maximum, rows)
@@ -138,7 +138,7 @@ class NumpyOps(SamplingOps):
 
 
 def scale(logits: F32, maximum: F32, rows: RandomRows) -> F32:
-    """(logits − maximum) ÷ temperature, −inf where a token's probability is below min-p times the greatest one.
+    """(logits − maximum) ÷ temperature; −inf if a token's probability is below min-p times the greatest.
 
     ``logits`` [R, K], ``maximum`` [R, 1] of the whole row; a new array [R, K], at most 0.
     """
@@ -164,7 +164,7 @@ def reach_of(masses: Masses, top_p: npt.NDArray[np.float64]) -> Ids:
 
 
 def _drop_beyond(scaled: F32, masses: Masses, reach: Ids) -> npt.NDArray[np.bool_]:
-    """Set all past the shortest prefix that reaches ``reach`` [R, 1] to −inf, in place; true [R] where there is one."""
+    """Set all after the shortest prefix with mass ``reach`` [R, 1] to −inf, in place; true [R] if there is one."""
     cumulated = np.cumsum(masses, axis=1, dtype=np.int64)
     scaled[:, 1:][cumulated[:, :-1] >= reach] = -np.inf
     reached: npt.NDArray[np.bool_] = cumulated[:, -1] >= reach[:, 0]
@@ -172,7 +172,7 @@ def _drop_beyond(scaled: F32, masses: Masses, reach: Ids) -> npt.NDArray[np.bool
 
 
 def _sample_from(ids: Ids, scaled: F32, keys: U64) -> Ids:
-    """One of ``ids`` [R, K] by its ``scaled`` logits [R, K], which are changed."""
+    """Sample from ``ids`` [R, K] by their ``scaled`` logits [R, K], which are overwritten."""
     scaled += gumbel(keys, ids)
     token_ids: Ids = ids[np.arange(len(ids)), scaled.argmax(axis=1)]
     return token_ids
@@ -195,13 +195,13 @@ def top_tokens(logits: F32, k: int) -> Ids:
     """Ids [R, k] of the first ``k`` ≤ V tokens of ``logits`` [R, V], in order.
 
     Tokens are divided into classes. The k-th greatest of the classes' maxima is a threshold that at least k tokens
-    reach, and in most rows not many more: only those are sorted.
+    reach, and in most rows few more: only those are sorted.
     """
     if k == 1:
         best: Ids = logits.argmax(axis=1)[:, np.newaxis]
         return best
     num_rows, vocab = logits.shape
-    # Written so that NaN comes through, as it does in argmax.
+    # Negated so that NaN passes, as it does in argmax.
     found = np.flatnonzero(~(logits < _threshold(logits, k)))
     rows = found // vocab
     counts = np.bincount(rows, minlength=num_rows)
@@ -213,7 +213,7 @@ def top_tokens(logits: F32, k: int) -> Ids:
 
 
 def _pack(values: F32, ids: Ids) -> Ids:
-    """One number for each of ``values`` and its id: greater value first, then lower id. −0 equals +0."""
+    """One number per value and id, ordered by value, then by descending id. −0 equals +0."""
     bits = (values + np.float32(0.0)).view(np.int32)
     bits ^= (bits >> np.int32(31)) & np.int32(0x7FFF_FFFF)
     return (bits.astype(np.int64) << np.int64(32)) + (_ID_MASK - ids)
@@ -226,16 +226,16 @@ def _threshold(logits: F32, k: int) -> F32:
     classes = vocab // size
     if classes < k:
         return np.full((num_rows, 1), -np.inf, np.float32)
-    # Tokens of one class are ``classes`` ids apart, so that maxima are taken of whole rows of memory. Tokens in no
-    # class can only add to those that reach the threshold.
+    # Tokens of a class are ``classes`` ids apart, so that maxima are taken over contiguous rows of memory. Tokens
+    # without a class can only add to those that reach the threshold.
     maxima = logits[:, : size * classes].reshape(num_rows, size, classes).max(axis=1)
     return np.partition(maxima, classes - k, axis=1)[:, classes - k, np.newaxis]
 
 
 def top_p_prefix(logits: F32, scaled: F32, masses: Masses, reach: Ids) -> tuple[Ids, F32, npt.NDArray[np.bool_]]:
-    """Ids and scaled logits [R, K] of the nucleus of each row of ``logits`` [R, V], and whether it fits into K [R].
+    """Ids and scaled logits [R, K] of each row's nucleus in ``logits`` [R, V], and whether it fits into K [R].
 
-    ``scaled`` and ``masses`` [R, V] are those of all tokens, ``reach`` [R, 1] the mass of the nucleus. Rows for which
+    ``scaled`` and ``masses`` [R, V] are of all tokens, ``reach`` [R, 1] the mass of the nucleus. Rows for which
     the third result is false need ``argmax_in_nucleus``.
     """
     ids = top_tokens(logits, min(NUCLEUS_CANDIDATES, logits.shape[1]))
@@ -245,17 +245,17 @@ def top_p_prefix(logits: F32, scaled: F32, masses: Masses, reach: Ids) -> tuple[
 
 
 def argmax_in_nucleus(scores: F32, logits: F32, masses: Masses, reach: int) -> int:
-    """The token of one row with the greatest of ``scores`` [V] among the nucleus; changes ``scores``.
+    """The token of one row with the greatest of ``scores`` [V] in the nucleus; overwrites ``scores``.
 
-    Instead of finding the nucleus, the winner among all tokens is looked at: it is inside if those that precede it by
-    ``logits`` [V] have less mass than ``reach``. If it is not, neither is any token after it, and the next best wins;
+    Instead of finding the nucleus, test the winner among all tokens: it is inside if the tokens that precede it by
+    ``logits`` [V] have less mass than ``reach``. If not, no token after it is inside, and the next best is tested;
     on average that happens less than once, because winners are sampled in proportion to their mass.
     """
     while True:
         token = int(scores.argmax())
         precedes = logits > logits[token]
         precedes[:token] |= logits[:token] == logits[token]
-        # Nothing is left only where logits are NaN.
+        # Only with NaN logits is nothing left.
         if int((masses * precedes).sum(dtype=np.int64)) < reach or scores[token] == -np.inf:
             return token
         scores[~precedes] = -np.inf
@@ -274,7 +274,7 @@ def _logprobs(logits: F32, token_ids: Ids, k: int) -> tuple[Ids, Ids, F32]:
 
 
 def _ranks(logits: F32, token_ids: Ids, top_ids: Ids) -> Ids:
-    """[R]: 1 plus the place among ``top_ids`` [R, k], or else plus the number of tokens that come before."""
+    """[R]: 1 plus the index in ``top_ids`` [R, k], or else plus the number of tokens that come before."""
     places = top_ids == token_ids[:, np.newaxis]
     ranks = 1 + places.argmax(axis=1) if top_ids.shape[1] else np.zeros(len(token_ids), np.int64)
     for row in np.flatnonzero(~places.any(axis=1)).tolist():

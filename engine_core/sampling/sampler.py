@@ -1,9 +1,9 @@
 """From logits to sampled tokens.
 
-In this order, and each only where some row asks for it: logits processors, in the order of their list; then the argmax
-for greedy rows, and for the others temperature, min-p, top-k, top-p and noise; log probabilities of the raw logits.
-A step whose rows are all greedy does not come here (``ModelRunner._sample``). Nothing is remembered from step to step
-but the tokens themselves, and no row's result depends on another row.
+In this order, each only if some row asks for it: logits processors, in the order of their list; then the argmax for
+greedy rows, for others temperature, min-p, top-k, top-p and noise; log probabilities of the raw logits. Steps with only
+greedy rows do not come here (``ModelRunner._sample``). Nothing but the tokens is kept from step to step, and no row's
+result depends on another row.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Bits = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """What was sampled, in the memory that has the logits."""
+    """Sampled tokens, in the memory of the logits."""
 
     token_ids: torch.Tensor
     """[R] int64"""
     greatest: torch.Tensor
-    """[R] float32: the greatest of each row's raw logits, NaN where one is. Where it is no number above −inf, the token
-    means nothing."""
+    """[R] float32: the greatest of each row's raw logits, NaN if the row has one. If it is NaN or −inf, the token means
+    nothing."""
     logprobs: list[LogprobsTensors]
-    """For the rows that asked for them; one item per part where a batch is sampled in parts."""
+    """For the rows that asked for them; one item per part if a batch is sampled in parts."""
 
 
 class Sampler:
-    """Reads ``metadata`` and samples. R rows, V vocabulary size. The device is not waited for."""
+    """Reads ``metadata`` and samples, without waiting for the device. R rows, V vocabulary size."""
 
     def __init__(self, metadata: SamplingMetadata, ops: SamplingOps) -> None:
         """``metadata`` is kept, and read at each step."""
@@ -56,7 +56,7 @@ class Sampler:
         logprobs: list[LogprobsTensors] = []
         for start in range(0, len(asked_of), step):
             part = slice(start, start + step)
-            greatest.append(self._ops.greatest(array[part]))  # before anything is banned, as it might be the NaN
+            greatest.append(self._ops.greatest(array[part]))  # before bans, which might hide the NaN
             sampled, report = self._sample_part(array[part], rows.part(part), asked_of[part], start)
             tokens.append(sampled)
             if report is not None:
@@ -66,9 +66,8 @@ class Sampler:
     def prompt_logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, report: LogprobsTensors, first_row: int
     ) -> None:
-        """Log probabilities of the tokens ``token_ids`` [R] of a prompt, whose predecessors have ``logits`` [R, V].
-
-        They are written to the rows of ``report`` from ``first_row`` on.
+        """Write log probabilities of prompt tokens ``token_ids`` [R], whose predecessors have ``logits`` [R, V], to the
+        rows of ``report`` from ``first_row`` on.
         """
         array, k = self._ops.array, report.top_ids.shape[1]
         report.write(first_row, *self._ops.logprobs(array(logits), array(token_ids), k))
@@ -80,7 +79,7 @@ class Sampler:
         reporting = np.flatnonzero(asked_of & asks.LOGPROBS) if asked & asks.LOGPROBS else None
         raw = None
         if reporting is not None:
-            # Reports are of the raw logits, which are copied only if they are about to change.
+            # Reports are of the raw logits, copied only if they are about to change.
             raw = self._select(logits, reporting)
             raw = self._ops.select_rows(raw, reporting) if raw is logits and asked & asks.PROCESSED else raw
         for bit, processor in self._metadata.processors if asked & asks.PROCESSED else ():
@@ -94,7 +93,7 @@ class Sampler:
         return tokens, LogprobsTensors(first_row + reporting, num_top, *report)
 
     def _sample_mixed(self, logits: Array, rows: SamplingRows, asked_of: Bits) -> Array:
-        """Token ids [R] of rows that need not ask for the same method."""
+        """Token ids [R] of rows that may ask for different methods."""
         methods = asked_of & asks.METHOD
         if (methods == methods[0]).all():
             return self._sample_alike(int(methods[0]), logits, rows.slots, rows.num_tokens)
@@ -120,7 +119,7 @@ class Sampler:
         return self._ops.sample(logits, random)
 
     def _select(self, x: Array, rows: Index) -> Array:
-        """``rows`` (ascending) of ``x``: ``x`` itself where these are all."""
+        """``rows`` (ascending) of ``x``: ``x`` itself if these are all."""
         return x if len(rows) == len(x) else self._ops.select_rows(x, rows)
 
 

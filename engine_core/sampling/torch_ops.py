@@ -1,4 +1,4 @@
-"""Sampling where torch has the logits, without waiting for the device.
+"""Sampling from torch's logits, without waiting for the device.
 
 A nucleus is found by bisection for its least logit, not by sorting, in as many rounds as a logit has bits.
 """
@@ -24,7 +24,7 @@ _ID_MASK = 0xFFFF_FFFF
 class TorchOps(SamplingOps):
     """For logits on a GPU. Runs on CPU too, where tests compare it with ``NumpyOps``."""
 
-    elements_at_once = 1 << 24  # some intermediate results have 8 bytes a logit
+    elements_at_once = 1 << 24  # some intermediate results have 8 bytes per logit
 
     xp = torch
 
@@ -80,7 +80,7 @@ class TorchOps(SamplingOps):
         return torch.where(maximum.isfinite(), self._sample_finite(logits, maximum, rows)[:, None], first)[:, 0]
 
     def _sample_finite(self, logits: torch.Tensor, maximum: torch.Tensor, rows: RandomRows) -> torch.Tensor:
-        """Like ``sample``, but returns any tokens for rows whose ``maximum`` [R, 1] is not finite."""
+        """Like ``sample``, but rows whose ``maximum`` [R, 1] is not finite get arbitrary tokens."""
         columns: list[npt.NDArray[Any] | None]
         columns = [rows.keys.view(np.int64), rows.temperature, rows.log_min_p, rows.top_k, rows.top_p]
         keys, temperature, *uploaded = upload([each for each in columns if each is not None], logits.device)
@@ -120,7 +120,7 @@ class TorchOps(SamplingOps):
 
 
 def order_of(values: torch.Tensor) -> torch.Tensor:
-    """Integers, as int64, that compare as ``values`` float32 do; −0 equals +0."""
+    """int64 that compare as ``values`` float32 do; −0 equals +0."""
     bits = (values + 0.0).view(torch.int32)
     return (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).long()
 
@@ -135,7 +135,7 @@ def keep_nucleus(logits: torch.Tensor, scaled: torch.Tensor, top_p: torch.Tensor
     """Set ``scaled`` [R, V] to −inf outside of each row's nucleus, in place; ``top_p`` [R, 1] float64, < 1."""
     masses, order = _masses(scaled), order_of(logits)
     reach = _reach(masses, top_p)
-    # The greatest order such that tokens from it up have the mass; the search keeps low ≤ it < high.
+    # Find the greatest order from which up tokens have enough mass; invariant: low ≤ order < high.
     low = torch.full_like(reach, -(1 << 31))
     high = torch.full_like(reach, 1 << 31)
     for _ in range(32):

@@ -1,4 +1,4 @@
-"""Grammars, compiled within limits and kept by digest, the ones used last; any thread may ask for one."""
+"""Compiles grammars within limits and keeps the last used by digest; thread-safe."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 KEPT_GRAMMARS = 256
 KEPT_BYTES = 2 << 20
-"""Of the texts of the grammars that are kept. At first, one of a few hundred bytes takes about 90 kB, and larger ones
-up to 200 times their text."""
+"""Texts of kept grammars. At first, a grammar of a few hundred bytes takes about 90 kB, and larger ones up to 200 times
+their text."""
 KEPT_SECONDS = 5.0
-"""Of making masks, those that took longer than ``SLOW_MASK``: in them the lexers of grammars grow, by at most about
-60 MB in a second. Masks whose states are there already are fast."""
+"""Time spent on slow masks (longer than ``SLOW_MASK``) of kept grammars: these grow the lexers, by at most about 60 MB
+per second. Masks of known states are fast."""
 SLOW_MASK = 0.001
 """Seconds."""
 
@@ -38,7 +38,7 @@ class GrammarsUnavailableError(Exception):
 
 
 def library_version() -> str | None:
-    """Of llguidance; None where it is not installed, and grammars cannot be used."""
+    """llguidance's; None if it is not installed, so that grammars cannot be used."""
     try:
         return version("llguidance")
     except PackageNotFoundError:
@@ -58,13 +58,13 @@ class _Compiled:
     size: int
     """Bytes of its text."""
     matcher: Future[LLMatcher] = field(default_factory=Future)
-    """At the grammar's beginning. Its copies share its lexer."""
+    """At the grammar's beginning. Copies share its lexer."""
     seconds: float = 0.0
-    """Of slow masks (``KEPT_SECONDS``)."""
+    """Time spent on slow masks (``KEPT_SECONDS``)."""
 
 
 class GrammarCompiler:
-    """Makes matchers. The memory of what it keeps is bounded."""
+    """Makes matchers. The memory of kept grammars is bounded."""
 
     def __init__(self, tokenizer: LLTokenizer, eos_token_ids: Sequence[int]) -> None:
         """``eos_token_ids`` are those of ``tokenizer``."""
@@ -72,7 +72,7 @@ class GrammarCompiler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[bytes, _Compiled] = OrderedDict()
-        """By digest. The last one was used last."""
+        """By digest, least recently used first."""
         self._kept_bytes = 0
         self._kept_seconds = 0.0
 
@@ -100,23 +100,23 @@ class GrammarCompiler:
         return _digest(grammar.encode(errors="replace")) in self._compiled
 
     def compile(self, grammar: str) -> None:
-        """Compile ``grammar``, unless that was done, or is done by another thread, which is waited for.
+        """Compile ``grammar`` unless it is compiled; wait if another thread is compiling it.
 
         Raises ``InvalidRequestError``.
         """
         self._template(grammar)
 
     def matcher(self, grammar: str) -> Matcher:
-        """A matcher at the beginning of ``grammar``, which is compiled if need be; raises as ``compile`` does.
+        """A matcher at the beginning of ``grammar``, compiled if needed; raises as ``compile``.
 
-        Matchers of a grammar share its lexer, and the states that any of them has reached: see ``lexer_is_full``.
+        Matchers of a grammar share its lexer and the states that any of them has reached: see ``lexer_is_full``.
         """
         compiled = self._template(grammar)
         observe = partial(self._observe, compiled)
         return Matcher(compiled.matcher.result().deep_copy(), self._eos_token_ids, observe)
 
     def fresh_matcher(self, grammar: str) -> Matcher:
-        """As ``matcher``, with a new lexer, which later matchers share."""
+        """Like ``matcher``, with a new lexer, which later matchers share."""
         with self._lock:
             self._drop(self._compiled.get(_digest(grammar.encode(errors="replace"))))
         return self.matcher(grammar)
@@ -155,7 +155,7 @@ class GrammarCompiler:
             compiled.matcher.set_result(matcher)
 
     def _observe(self, compiled: _Compiled, seconds: float) -> None:
-        """A mask of ``compiled`` took ``seconds``."""
+        """Record that a mask of ``compiled`` took ``seconds``."""
         if seconds <= SLOW_MASK:
             return
         with self._lock:

@@ -1,6 +1,6 @@
-"""One sequence's place in its grammar: a function of the grammar and of the tokens of the sequence's output alone.
+"""One sequence's place in its grammar: a function of only the grammar and the sequence's output tokens.
 
-Except for a grammar at the limit of its lexer's steps, which others who follow the same one may have saved it.
+Exception: near the limit of lexer steps, other sequences with the same grammar may have saved a sequence some steps.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Bits = npt.NDArray[np.uint32]
 """[…, ⌈V / 32⌉]: bit i of word w is for token 32 · w + i."""
 
 ALL = 0xFFFF_FFFF
-"""A word of tokens all of which are allowed."""
+"""A word that allows all of its tokens."""
 
 _LEXER = "lexer error"
 """In llguidance's messages about limits of its lexer."""
 _NO_FIT = "doesn't satisfy the grammar"
-"""In its messages about a token that the grammar does not admit."""
+"""In llguidance's messages about tokens that the grammar does not admit."""
 _CANNOT_FOLLOW = "the grammar cannot be followed"
 _DEAD_END = "no token can follow: the grammar has a dead end here"
 
 
 class Matcher:
-    """Follows one output. Nothing here raises for what a grammar or a model does: see ``failed_at``."""
+    """Follows one output. Errors of grammars and models set ``failed_at`` and are never raised."""
 
     def __init__(
         self,
@@ -38,33 +38,33 @@ class Matcher:
         eos_token_ids: frozenset[int],
         observe: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """``matcher`` is taken over; without one nothing can be sampled (``failed``).
+        """Takes over ``matcher``; without one nothing can be sampled (``failed``).
 
-        ``observe`` gets the seconds that each mask took.
+        ``observe`` is called with each mask's seconds.
         """
         self._observe = observe
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self.num_tokens = 0
-        """Tokens of the output so far."""
+        """Output tokens so far."""
         self.failed_at: int | None = None
-        """The position in the output at which nothing can be sampled; None as far as is known."""
+        """The output position at which nothing can be sampled; None: none is known."""
         self.problem = ""
-        """Why."""
+        """Why nothing can be sampled."""
         self.lexer_is_full = False
-        """Whether it failed since its lexer, which is shared, has reached a limit: a new one may be able to go on."""
+        """Whether it failed because its shared lexer reached a limit: a new lexer may be able to go on."""
         self._ended = False
-        """Whether one of the tokens was an eos token."""
+        """Whether the output has an eos token."""
 
     @classmethod
     def failed(cls, problem: str) -> Matcher:
-        """One that admits nothing."""
+        """A matcher that admits nothing."""
         matcher = cls(None, frozenset())
         matcher._fail(0, problem)
         return matcher
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take in the next tokens of the output."""
+        """Consume the next output tokens."""
         for token in token_ids:
             if self._matcher is not None and self.failed_at is None and not self._ended:
                 if token in self._eos_token_ids and self._matcher.is_accepting():
@@ -76,10 +76,10 @@ class Matcher:
             self.num_tokens += 1
 
     def allow(self, bits: Bits, drafts: Sequence[int] = ()) -> None:
-        """Write to ``bits`` [1 + D, W] which tokens may come next, and next after each of the D ``drafts``.
+        """Write to ``bits`` [1 + D, W] which tokens may come next, and after each of the D ``drafts``.
 
-        All may from where on nothing can be sampled (``failed_at``), and behind a draft that may not come where it is,
-        which is never accepted.
+        All tokens are allowed after a failure (``failed_at``), and after a draft that the grammar does not admit, which
+        is never accepted.
         """
         bits.fill(ALL)
         matcher, taken = self._matcher, 0
@@ -97,16 +97,16 @@ class Matcher:
             matcher.rollback(taken)
 
     def forced(self, limit: int) -> list[int]:
-        """The next tokens, at most ``limit``, where the grammar leaves a single text: as the tokenizer divides it.
+        """The next tokens, at most ``limit``, while the grammar leaves a single text, tokenized by the tokenizer.
 
-        An eos token is never among them: the step that computes the token before it samples it without its help.
+        Never an eos token: the step that computes the token before it samples it anyway.
         """
         if limit == 0 or self._matcher is None or self._ended or self.failed_at is not None:
             return []
         return self._matcher.compute_ff_tokens()[:limit]
 
     def _fill(self, matcher: LLMatcher, row: npt.NDArray[np.uint32], position: int) -> bool:
-        """Whether something can be sampled at ``position`` of the output; ``row`` [W] says what."""
+        """Write to ``row`` [W] what can be sampled at ``position`` of the output; whether anything can."""
         start = time.thread_time()
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self._observe(time.thread_time() - start)
@@ -121,7 +121,7 @@ class Matcher:
         return False
 
     def _error(self, matcher: LLMatcher) -> str:
-        """Why ``matcher`` failed, in llguidance's words."""
+        """Why ``matcher`` failed, in llguidance's words. Sets ``lexer_is_full``."""
         error = matcher.get_error().partition("\n")[0]
         self.lexer_is_full = _LEXER in error
         return error.removeprefix("Parser Error: ")
