@@ -5,8 +5,8 @@ Nothing here imports torch. The entry point is ``Scheduler``: ``schedule`` makes
 scheduler          plans a step, and processes its results   (read first)
 step_in_flight     a step until its results have arrived
 request_queue      the waiting queue: priority, deficit round-robin across tenants, arrival; deadlines
-fairness           the running places, blocks and tokens of a step that are reserved for other tenants
-pacing             when sequences go on whose grammars take long
+fairness           running places, blocks and tokens of a step reserved for other tenants
+pacing             when sequences with slow grammars go on
 lifecycle          state transitions of sequences: start, preempt, end; outputs: the outputs of a step
 drafting           how many drafts a step takes (speculative decoding); stats: load and counters
 """

@@ -1,12 +1,12 @@
-"""What a tenant leaves to others in the engine: places, KV blocks, and room in each step.
+"""Running places, KV blocks and room in each step that a tenant leaves to others.
 
-Otherwise a flood would take every place in one step. Since its sequences begin together, it would free no place until
-they all end, and its long prompts would fill every step. So while another tenant has brought a request lately
+Otherwise a flood of requests would take every place in one step. As its sequences begin together, no place would become
+free until they end, and its long prompts would fill every step. So while another tenant has brought a request lately
 
 - a tenant that runs its share leaves a sixteenth of the places and of the blocks free, and
 - a tenant's prompts fill at most a quarter of a step.
 
-A tenant that has been alone for a while may use everything. ``request_queue`` orders the requests that wait.
+A tenant that has been alone for a while may use everything. ``request_queue`` orders waiting requests.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import math
 from collections import Counter
 
 LATELY = 60.0
-"""Seconds after a tenant's request during which another one is expected."""
+"""Seconds after a tenant's request during which another is expected."""
 
 
 class TenantShares:
-    """How much of the engine each tenant may use now."""
+    """How much of the engine each tenant may use."""
 
     def __init__(self, max_num_seqs: int, num_blocks: int, prompt_tokens: int) -> None:
         """``prompt_tokens``: the most tokens of a step for one tenant's prompts."""
@@ -30,10 +30,10 @@ class TenantShares:
         """Prompt tokens of each tenant in the step that is being planned."""
         self._now = -math.inf
         self._last = self._last_of_others = "", -math.inf
-        """Tenant and time of the last request, and of the last one of any other tenant."""
+        """Tenant and time of the last request, and of the last request of any other tenant."""
 
     def came(self, tenant: str, now: float) -> None:
-        """``tenant`` brought a request."""
+        """Record a request of ``tenant``."""
         if tenant != self._last[0]:
             self._last_of_others = self._last
         self._last = tenant, now
@@ -46,7 +46,6 @@ class TenantShares:
         return self._now - at < LATELY
 
     def begin_step(self, now: float) -> None:
-        """The planning of a step begins."""
         self._now = now
         self._planned.clear()
 
@@ -57,19 +56,19 @@ class TenantShares:
         return min(wanted, max(0, self._prompt_tokens - self._planned[tenant]))
 
     def plan_prompt(self, tenant: str, tokens: int) -> None:
-        """Count ``tokens`` tokens of a prompt of ``tenant`` in the step."""
+        """Count ``tokens`` of a prompt of ``tenant`` in the step."""
         self._planned[tenant] += tokens
 
     def places_kept(self, tenant: str, running: Counter[str]) -> int:
-        """Places that a further sequence of ``tenant`` must leave free; ``running``: sequences of each tenant."""
+        """Places that a further sequence of ``tenant`` must leave free; ``running``: sequences by tenant."""
         return self._kept(tenant, running[tenant], self._max_num_seqs, len(running))
 
     def blocks_kept(self, tenant: str, running: Counter[str], held: int) -> int:
-        """Blocks that a further sequence of ``tenant`` must leave free; its running ones hold ``held``."""
+        """Blocks that a further sequence of ``tenant`` must leave free; its running sequences hold ``held``."""
         return self._kept(tenant, held, self._num_blocks, len(running))
 
     def _kept(self, tenant: str, held: int, count: int, num_tenants: int) -> int:
-        """A sixteenth of ``count``, if others came lately and ``tenant`` holds an equal part of the rest, or half."""
+        """A sixteenth of ``count``, if others came lately and ``tenant`` holds its share of the rest, at most half."""
         kept = (count + 8) // 16
         has_its_share = held >= max(1, (count - kept) // max(2, num_tenants))
         return kept if has_its_share and self.others_came(tenant) else 0

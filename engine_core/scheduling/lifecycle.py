@@ -1,4 +1,4 @@
-"""State transitions of sequences. Each keeps queue, blocks, groups and workers consistent.
+"""State transitions of sequences. All keep queue, blocks, groups and workers consistent.
 
 ::
 
@@ -7,7 +7,7 @@
                        preempt ▼   │ start
     siblings ──▶ PENDING ⇄ RETURNING
 
-Siblings are the other choices of a request whose first one was started; they are PENDING until it has computed the
+Siblings are the other choices of a request whose first choice was started; they are PENDING until it has computed the
 prompt. ``end`` ends a sequence in any state. The scheduler decides when to make which transition.
 """
 
@@ -28,7 +28,7 @@ from engine_core.step import SequenceOutput
 
 
 class Lifecycle:
-    """All live requests. The scheduler reads its attributes, and changes ``in_flight`` and what is told."""
+    """All live requests. The scheduler reads its attributes, updates ``in_flight`` and empties what it has told."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class Lifecycle:
         self.running: list[Sequence] = []
         """Running sequences, in order of rank."""
         self.in_flight: dict[int, StepInFlight] = {}
-        """Steps in flight keyed by step id, oldest first."""
+        """Steps in flight by step id, oldest first."""
         self.released: list[int] = []
-        """seq_ids that workers must forget; whoever tells them empties it."""
+        """seq_ids that workers must forget, until they are told."""
         self.started: list[str] = []
-        """Requests that the next step begins to compute, for the first time or again; emptied as they are told."""
+        """Requests that the next step begins to compute, for the first time or again, until they are reported."""
         self.ended: list[SequenceOutput] = []
-        """Ends that no step caused; emptied as they are told."""
+        """Ends that no step caused, until they are reported."""
         self.deadlines = Deadlines()
         self.num_choices = 0
         """Live choices, running or not."""
@@ -60,7 +60,7 @@ class Lifecycle:
         self._counters = counters
         self._fair = fair
         self._holding: dict[str, SequenceGroup] = {}
-        """Groups that hold the blocks of their prompt for choices that wait."""
+        """Groups that hold their prompt's blocks for waiting choices."""
         self._seq_ids = count()
         self._admissions = count()
 
@@ -90,7 +90,7 @@ class Lifecycle:
         self._queue.append(self._next_choice(group, SequenceState.QUEUED))
 
     def start(self, seq: Sequence, now: float) -> None:
-        """Let ``seq`` run: it was popped from the queue and has its blocks."""
+        """Let ``seq`` run, which was popped from the queue and has its blocks."""
         group = seq.group
         if group.admission is None:
             self._start_group(group, seq, now)
@@ -98,9 +98,9 @@ class Lifecycle:
         group.num_running += 1
         insort(self.running, seq, key=lambda each: each.rank)
         if group.scores_prompt:
-            group.num_prompt_logprobs = 0  # this leader recomputes the scores that a predecessor has computed
-        # With windows, a choice may return while the running ones have lost blocks of the prompt. It then computes the
-        # prompt for itself only, so that all choices that share blocks share the same ones.
+            group.num_prompt_logprobs = 0  # this leader recomputes its predecessor's scores
+        # With windows, a choice may return after the running choices have lost blocks of the prompt. It then computes
+        # the prompt for itself only, so that all choices that share blocks share the same ones.
         if group.shared_blocks is None and group.num_running == 1:
             group.leader = seq
             if seq.num_computed >= group.share_at:
@@ -109,16 +109,16 @@ class Lifecycle:
         self._clean_up(group)
 
     def wait_for_leader(self, seq: Sequence) -> None:
-        """``seq``, popped from the queue, waits until its group's leader has computed the prompt."""
+        """Let ``seq``, popped from the queue, wait until its group's leader has computed the prompt."""
         seq.state = SequenceState.PENDING
         seq.group.pending.append(seq)
 
     def advance(self, seq: Sequence, num_computed: int) -> None:
-        """``seq`` has reached its ``watch_at``: there are blocks to publish or to free, or a prompt to share."""
+        """Publish and free blocks of ``seq``, which has reached its ``watch_at``, and share its prompt if it leads."""
         self._kv.publish(seq, num_computed)
         if seq.group.leader is seq and num_computed >= seq.group.share_at:
             self._share_prompt(seq)
-        # A leader that has not shared its prompt yet keeps the blocks that others will read.
+        # A leader that has not shared its prompt keeps the blocks that others will read.
         read_by_all = seq.group.num_shared_blocks * self._kv.block_size if seq.group.leader is seq else num_computed
         self._kv.release_skipped_blocks(seq, min(num_computed, read_by_all))
         self._watch(seq)
@@ -126,7 +126,7 @@ class Lifecycle:
     def preempt(self, seq: Sequence) -> None:
         """Preempt a running ``seq``: it loses its blocks, and waits at the front of its priority to be recomputed."""
         group = seq.group
-        # Choices that still run hold its prompt, so it can start from there. (None of them leads: while the prompt is
+        # Other running choices hold its prompt, so it can start from there. (None of them leads: while the prompt is
         # being computed, only one choice runs.) With windows, they may have lost blocks of the prompt.
         if group.num_running > 1 and group.shared_blocks is None and not self._kv.has_windows:
             self._hold_prompt(seq)
@@ -151,7 +151,7 @@ class Lifecycle:
         return True
 
     def remove(self, seq: Sequence) -> None:
-        """``seq`` has ended: remove it from the structures of its state."""
+        """Remove ``seq``, which has ended, from the structures of its state."""
         group = seq.group
         del group.members[seq.choice]
         self.num_choices -= 1
@@ -167,9 +167,9 @@ class Lifecycle:
         self._clean_up(group)
 
     def drop_idle_prompt(self, keep: SequenceGroup | None = None) -> bool:
-        """Release the prompt held by the lowest-ranked group that runs no choice; False if there is no such group.
+        """Release the held prompt of the lowest-ranked group that runs no choice, ``keep`` excepted; False if none.
 
-        The group's choices recompute their prompt. ``keep`` is exempt.
+        The group's choices recompute their prompt.
         """
         idle = [group for group in self._holding.values() if group.num_running == 0 and group is not keep]
         if not idle:
@@ -221,13 +221,13 @@ class Lifecycle:
         seq.watch_at = min(self._kv.next_change(seq), sharing)
 
     def _share_prompt(self, leader: Sequence) -> None:
-        """The leader has computed the prompt: choices that wait for it can start."""
+        """Let choices start that wait for the prompt, which the leader has computed."""
         if leader.group.num_waiting:
             self._hold_prompt(leader)
         self._release_followers(leader.group)
 
     def _release_followers(self, group: SequenceGroup) -> None:
-        """The group has no leader any more: move choices that waited for it to the front of the queue."""
+        """Move choices that waited for the group's leader to the front of the queue."""
         group.leader = None
         for seq in group.pending:
             self._queue.put_back(seq)
@@ -243,7 +243,7 @@ class Lifecycle:
             del self._holding[group.request.request_id]
 
     def _clean_up(self, group: SequenceGroup) -> None:
-        """After a choice started or ended: release shared state that no choice needs any more."""
+        """After a choice started or ended, release shared state that no choice needs any more."""
         if group.num_waiting == 0:
             self._drop_prompt(group)
             if not group.members:

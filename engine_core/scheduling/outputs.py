@@ -1,4 +1,4 @@
-"""Processes sampled tokens: decides whether a sequence ends, and makes the ``SequenceOutput`` of a step."""
+"""Processing of sampled tokens: whether a sequence ends, and its ``SequenceOutput`` of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LENGTH = Finish(FinishReason.LENGTH)
 
 
 def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
-    """How the last token of a choice's non-empty output ends it (eos or stop token, else a limit); None: not at all."""
+    """How the last token of a non-empty output ends it (eos or stop token, else a limit); None: not at all."""
     token_id = output[-1]
     if token_id in group.final_ids or (token_id in group.stop_ids and len(output) > group.min_tokens):
         return Finish(FinishReason.STOP, token_id)
@@ -21,10 +21,10 @@ def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
 
 
 def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], result: StepResult) -> SequenceOutput | None:
-    """Append the tokens that a step sampled for ``seq``, up to the one that ends it; None if there is no news.
+    """Append a step's tokens for ``seq``, up to one that ends it; None if there is no news.
 
-    ``num_computed``: the computed tokens of ``seq`` after the step. A sequence that failed ends with ERROR, unless its
-    last token ends it.
+    ``num_computed``: computed tokens of ``seq`` after the step. A failed sequence ends with ERROR, unless its last
+    token ends it.
     """
     group = seq.group
     first_position = len(seq.output)
@@ -90,7 +90,7 @@ def _progress(group: SequenceGroup, num_computed: int) -> int | None:
     """``prefilled_tokens`` to report now; None for a prompt that takes a single step."""
     length = group.num_prompt_tokens
     reached = min(num_computed, length)
-    # A choice that recomputes the prompt after a preemption makes no progress that is new to the caller.
+    # Recomputing the prompt after a preemption is no progress that is new to the caller.
     if reached <= group.prefilled_tokens:
         return None
     prefilled = reached if reached < length or group.prefilled_tokens > 0 else None
@@ -99,7 +99,7 @@ def _progress(group: SequenceGroup, num_computed: int) -> int | None:
 
 
 def _fresh_logprobs(group: SequenceGroup, entries: Logprobs | None) -> Logprobs | None:
-    """The prompt's log probabilities that were not reported yet; None if there are none."""
+    """The prompt's log probabilities not reported yet; None if there are none."""
     if entries is None:
         return None
     start = group.num_prompt_logprobs

@@ -1,9 +1,9 @@
-"""Sequences whose grammars take long take turns with all others: it decides when they go on, never what they answer.
+"""Turns of sequences with slow grammars and of all others: decides when they go on, never what they answer.
 
-A step is as slow as the grammars in it together, and an ambiguous one takes longer with every token. So a step has few
-slow grammars, one after the other; and after it none is planned until the others have had three times as long. While
-there are no others, they go on at once. A grammar that has to take in an output again, after a resume or a preemption,
-counts as slow until it has.
+A step waits for all of its grammars together, and an ambiguous grammar takes longer with every token. So a step has few
+slow grammars, which take turns; after it none is planned until other sequences have had three times as long. Without
+others, they go on at once. A grammar that must replay an output, after a resume or a preemption, counts as slow until
+it has.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from engine_core.step import StepResult
 from text_core.grammar.limits import WRITTEN_GRAMMAR
 
 OTHERS_SHARE = 3
-"""Time for others, in that which slow grammars took."""
+"""Time for others, as a multiple of what slow grammars took."""
 STEP_SECONDS = 0.05
-"""What slow grammars may take of one step together. One of them goes on whatever it takes."""
+"""Limit of all slow grammars in a step together. One may always go on, however long it takes."""
 REPLAYED_SECONDS = 5e-5
-"""Of a token that is taken in again, about. Forms that people write take 0.01 to 0.05 ms."""
+"""Per replayed token, about. Typical forms take 0.01 to 0.05 ms."""
 SLOW_REPLAY = 5e-3
-"""The same in a grammar whose rules a client wrote, at worst: they may be ambiguous."""
+"""Per replayed token in grammars that clients write, at worst: they may be ambiguous."""
 
 
 class Pacing:
-    """Whose turn it is."""
+    """Decides whose turn it is."""
 
     def __init__(self) -> None:
         self._until = -math.inf
         """The time from which sequences with slow grammars go on."""
         self._room = STEP_SECONDS
-        """Of the step that is being planned."""
+        """Seconds left in the step that is being planned."""
 
     def take_in(self, sequences: Iterable[Sequence], result: StepResult, now: float) -> None:
-        """A step with ``sequences`` is over."""
+        """Record the grammar times of a finished step with ``sequences``."""
         for seq, token_ids in zip(sequences, result.token_ids, strict=True):
             if token_ids:
                 seq.grammar_seconds = result.grammar_seconds.get(seq.seq_id, 0.0)
@@ -47,7 +47,7 @@ class Pacing:
         return now < self._until
 
     def in_turn(self, running: list[Sequence], *, others_only: bool) -> list[Sequence]:
-        """Those of the ``running`` sequences that go on: of slow grammars those that waited longest, or none."""
+        """The ``running`` sequences that go on; of those with slow grammars the ones that waited longest, or none."""
         self._room = STEP_SECONDS
         slow = [seq for seq in running if seq.grammar_seconds]
         if not slow:
@@ -59,7 +59,7 @@ class Pacing:
         return [seq for seq in running if seq.seq_id not in waiting]
 
     def holds_back(self, seq: Sequence, *, others_only: bool) -> bool:
-        """Whether a sequence that starts is not sampled in the step, because its grammar takes in its output first."""
+        """Whether a starting sequence is not sampled in this step, because its grammar replays its output first."""
         grammar = seq.group.request.params.grammar
         if grammar is None or not seq.output:
             return False
@@ -69,7 +69,7 @@ class Pacing:
         return (others_only and may_be_slow) or not self._has_room(seq.grammar_seconds)
 
     def _has_room(self, seconds: float) -> bool:
-        """Take ``seconds`` of the step, if there is room; the last may take more than there is."""
+        """Take ``seconds`` of the step, if there is room; the last to get room may exceed it."""
         if self._room <= 0:
             return False
         self._room -= seconds

@@ -27,14 +27,14 @@ class _Tenant:
         self.order = order
         """Order of joining."""
         self.requests: OrderedDict[str, Sequence] = OrderedDict()
-        """Waiting requests keyed by request id, never empty; a sequence stands for its request."""
+        """Waiting requests by id, never empty; a sequence stands for its request."""
 
     def head(self) -> Sequence:
         return next(iter(self.requests.values()))
 
 
 def _turn(tenant: _Tenant) -> tuple[int, int]:
-    """The round in which the tenant has saved what its first request costs; tenants of one round in their order."""
+    """The round in which the tenant can pay its first request; ties in order of joining."""
     return tenant.round + tenant.head().group.cost, tenant.order
 
 
@@ -42,8 +42,8 @@ class _Level:
     """All waiting sequences of one priority: returning ones first, then tenants in deficit round-robin.
 
     The quantum is one token (Shreedhar and Varghese, SIGCOMM 1995): every round gives each waiting tenant one, and its
-    first request is served when the tenant has saved what the request costs. So a tenant that joins later, or comes
-    back, starts where the others are, and a flood waits behind itself. The round of a turn is computed, not walked to.
+    first request is served when the tenant has saved its cost. So a tenant that joins later, or comes back, starts
+    where the others are, and a flood waits behind itself. The round of a turn is computed, not iterated to.
     """
 
     __slots__ = ("_joined", "_round", "_tenants", "_turns", "returning")
@@ -76,9 +76,9 @@ class _Level:
         return next((tenant.head() for tenant in self._turns if tenant.name not in passed), None)
 
     def remove(self, group: SequenceGroup, *, served: bool) -> None:
-        """Remove a fresh request; if ``served``, its tenant saves for the next one from the present round on.
+        """Remove a fresh request; if ``served``, its tenant saves for the next from the present round on.
 
-        A tenant that was passed over gains nothing by the rounds in which its first request might have been served.
+        A tenant that was passed over gains nothing from the rounds in which its first request might have been served.
         """
         tenant = self._tenants[group.tenant]
         turn = _turn(tenant)
@@ -98,22 +98,22 @@ class _Level:
 
 
 class WaitingQueue:
-    """All waiting sequences. ``num_requests`` and ``num_tokens`` count fresh requests only: those never admitted."""
+    """All waiting sequences. ``num_requests`` and ``num_tokens`` count only fresh requests: those never admitted."""
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
         self._priorities: list[int] = []
         self._num_of_tenant: Counter[str] = Counter()
-        """Number of fresh requests, keyed by tenant; only tenants that have any."""
+        """Number of fresh requests by tenant, without zeros."""
         self.num_requests = 0
         self.num_tokens = 0
-        """Tokens to compute until each of the fresh requests samples its first one."""
+        """Tokens to compute until all fresh requests sample their first token."""
 
     def __bool__(self) -> bool:
         return bool(self._priorities)
 
     def returning(self) -> Iterator[Sequence]:
-        """Sequences that were admitted before, or whose prompt another choice has computed."""
+        """Sequences admitted before, or whose prompt another choice has computed."""
         for level in self._levels.values():
             yield from level.returning
 
@@ -134,10 +134,7 @@ class WaitingQueue:
         insort(self._level(seq.group.priority).returning, seq, key=_rank)
 
     def peek(self, passed: Collection[str] = ()) -> Sequence | None:
-        """The sequence to admit next. The answer stays the same until the queue changes.
-
-        ``passed``: tenants to skip, so that others go first.
-        """
+        """The sequence to admit next, the same until the queue changes. ``passed``: tenants to skip."""
         heads = (self._levels[priority].head(passed) for priority in self._priorities)
         return next((head for head in heads if head is not None), None)
 
@@ -183,7 +180,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, str]] = []
-        """Deadline and id of each live request that has a deadline, in order."""
+        """Deadlines and request ids, in order."""
 
     def add(self, request: Request) -> None:
         if request.deadline is not None:

@@ -1,26 +1,25 @@
 """The scheduler: decides which sequences compute how many tokens in the next step.
 
-There is no prefill phase and no decode phase: every sequence has a number of computed tokens that catches up with its
-total tokens, and all sequences share a step's token budget. Running sequences come first, in order of rank, then
-waiting ones. When blocks run out, the lowest-ranked running sequence is preempted: it loses its blocks, and later
-recomputes them.
-
-``schedule`` and ``update`` alternate, but further steps may be scheduled before the results of earlier ones arrive, as
-long as results arrive in order: a pending token already has its place, and workers know the token by then. Late results
-have no visible effect: those for a sequence that has ended or was preempted meanwhile are ignored, its blocks are
-released with the last step that uses them, and blocks are published only after the results of the step that filled
+There are no prefill and decode phases: every sequence has a number of computed tokens that catches up with its total
+tokens, and all sequences share a step's token budget. Running sequences come first, in order of rank, then waiting
+ones. When blocks run out, the lowest-ranked running sequence is preempted: it loses its blocks, and later recomputes
 them.
 
+``schedule`` and ``update`` alternate, but more steps may be scheduled before earlier results arrive, as long as results
+arrive in order: a pending token already has its place, and workers know the token by then. Late results have no visible
+effect: results for a sequence that ended or was preempted meanwhile are ignored, its blocks are released with the last
+step that uses them, and blocks are published only after the results of the step that filled them.
+
 A result may bring drafts: tokens that will probably follow. With drafts a step may sample several tokens of a sequence;
-``drafting`` decides how many. Rejected ones are rolled back as soon as the results arrive, before any block is
-published. Until then it is not known where the sequence continues, so no other step computes it. Nor does a step that
-is planned while a token of a sequence is pending compute drafts of it: if there are drafts to follow the pending token,
-the sequence waits for it, because the step after computes them together and so makes up for the one that is missed.
+``drafting`` decides how many. Rejected drafts are rolled back as soon as the results arrive, before any block is
+published. Until then the sequence's end is unknown, so no other step computes it. Nor are drafts computed in a step
+that is planned while a token of their sequence is pending: if drafts follow the pending token, the sequence waits for
+it, because the step after computes them together and so makes up for the missed step.
 
 With several stages (pipeline parallelism) a sequence is not planned while it has a pending token, because the first
-stage would need it before the last one has sampled it. All stages are busy only while each has a step, so a step takes
-no more than its part of the decoding sequences, those that have waited longest. Prompts are not held back: a chunk
-needs nothing of the chunk before it but its keys and values, which every stage computes in the same order.
+stage would need the token before the last stage has sampled it. All stages are busy only while each has a step, so a
+step takes at most its part of the decoding sequences, those that have waited longest. Prompts are not held back: a
+chunk needs nothing of the chunk before it but its keys and values, which every stage computes in the same order.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class Scheduler:
     ) -> None:
         """Deadlines are times of ``clock``; ``cache_identity`` identifies the model and numerics that compute blocks.
 
-        With more than one of the ``stages`` that a step goes through, no sequence is planned while it has a pending
-        token. Raises ``ConfigError`` and ``OutOfMemoryError``.
+        ``stages``: through which a step goes; with several, no sequence with a pending token is planned. Raises
+        ``ConfigError`` and ``OutOfMemoryError``.
         """
         _check_limits(config, kv_cache_config, model)
         self._config = config
@@ -87,7 +86,7 @@ class Scheduler:
         self._pacing = Pacing()
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` when its id is live."""
+        """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` if its id is live."""
         if request.request_id in self._lifecycle.groups:
             problem = f"{request.request_id!r} is in use; expected an id that no live request has"
             raise InvalidRequestError("request_id", problem)
@@ -109,20 +108,20 @@ class Scheduler:
     ) -> bool:
         """End a request, or one of its choices; False if it is not live.
 
-        ``take_ended`` reports the end with ``finish_reason``; None: no report. Its blocks become free at once, or as
-        soon as the steps in flight that use them are over.
+        ``take_ended`` reports the end with ``finish_reason``; None: no report. Blocks become free at once, or when the
+        steps in flight that use them are over.
         """
         group = self._lifecycle.groups.get(request_id)
         if group is None:
             return False
-        # End choices without a sequence first, or one of them would inherit the place of another cancelled choice.
+        # End choices without a sequence first: otherwise they would inherit the place of another cancelled choice.
         choices = [*group.unstarted, *group.members] if choice is None else [choice]
         finish = None if finish_reason is None else Finish(finish_reason)
         ended = [self._lifecycle.end(group, each, finish) for each in choices]
         return any(ended)
 
     def take_started(self) -> list[str]:
-        """Requests that the step just planned begins to compute."""
+        """Requests that the last planned step begins to compute."""
         started, self._lifecycle.started = self._lifecycle.started, []
         return started
 
@@ -132,15 +131,15 @@ class Scheduler:
         return ended
 
     def has_work(self) -> bool:
-        """Whether there is anything to compute or to report."""
+        """Whether there is anything to compute or report."""
         return bool(self._lifecycle.groups or self._lifecycle.ended)
 
     def reset_prefix_cache(self) -> int:
-        """Hide all blocks computed so far, and those that build on them; returns how many could be found before."""
+        """Hide all blocks computed so far, and those that build on them; return how many could be found before."""
         return self._kv.reset()
 
     def schedule(self) -> StepPlan | None:
-        """Plan a step; None when there is nothing to compute. Call ``take_started`` and ``take_ended`` after it."""
+        """Plan a step; None if there is nothing to compute. Call ``take_started`` and ``take_ended`` afterwards."""
         now = self._clock()
         for request_id in self._lifecycle.deadlines.expired(now):
             self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
@@ -149,7 +148,7 @@ class Scheduler:
         others_only = self._pacing.is_turn_of_others(now)
         self._schedule_running(step, others_only)
         while step.short_of_blocks and not step.sequences and self._lifecycle.running and not self._lifecycle.in_flight:
-            # Stages: all whose turn it was were preempted, at least one, and it is the turn of others.
+            # With stages: all sequences in turn (at least one) were preempted, so others get their turn.
             self._tenants.begin_step(now)
             self._schedule_running(step)
         if self._queue and not step.short_of_blocks:
@@ -184,7 +183,7 @@ class Scheduler:
                 drafting.take_in(seq, token_ids, result.draft_token_ids.get(seq.seq_id))
             output = output_of_step(seq, end, token_ids, result)
             if end >= seq.watch_at:
-                # Drafts after a token that ends the sequence were computed and accepted, but are not part of it.
+                # Drafts after a token that ends the sequence were computed and accepted, but do not belong to it.
                 self._lifecycle.advance(seq, min(end, seq.num_known))
             if output is None:
                 continue
@@ -220,7 +219,7 @@ class Scheduler:
         )
 
     def _schedule_running(self, step: StepInFlight, others_only: bool = False) -> None:
-        """``others_only``: without sequences that have slow grammars."""
+        """``others_only``: without sequences with slow grammars."""
         # In order of rank, so that none is preempted after it was planned.
         sequences = self._pacing.in_turn(self._lifecycle.running, others_only=others_only)
         if self._stages > 1:
@@ -230,12 +229,12 @@ class Scheduler:
             seq = sequences[index]
             index += 1
             if seq.state is not SequenceState.RUNNING:
-                continue  # Preempted by one before it.
+                continue  # Preempted by a sequence before it.
             if seq.num_computed == seq.group.max_computed or (seq.drafts and self._waits(seq)):
-                continue  # All tokens are computed, or the pending one has to be known first.
+                continue  # All tokens are computed, or the pending token must be known first.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
-                # Leave a token for each later sequence, so that a long prompt does not interrupt its decoding.
+                # Leave a token for each later sequence, so that a long prompt does not interrupt decoding.
                 wanted = min(wanted, max(1, step.budget - (len(sequences) - index)))
                 wanted = self._tenants.prompt_room(seq.group.tenant, wanted)
                 if not wanted:
@@ -249,8 +248,8 @@ class Scheduler:
             step.add(seq, wanted)
 
     def _sequences_in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """The ``running`` sequences that a step of several in flight may compute, in order of rank: prompts, and of
-        the decoding sequences an equal part for each stage. Those go first that were planned the longest time ago.
+        """The ``running`` sequences that a step may compute with several stages, in order of rank: prompts, and one
+        stage's equal part of the decoding sequences, those planned longest ago.
         """
         decoding = [
             seq
@@ -263,9 +262,9 @@ class Scheduler:
         return [seq for seq in running if not seq.has_pending_token and seq.seq_id not in later]
 
     def _waits(self, seq: Sequence) -> bool:
-        """Whether ``seq``, which has drafts, waits for its pending token, for the reasons above.
+        """Whether ``seq``, which has drafts, waits for its pending token (the module's docstring says why).
 
-        With stages, sequences with pending tokens do not get this far.
+        With stages, sequences with pending tokens do not get here.
         """
         if seq.is_drafted or not seq.has_pending_token:
             return seq.is_drafted
@@ -287,12 +286,12 @@ class Scheduler:
     def _add_drafts(self, step: StepInFlight) -> None:
         """Add drafts of decoding sequences, as far as there is room and they are worth it.
 
-        At most ``max_num_seqs`` rows are sampled, because memory was measured for the logits of that many. Drafts take
-        no blocks that others need: each running sequence can still get one more block in each of its tables.
+        At most ``max_num_seqs`` rows are sampled, because memory was profiled with their logits. Drafts take no blocks
+        that others need: each running sequence can still get one more block in each of its tables.
         """
         rows = self._config.max_num_seqs - sum(step.samples)
         for place, seq in enumerate(step.sequences):
-            # A sequence with drafts decodes. Its only pending token must be the one that this step samples.
+            # A sequence with drafts decodes. Its only pending token must be the one this step samples.
             if not seq.drafts or seq.num_pending != 1:
                 continue
             room = min(len(seq.drafts), rows, step.budget, seq.group.max_computed - seq.num_computed)
@@ -310,9 +309,9 @@ class Scheduler:
                 rows -= len(drafts)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> BlockTables | None:
-        """Add blocks so that ``seq`` has room for ``num_tokens``, preempting others if need be.
+        """Add blocks so that ``seq`` has room for ``num_tokens``, preempting others if needed.
 
-        Returns the added blocks, or None if ``seq`` has to wait.
+        Returns the added blocks, or None if ``seq`` must wait.
         """
         lifecycle = self._lifecycle
         while True:
@@ -323,7 +322,7 @@ class Scheduler:
             if lifecycle.drop_idle_prompt():
                 continue
             if any(self._brings_back_blocks(flight) for flight in lifecycle.in_flight.values()):
-                return None  # Steps in flight will free blocks: no preemption is necessary.
+                return None  # Steps in flight will free blocks: no preemption is needed.
             victim = lifecycle.running[-1]
             lifecycle.preempt(victim)
             if victim is seq:
@@ -339,7 +338,7 @@ class Scheduler:
 
     def _schedule_waiting(self, step: StepInFlight, now: float, others_only: bool) -> None:
         running = Counter(seq.group.tenant for seq in self._lifecycle.running)
-        passed: set[str] = set()  # tenants that have their share: skip them
+        passed: set[str] = set()  # tenants that have their share and are skipped
         while step.budget > 0 and (free := self._config.max_num_seqs - running.total()) > 0:
             seq = self._queue.peek(passed)
             if seq is None:
@@ -357,7 +356,7 @@ class Scheduler:
             missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
             if room < missing and not self._config.enable_chunked_prefill:
                 return
-            # Where one token is missing, nothing can be computed before it: it waits only for room in the step.
+            # If a single token is missing, nothing can be computed before it: it waits only for room in the step.
             held = self._pacing.holds_back(seq, others_only=others_only and missing > 1)
             if held and missing == 1:
                 passed.add(tenant)
@@ -390,9 +389,9 @@ class Scheduler:
         return self._tenants.blocks_kept(tenant, running, held)
 
     def _admit(self, seq: Sequence, prefix: Prefix, kept: int) -> bool:
-        """Give ``seq`` its blocks, if there are enough without preempting running sequences.
+        """Give ``seq`` its blocks, if there are enough without preemption.
 
-        ``kept`` further blocks have to stay free; if that is not 0, idle prompts are not dropped, either.
+        ``kept`` further blocks must stay free; unless that is 0, idle prompts are not dropped, either.
         """
         headroom = self._headroom + kept
         while not self._kv.admit(seq, prefix, headroom):

@@ -1,4 +1,4 @@
-"""The scheduler's load and counters at one moment, for load reports and metrics."""
+"""A snapshot of the scheduler's load and counters, for load reports and metrics."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Gauges of the present moment, and counters since the start."""
+    """Gauges at one moment, and counters since the start."""
 
     running_seqs: int
     waiting_reqs: int
-    """Requests never admitted yet."""
+    """Requests never admitted."""
     returning_reqs: int
-    """Admitted requests with choices in the queue: preempted, or not started yet for lack of room."""
+    """Admitted requests with choices in the queue: preempted, or not started for lack of room."""
     waiting_seqs: int
-    """Choices that do not run: of waiting requests, preempted ones, and ones that wait for their prompt."""
+    """Choices that do not run: of waiting requests, preempted, or waiting for their prompt."""
     queued_tokens: int
     """Tokens to compute until every queued sequence samples its next token, assuming no prefix hits."""
     kv_blocks: int
@@ -40,7 +40,7 @@ class SchedulerStats:
     """Tokens sampled and delivered."""
     preemptions: int
     prefix_query_tokens: int
-    """Tokens of requests that were looked up in the prefix cache, at their first admission."""
+    """Tokens looked up in the prefix cache, at each request's first admission."""
     prefix_hit_tokens: int
     """Tokens of these that were found."""
 

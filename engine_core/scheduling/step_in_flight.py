@@ -1,4 +1,4 @@
-"""A step, from the beginning of its planning until the scheduler has its results."""
+"""A step, from the start of its planning until the scheduler has its results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class StepInFlight:
     """Collects a plan, then keeps the state that ``Scheduler.update`` needs for its results.
 
     Several steps may be in flight. A sequence that ends or is preempted meanwhile is *dropped* from them. Its blocks
-    are released only with the last of these steps, which still reads and writes them.
+    are released only with the last of these steps, as all of them still read and write the blocks.
     """
 
     step_id: int
     budget: int
     """Tokens that may still be planned."""
     short_of_blocks: bool = False
-    """Whether a running sequence lacked blocks; if so, this step admits no further sequence."""
+    """Whether a running sequence lacked blocks; if so, this step admits no sequence."""
     sequences: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
@@ -30,18 +30,18 @@ class StepInFlight:
     new: list[NewSequence] = field(default_factory=list)
     new_block_ids: dict[int, BlockTables] = field(default_factory=dict)
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
-    """Drafts keyed by seq_id."""
+    """Drafts by seq_id."""
     dropped: set[int] = field(default_factory=set)
     """seq_ids whose results are ignored."""
     deferred: list[BlockTables] = field(default_factory=list)
     """Block tables to release when the step is over."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
-        """Compute the next ``num_tokens`` tokens of ``seq``, and sample one if that reaches its end."""
+        """Plan to compute the next ``num_tokens`` of ``seq``, and to sample if that reaches its end."""
         end = seq.num_computed + num_tokens
         samples = end == seq.num_tokens
         if samples:
-            seq.num_tokens += 1  # From now on the pending token has its place: workers know it before the scheduler.
+            seq.num_tokens += 1  # The pending token has its place: workers know it before the scheduler.
         seq.num_computed = end
         seq.last_step = self.step_id
         self.budget -= num_tokens
@@ -51,7 +51,7 @@ class StepInFlight:
         self.samples.append(samples)
 
     def add_drafts(self, place: int, draft_token_ids: list[int]) -> None:
-        """Compute drafts after the tokens of the sequence at ``place``; they count as accepted until ``roll_back``."""
+        """Plan drafts after the tokens of the sequence at ``place``; they count as accepted until ``roll_back``."""
         seq, count = self.sequences[place], len(draft_token_ids)
         seq.is_drafted = True
         seq.num_computed += count
@@ -62,7 +62,7 @@ class StepInFlight:
         self.draft_token_ids[seq.seq_id] = draft_token_ids
 
     def is_answered_by(self, result: StepResult) -> bool:
-        """Whether ``result`` has tokens for those sequences that sample and have not failed."""
+        """Whether ``result`` has tokens for exactly the sequences that sample, except failed ones."""
         answers = [bool(token_ids) for token_ids in result.token_ids]
         if result.failed and len(answers) == len(self.samples):
             for place, seq in enumerate(self.sequences):
@@ -70,7 +70,7 @@ class StepInFlight:
         return result.step_id == self.step_id and answers == self.samples
 
     def roll_back(self, token_ids: list[list[int]]) -> None:
-        """Undo the counting of rejected drafts; ``token_ids``: the step's result."""
+        """Subtract rejected drafts from the counts; ``token_ids``: the step's result."""
         for place, seq in enumerate(self.sequences):
             drafts = self.draft_token_ids.get(seq.seq_id)
             if drafts is None or seq.seq_id in self.dropped:
@@ -84,7 +84,7 @@ class StepInFlight:
             self.ends[place] -= rejected
 
     def append_blocks(self, seq: Sequence, added: BlockTables) -> None:
-        """Add to the plan new blocks of ``seq``, a sequence that workers have already."""
+        """Add new blocks of ``seq``, which workers already have, to the plan."""
         if not any(added):
             return
         tables = self.new_block_ids.setdefault(seq.seq_id, [[] for _ in added])
@@ -92,7 +92,7 @@ class StepInFlight:
             table.extend(more)
 
     def introduce(self, seq: Sequence) -> None:
-        """Add ``seq`` to the plan as new to the workers; call it before ``add``."""
+        """Add ``seq`` to the plan as new to the workers; call before ``add``."""
         group = seq.group
         self.new.append(
             NewSequence(
