@@ -1,4 +1,4 @@
-"""Steps made up to measure and to warm up, and how long the largest one takes, estimated from smaller ones."""
+"""Dummy steps to measure and warm up, and the duration of the largest step, estimated from smaller ones."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _WARM_UP_STEPS = 3
 GREEDY = SamplingParams(temperature=0.0)
 _LONGEST_CONTEXT = 8192
 _DEMANDING_SEQS = 64
-"""The fewest sequences that ask for everything, even if the sampler works on fewer rows at a time: to time it."""
+"""Fewest sequences that ask for everything, even if the sampler works on fewer rows at a time: to time it."""
 _ONE_LAYER = (KVCacheGroup((0,)),)
 _PAIRS = 2**18
-"""About how many pairs of a row and a token that it sees are computed at first: some milliseconds on a CPU."""
+"""Approximate pairs of a row and a token that it sees in the first run: some milliseconds on a CPU."""
 _FEWEST_ROWS = 16
 _LEAST_SECONDS = 0.02
-"""A shorter run says more about its launch than about what it computes."""
+"""A shorter run says more about its launch than its computation."""
 _RUNS = 3
 _SECONDS = 0.05
-"""After two runs, another is made only while all took less than this together."""
+"""After two runs, another is made only while all together took less than this."""
 
 
 def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> StepPlan:
-    """As many rows and sequences as there may be, all of them sampling, with every feature of the sampler.
+    """As many rows and sequences as allowed, all of them sampling, with every feature of the sampler.
 
-    The first sequence asks for log probabilities of its prompt, for which all rows go through all of every layer. It
-    has two chunks of them: more would take time, but no memory besides their reports, which the batch's state counts.
-    The second takes all rows that the others leave; the last is as long as any may become. Every block table names
-    block 0 alone, so that one block of cache is enough.
+    The first sequence asks for log probabilities of its prompt, which send all rows through all of every layer. It has
+    two chunks of them: more would take time, but no memory besides reports, which the batch's state counts. The second
+    takes all rows that the others leave; the last is as long as any may become. Every block table names only block 0,
+    so that one block of cache is enough.
 
     The sampler works on ``sampler_rows`` rows at a time. All of these ask for everything, and all but the last sample
-    from a nucleus, which costs most; the last one uses top-k instead, which makes the sampler copy the others' logits.
+    from a nucleus, which costs most; the last uses top-k instead, which makes the sampler copy the others' logits.
     """
     seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     demanding, at_once = min(seqs, max(sampler_rows, _DEMANDING_SEQS)), min(seqs, sampler_rows)
@@ -69,7 +69,7 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
 
 
 def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
-    """Parameters that use everything at its largest but one of the ways of sampling, which exclude each other."""
+    """Every parameter at its most expensive; top-k and the nucleus of all tokens exclude each other."""
     listed = range(min(MAX_LIST_ITEMS, vocab_size))
     return SamplingParams(
         temperature=1.0,
@@ -89,13 +89,13 @@ def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
 
 
 def warm_up_tokens(limits: BatchLimits, vocab_size: int) -> list[int]:
-    """The prompt of the warm-up."""
+    """The warm-up's prompt."""
     longest = min(_WARM_UP_PROMPT, limits.max_num_batched_tokens, limits.max_model_len - 1)
     return [position % vocab_size for position in range(longest)]
 
 
 def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
-    """A short prompt and a few greedy tokens, in the first blocks of the cache; the last plan releases the sequence.
+    """A short prompt and a few greedy tokens, in the cache's first blocks; the last plan releases the sequence.
 
     Groups use the same blocks, so their layers overwrite each other's keys: the generated tokens are arbitrary.
     """
@@ -115,9 +115,9 @@ def step_seconds(
     plan: StepPlan,
     synchronize: Callable[[], None] = lambda: None,
 ) -> float:
-    """How long the whole model takes for ``plan``, which is run with one layer of each kind, head and sampler.
+    """Seconds of the whole model for ``plan``, estimated from one layer of each kind, head and sampler.
 
-    ``runs``: for each kind, the runner of a model of one such layer, its cache, and how many of them the model has.
+    ``runs``: for each kind, the runner of a model with one layer, its cache, and the model's number of such layers.
     ``synchronize`` waits for the device.
     """
     longest_rest = seconds = 0.0
@@ -144,10 +144,10 @@ def attention_seconds(
     limits: BatchLimits,
     device: torch.device,
 ) -> float:
-    """How long attention of all layers takes in a step of as many rows as there may be, all after the longest context.
+    """Seconds of all layers' attention in a step with as many rows as allowed, all after the longest context.
 
-    A chunk of a prompt whose beginning is in the prefix cache is such a step, and no smaller one need come before it.
-    ``caches``: for each layer, which of those of ``spec`` it attends over.
+    This may be a first step: a chunk of a prompt whose beginning is in the prefix cache. ``caches``: for each layer,
+    the index in ``spec`` of the cache it attends over.
     """
     windows = {cache: group.sliding_window for group in spec.groups for cache in group.layers}
     seen: dict[LayerCacheSpec, int] = {}
@@ -164,9 +164,9 @@ def attention_seconds(
 def _seconds_per_pair(
     attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, limits: BatchLimits, device: torch.device
 ) -> float:
-    """What the only layer of ``spec`` takes for a row and a token that it sees: the time is proportional to such pairs.
+    """Seconds of the only layer of ``spec`` per pair of a row and a token that it sees; time is proportional to pairs.
 
-    It is measured on enough pairs that the launch does not dominate.
+    Measured on enough pairs that the launch does not dominate.
     """
     context = min(limits.max_model_len, _LONGEST_CONTEXT)
     most_rows = min(limits.max_rows, context)
@@ -181,9 +181,9 @@ def _seconds_per_pair(
 def _quickest(
     attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, rows: int, context: int, device: torch.device
 ) -> float:
-    """Seconds that attention of one layer takes for the last ``rows`` of a context.
+    """Seconds of one layer's attention for the last ``rows`` of a context.
 
-    The quickest of some runs counts, since the first one may compile kernels, and others may wait for the processor.
+    The quickest of some runs counts, as the first may compile kernels, and others may wait for the processor.
     """
     table = torch.zeros(1, -(-context // spec.block_size), dtype=torch.int32)
     on_host = AttentionMetadata.of_sequences([context], [rows], table, spec.block_size)
@@ -200,7 +200,7 @@ def _quickest(
 def _attention_of(
     attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, metadata: AttentionMetadata, device: torch.device
 ) -> Callable[[], torch.Tensor]:
-    """Attention of the only layer of ``spec`` for a step whose numbers are all zero."""
+    """Attention of the only layer of ``spec``, with all numbers zero."""
     [cache], [layer] = attention.allocate(spec, 1, device), spec.layers
     rows, options = len(metadata.slot_mapping), AttentionOptions(layer.shape[-1] ** -0.5)
 

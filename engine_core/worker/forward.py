@@ -1,4 +1,4 @@
-"""How hidden states and logits are computed: the seam between a step's inputs and the device that has the model."""
+"""Computation of hidden states and logits: the interface between a step's inputs and the model's device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
-    """Rows whose token the host does not know yet."""
+    """A rows of a step whose tokens the host does not know yet."""
 
     rows: npt.NDArray[np.intp]
-    """[A] of the step."""
+    """[A]"""
     indices: npt.NDArray[np.intp]
-    """[A]: where in ``token_ids`` their tokens are."""
+    """[A]: of their tokens in ``token_ids``."""
     token_ids: torch.Tensor
     """int64, on the device: the tokens that the previous step samples."""
 
@@ -40,9 +40,9 @@ class Forward(Protocol):
     def __call__(
         self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
-        """Hidden states [R, H] of the ``rows`` of a step, or [T, H] of all; valid until the next call.
+        """Hidden states [R, H] of ``rows`` of a step, or [T, H] of all; valid until the next call.
 
-        Writes the keys and values of all rows to ``kv_caches``; a stage that others follow sends them all rows.
+        Writes keys and values of all rows to ``kv_caches``; a stage before the last sends all rows to the next.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -53,16 +53,16 @@ class Forward(Protocol):
 
 
 class HostForward:
-    """On CPU, where inputs are used as they are.
+    """Runs a model on CPU, where inputs need no copy.
 
-    Logits have a buffer of their own, used again as soon as the last ones are gone. In the C library's heap, each small
-    result allocated beside them would leave a hole of their size that the next ones do not fit.
+    Logits have their own buffer, reused as soon as the last ones are freed. In the C library's heap, each small result
+    allocated beside them would leave a hole of their size that the next ones do not fit.
     """
 
     def __init__(self, model: LanguageModel, logits_rows: int, links: StageLinks | None = None) -> None:
-        """Run ``model``; no more than ``logits_rows`` rows have logits at a time, or they are not in the buffer.
+        """The buffer holds logits of up to ``logits_rows`` rows at a time; larger logits are allocated elsewhere.
 
-        ``links`` are to the neighbours of a model that is one of several stages; without them it runs by itself.
+        ``links``: to the neighbours of a model that is one of several stages.
         """
         self._model = model
         self._stage: tuple[StagedModel, StageLinks] | None = None
@@ -109,7 +109,7 @@ class TimedForward:
     """Wraps another ``Forward`` and measures how long it takes."""
 
     def __init__(self, forward: Forward, synchronize: Callable[[], None]) -> None:
-        """``synchronize`` waits for what was launched on the device."""
+        """``synchronize`` waits for the device."""
         self._forward = forward
         self._synchronize = synchronize
         self.logits, self.greatest = forward.logits, forward.greatest

@@ -1,12 +1,12 @@
-"""The persistent batch: what the worker remembers of each sequence, in arrays that are filled once and then advanced.
+"""The persistent batch: the worker's state of each sequence, in arrays that are filled once and then advanced.
 
-A sequence takes a slot (a row of every array) when a plan brings it and leaves it when a plan releases it. A step
+A sequence takes a slot (a row of every array) when a plan introduces it and leaves it when a plan releases it. A step
 reads the arrays by slot; nothing is rebuilt, and no step loops over tokens in Python.
 
-``advance`` notes that a step is on its way, ``commit`` the tokens that it sampled. A further step may be prepared
-between the two: ``pending_tokens`` says which of its rows take a token that only the device knows by then. A sequence
-with drafts is not part of such a step, because only ``commit`` finds out how many of them are accepted. Where another
-rank samples, ``commit`` may come several steps later: until then no sequence that was sampled is part of a step.
+``advance`` records that a step is in flight, ``commit`` its sampled tokens. Another step may be prepared between the
+two: ``pending_tokens`` finds its rows whose tokens only the device knows. A sequence with drafts is not part of such a
+step, because only ``commit`` finds how many drafts are accepted. If another rank samples, ``commit`` may come several
+steps later: until then no sampled sequence is part of a step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The largest step and the longest sequence there can be."""
+    """Limits of steps and sequences."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -43,52 +43,52 @@ class BatchLimits:
     min_batched_tokens: int = 1
     """The least that ``max_num_batched_tokens`` could be lowered to with the other options."""
     num_speculative_tokens: int = 0
-    """The most drafts that a step proposes for the next one of a sequence."""
+    """The most drafts that a step proposes for a sequence's next step."""
 
     @property
     def max_blocks_per_table(self) -> int:
-        """Entries of a block table of the longest sequence."""
+        """Entries of the longest sequence's block table."""
         return -(-self.max_model_len // self.block_size)
 
     @property
     def max_blocks_per_seq(self) -> int:
-        """Blocks that the longest sequence has at most at a time, in all of its tables."""
+        """The most blocks that the longest sequence has at a time, in all of its tables."""
         return blocks_of_longest(self.kv_cache_groups, self.max_model_len, self.max_num_batched_tokens, self.block_size)
 
     @property
     def max_rows(self) -> int:
-        """The most rows of a step: fewer than ``max_num_batched_tokens`` if all sequences together have no more."""
+        """The most rows of a step: fewer than ``max_num_batched_tokens`` if all sequences together have fewer."""
         return min(self.max_num_batched_tokens, self.max_num_seqs * max(1, self.max_model_len - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the model and the sampler take in one step. T rows, S sequences; R of the rows sample."""
+    """Inputs of the model and sampler in one step: T rows, of which R sample, and S sequences."""
 
     input_ids: torch.Tensor
     """[T] int64"""
     positions: torch.Tensor
     """[T] int64"""
     metadata: list[AttentionMetadata]
-    """For each group of the KV cache; groups differ only in block tables and cache slots."""
+    """By KV cache group; groups differ only in block tables and cache slots."""
     slots: Index
     """[S]: the slot of each sequence of the plan, in order."""
     first_positions: npt.NDArray[np.int64]
     """[S]: the position of each sequence's first row."""
     lengths: npt.NDArray[np.int64]
-    """[S]: tokens of each sequence that are computed after the step."""
+    """[S]: computed tokens of each sequence after the step."""
     query_starts: npt.NDArray[np.int32]
     """[S + 1], as in the metadata."""
     num_drafts: npt.NDArray[np.int64] | None
-    """[S]: drafts of each sequence, its last rows; None where there are none at all."""
+    """[S]: drafts of each sequence, its last rows; None if no sequence has any."""
     sampled: Index
-    """[R]: places in the plan of the sequences that the sampled rows belong to; ascending."""
+    """[R]: places in the plan of the sampled rows' sequences, ascending."""
     sampled_rows: npt.NDArray[np.int64]
-    """[R]: the last row of each sequence that samples, and as many before it as it has drafts."""
+    """[R]: the last row of each sequence that samples, after as many rows as it has drafts."""
     sampling_rows: SamplingRows
     """Aligned with ``sampled``."""
     introductions: int
-    """How many sequences had been introduced when the step was prepared."""
+    """Number of sequences introduced before the step was prepared."""
 
 
 class InputBatch:
@@ -103,7 +103,7 @@ class InputBatch:
     ) -> None:
         """Arrays for the largest batch; the system allocates their memory only as it is written.
 
-        ``grammars`` of the rank that samples; without it none is followed.
+        ``grammars``: on the rank that samples; without them no grammar is followed.
         """
         slots, length = limits.max_num_seqs, limits.max_model_len
         self._limits = limits
@@ -113,7 +113,7 @@ class InputBatch:
         self.token_ids = np.zeros((slots, length + 1), np.int32)
         """[N, longest + 1]: prompt, then output; the token after the last position is never computed."""
         self._num_tokens = np.zeros(slots, np.int64)
-        """Includes the token that a step on its way samples."""
+        """Includes the token that a step in flight samples."""
         self._num_prompt_tokens = np.zeros(slots, np.int64)
         self._num_computed_tokens = np.zeros(slots, np.int64)
         groups = len(limits.kv_cache_groups)
@@ -127,21 +127,21 @@ class InputBatch:
         self._starts_of_single_rows = np.arange(slots + 1, dtype=np.int32)
         self._seq_ids: list[int] = []
         self._slots = np.empty(0, np.intp)
-        """Slots of ``_seq_ids``, the last step's sequences, which are mostly the next one's, too."""
+        """Slots of ``_seq_ids``, the last step's sequences, which are mostly the next step's, too."""
 
     def __len__(self) -> int:
-        """How many sequences there are."""
+        """Number of sequences."""
         return len(self._slot_of)
 
     @property
     def nbytes(self) -> int:
-        """Memory of what grows with the longest sequence or the largest step, when all of it has been written."""
+        """Bytes that grow with the longest sequence or the largest step, once all are written."""
         of_tokens = self.sampling.most_bytes(self._limits.max_model_len)
         reports = report_bytes(self._limits.max_rows, MAX_LOGPROBS)
         return self.token_ids.nbytes + self._block_tables.nbytes + of_tokens + reports
 
     def update(self, plan: StepPlan) -> None:
-        """Release, then take in what ``plan`` says."""
+        """Release sequences, then introduce new ones and append blocks, as ``plan`` says."""
         for seq_id in plan.released:
             slot = self._slot_of.pop(seq_id)
             self.sampling.remove(slot)
@@ -242,7 +242,7 @@ class InputBatch:
         )
 
     def _write_drafts(self, plan: StepPlan, slots: Index) -> npt.NDArray[np.int64]:
-        """Put drafts after the tokens that are known; returns how many each sequence has [S]."""
+        """Write drafts after the known tokens; return the number of each sequence's drafts [S]."""
         counts = np.zeros(len(slots), np.int64)
         for place, (seq_id, slot) in enumerate(zip(plan.seq_ids, slots.tolist(), strict=True)):
             drafts = plan.draft_token_ids.get(seq_id, ())
@@ -258,7 +258,7 @@ class InputBatch:
         return self._slots
 
     def advance(self, inputs: StepInputs) -> None:
-        """Note that the step is on its way. No draft counts as accepted yet, but one sampled token does."""
+        """Record that the step is in flight. No draft counts as accepted yet, but one sampled token does."""
         rows, computed = inputs.sampling_rows, inputs.lengths
         slots, num_tokens = rows.slots, rows.num_tokens
         if inputs.num_drafts is not None:
@@ -273,7 +273,7 @@ class InputBatch:
             self.sampling.expire(inputs.slots, self._num_tokens[inputs.slots] - prompts)
 
     def pending_tokens(self, inputs: StepInputs, previous: StepInputs) -> tuple[Index, Index]:
-        """Rows of ``inputs`` whose token ``previous``, not committed yet, samples; and their indices in its tokens.
+        """Rows of ``inputs`` whose tokens the uncommitted ``previous`` samples, and their indices in its tokens.
 
         Sequences that had drafts in ``previous`` are not in ``inputs``.
         """
@@ -287,10 +287,10 @@ class InputBatch:
         return inputs.sampled_rows[taken], indices[taken]
 
     def commit(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Note that the step sampled ``token_ids`` [R]; returns which of them are accepted [R].
+        """Record that the step sampled ``token_ids`` [R]; return which of them are accepted [R].
 
-        A token after a draft is accepted if the draft equals the token sampled in its place, and that one is accepted.
-        Tokens of slots that others have taken since are not noted.
+        A token after a draft is accepted if the draft equals the token sampled in its place, and that is accepted.
+        Tokens of slots that other sequences have taken since are not recorded.
         """
         rows = inputs.sampling_rows
         accepted = np.ones(len(token_ids), np.bool_)
@@ -313,9 +313,9 @@ class InputBatch:
         return accepted
 
     def follow_grammars(self, inputs: StepInputs, accepted: npt.NDArray[np.bool_]) -> dict[int, Following]:
-        """What grammars say after the ``accepted`` [R] tokens of a committed step, by place in the plan.
+        """What grammars allow after the ``accepted`` [R] tokens of a committed step, by place in the plan.
 
-        From where a grammar fails on, its sequence's rows are taken out of ``accepted``. Sequences that have left since
+        From where a grammar fails, its sequence's rows are removed from ``accepted``. Sequences that have left since
         are not in the result.
         """
         if not len(accepted) or not self.sampling.any_grammar:

@@ -1,4 +1,4 @@
-"""Runs the model over one step: inputs from the batch, the forward pass, the head for rows that sample, the sampler."""
+"""Runs the model over a step: inputs from the batch, the forward pass, the head for rows that sample, the sampler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine_core.worker.forward import Forward, PendingTokens
 from engine_core.worker.input_batch import InputBatch, StepInputs
 
 PROMPT_LOGPROB_ROWS = 64
-"""Prompt rows that go through the head at a time: bounds the memory of their logits."""
+"""Prompt rows that go through the head at a time: bounds their logits' memory."""
 
 _CAUSE = "its numbers overflow there, or its weights are damaged (--dtype float32 holds larger numbers)"
 _NAN = Failure(f"the model's logits for the next token hold a NaN, so none can be sampled: {_CAUSE}")
@@ -28,7 +28,7 @@ _NOTHING = Failure(f"the model's logits for the next token are all −inf, so no
 _PROMPT = Failure(f"the model's logits for the prompt are not numbers: {_CAUSE}")
 
 PromptLogprobs = list[tuple[int, LogprobsTensors]]
-"""Pairs of a sequence's id and its log probabilities."""
+"""Pairs of seq_id and log probabilities."""
 
 
 class PendingStep:
@@ -42,12 +42,12 @@ class PendingStep:
         sampled: SamplerOutput,
         prompt_logprobs: PromptLogprobs,
     ) -> None:
-        """Begin to copy the results to the host. ``result`` commits them to ``batch``."""
+        """Start copying the results to the host. ``result`` commits them to ``batch``."""
         self.inputs = inputs
         self.token_ids = sampled.token_ids
         """[R] int64, on the device: the tokens of the rows that sample."""
         self.sampled: npt.NDArray[np.int64] | None = None
-        """``token_ids`` on the host, for ``ModelRunner.commit`` of the ranks that follow; known after ``result``."""
+        """``token_ids`` on the host, for ``ModelRunner.commit`` of following ranks; known after ``result``."""
         self._batch = batch
         self._plan = plan
         self._logprobs = sampled.logprobs
@@ -110,7 +110,7 @@ class PendingStep:
         greatest: npt.NDArray[np.float32],
         prompt_reports: PromptLogprobs,
     ) -> dict[int, Failure]:
-        """Sequences from whose logits nothing can be sampled; their rows leave ``accepted`` from there on."""
+        """Sequences whose logits allow no sampling; from the first such row on, theirs leave ``accepted``."""
         failed: dict[int, Failure] = {}
         usable = greatest > -np.inf
         rows = [] if usable.all() else np.flatnonzero(accepted & ~usable).tolist()
@@ -119,7 +119,7 @@ class PendingStep:
             failed.setdefault(self._plan.seq_ids[place], _NAN if np.isnan(greatest[row]) else _NOTHING)
             accepted[row:] &= self.inputs.sampled[row:] != place
         for seq_id, report in prompt_reports:
-            if np.isnan(report.values.numpy()).any():  # as of a row with a NaN, or of −inf alone
+            if np.isnan(report.values.numpy()).any():  # from a row with a NaN, or with only −inf
                 failed[seq_id] = _PROMPT
                 accepted &= self.inputs.sampled != self._plan.seq_ids.index(seq_id)
         return failed
@@ -136,7 +136,7 @@ class PendingStep:
 
 
 class _NoSampler(Sampler):
-    """Where another rank samples from the same logits."""
+    """Samples nothing, as another rank samples from the same logits."""
 
     def __init__(self) -> None:
         pass
@@ -154,12 +154,12 @@ _NO_SAMPLER = _NoSampler()
 
 
 class ModelRunner:
-    """The batch is its only lasting state; the model writes the KV cache."""
+    """Computes steps. The batch is its only lasting state; the model writes the KV cache."""
 
     def __init__(self, model: LanguageModel, batch: InputBatch, forward: Forward, sampler: Sampler | None) -> None:
         """``batch`` is kept and advanced by each step; ``forward`` runs ``model``. Made by ``Platform.make_runner``.
 
-        Without a ``sampler``, as another rank samples, it can only ``follow``.
+        Without a ``sampler`` (another rank samples) it can only ``follow``.
         """
         self.batch = batch
         self.model = model
@@ -167,19 +167,19 @@ class ModelRunner:
         self._sampler = sampler
         self._last: PendingStep | None = None
         self._followed: deque[tuple[int, StepInputs]] = deque()
-        """Ids and inputs of the followed steps whose tokens have not come, oldest first."""
+        """Ids and inputs of followed steps that are not committed, oldest first."""
 
     @property
     def samples(self) -> bool:
-        """Whether steps are launched here; else they are followed."""
+        """Whether steps are launched; else they are followed."""
         return self._sampler is not None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> PendingStep:
-        """Begin to compute a step after those before it; ``kv_caches`` has one cache per layer of the model.
+        """Begin to compute a step; ``kv_caches`` has one cache per layer of the model.
 
-        The results of all steps but the last must have been asked for. The last one's is waited for here if the
-        sampler reads tokens, which must then be on the host; the device computes this step meanwhile.
+        The results of all previous steps but the last must have been asked for. If the sampler reads tokens, which must
+        then be on the host, wait for the last step's result, while the device computes this step.
         """
         if self._sampler is None:
             raise RuntimeError("this rank has no sampler: another one samples")
@@ -202,8 +202,8 @@ class ModelRunner:
     def follow(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> None:
         """Compute this rank's part of a step that another rank samples; ``commit`` brings its tokens.
 
-        Where the model has a head, it computes that as the other one does, since the ranks of a stage gather their
-        parts of it. No sequence is in the plan whose token has not been brought.
+        If the model has a head, compute it as the other rank does, since the ranks of a stage gather their parts of it.
+        Every planned sequence's last token is committed.
         """
         self.batch.update(plan)
         inputs = self.batch.prepare(plan)
@@ -216,7 +216,7 @@ class ModelRunner:
         self._followed.append((plan.step_id, inputs))
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
-        """Note what the oldest of the followed steps sampled: ``PendingStep.sampled`` of the rank that samples."""
+        """Record tokens of the oldest followed step: ``PendingStep.sampled`` of the rank that samples."""
         due, inputs = self._followed.popleft()
         if step_id != due:
             raise RuntimeError(f"the tokens of step {step_id} came when those of step {due} were due")
@@ -230,7 +230,7 @@ class ModelRunner:
         pending: PendingTokens | None,
         sampler: Sampler,
     ) -> tuple[torch.Tensor, PromptLogprobs]:
-        """Hidden states of the rows that sample, or of any one if none does; and the prompts' log probabilities."""
+        """Hidden states of the rows that sample (of an arbitrary row if none does), and prompt log probabilities."""
         wanted = inputs.sampled_rows if len(inputs.sampled) else np.zeros(1, np.int64)
         rows = wanted if len(wanted) < plan.total_tokens else None
         if not self.batch.sampling.asked & PROMPT_LOGPROBS:
@@ -255,11 +255,11 @@ class ModelRunner:
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler
     ) -> PromptLogprobs:
-        """Log probabilities of the prompt tokens that follow this step's rows, where asked for."""
+        """Log probabilities of the prompt tokens after this step's rows, where asked for."""
         state = self.batch.sampling
         places = np.flatnonzero(state.asked_of[inputs.slots] & PROMPT_LOGPROBS).tolist()
         successors = [self._successors(inputs, place) for place in places]
-        # All that is kept is allocated before the loop, so that what a chunk takes is free again for the next.
+        # Reports are allocated before the loop, so that each chunk reuses the memory of the last.
         counts = np.minimum(state.num_prompt_logprobs[inputs.slots[places]], self.model.vocab_size).tolist()
         reports = [
             LogprobsTensors.empty(len(each), count, hidden.device)
@@ -276,7 +276,7 @@ class ModelRunner:
         ]
 
     def _successors(self, inputs: StepInputs, place: int) -> npt.NDArray[np.int64]:
-        """The prompt tokens that follow the rows of a sequence of the plan, as many as there are."""
+        """The prompt tokens after the rows of the sequence at ``place``, one per row, or fewer at the prompt's end."""
         first, (start, end) = int(inputs.first_positions[place]), inputs.query_starts[place : place + 2].tolist()
         prompt = self.batch.prompt_token_ids(int(inputs.slots[place]))
         return prompt[first + 1 : first + 1 + end - start].astype(np.int64)

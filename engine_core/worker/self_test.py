@@ -1,7 +1,7 @@
 """A test at start-up: with this processor and the loaded layers, a row's result does not depend on its step.
 
-This lets a request continue on another engine with exactly the tokens it would have had. Native kernels ensure it by
-construction; a fault of a compiler or of an untested processor is found here.
+So a request can continue on another engine with exactly the same tokens. Native kernels ensure this by construction;
+the test finds faults of a compiler or an untested processor.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from engine_core.models.language_model import LanguageModel
 from engine_core.worker.input_batch import BatchLimits
 
 _LENGTHS = (37, 1, 6)
-"""Tokens of each sequence, where the model takes as many: more than a block, a single one, a few."""
+"""Tokens of each sequence, if the model takes as many: more than a block, a single one, a few."""
 
 Step = Sequence[tuple[int, int]]
-"""Sequences of a step, each with how many of its next tokens are computed."""
+"""Sequences of a step, and the number of next tokens that it computes of each."""
 
 
 @torch.inference_mode()
 def is_bitwise_stable(
     model: LanguageModel, attention: AttentionBackend, limits: BatchLimits, device: torch.device
 ) -> bool:
-    """Whether logits have the same bits however sequences share steps or are cut, and with one thread or all; hidden
-    states where the model has no head.
+    """Whether logits (hidden states if the model has no head) have the same bits however sequences share steps or are
+    chunked, and with one thread or all.
 
-    Pass a model that is cut to one layer of each kind.
+    Pass a model cut to one layer of each kind.
     """
     lengths = [min(length, limits.max_model_len) for length in _LENGTHS]
 
@@ -45,12 +45,12 @@ def is_bitwise_stable(
 
 
 def _alone(lengths: Sequence[int]) -> Sequence[Step]:
-    """One sequence after the other, that of a single token first: what layers capture then must hold for many rows."""
+    """One sequence after the other, the single token first: what layers capture for it must hold for many rows."""
     return [[(sequence, length)] for sequence, length in sorted(enumerate(lengths), key=lambda work: work[1])]
 
 
 def _in_parts(lengths: Sequence[int]) -> Sequence[Step]:
-    """Prompts in chunks, and finally a token of each sequence, as when decoding."""
+    """Prompts in chunks, then a token of each sequence, as in decoding."""
     rest, _, few = (length - 1 for length in lengths)
     chunk = -(-rest * 5 // 9)
     parts = [[(2, few), (0, chunk)], [(0, rest - chunk)], [(0, 1), (1, 1), (2, 1)]]
@@ -58,7 +58,7 @@ def _in_parts(lengths: Sequence[int]) -> Sequence[Step]:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether finite and infinite values are exactly equal; every NaN equals every other."""
+    """Whether finite and infinite values are exactly equal; all NaNs are equal."""
     return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
 
 
@@ -70,7 +70,7 @@ def _logits(
     lengths: Sequence[int],
     steps: Sequence[Step],
 ) -> torch.Tensor:
-    """Logits [all tokens, V] of the sequences, one after the other, computed in ``steps`` on a cache of their own."""
+    """Logits [all tokens, V] of the sequences, one after the other, computed in ``steps`` on a new cache."""
     blocks, num_groups = [-(-length // block_size) for length in lengths], len(model.kv_cache_groups)
     caches = attention.allocate(model.kv_cache_spec(block_size), num_groups * sum(blocks), device)
     own = torch.split(torch.arange(num_groups * sum(blocks), dtype=torch.int32), blocks * num_groups)
@@ -90,7 +90,7 @@ def _logits(
         ]
         ids = torch.cat([tokens[sequence][places] for sequence, places in zip(sequences, ranges, strict=True)])
         hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), ForwardContext(caches, metadata))
-        # A stage before the last puts out memory that it uses again.
+        # A stage before the last returns memory that it reuses.
         rows = model.compute_logits(hidden) if model.has_head else hidden.clone()
         for sequence, part in zip(sequences, torch.split(rows, counts), strict=True):
             logits[sequence].append(part)

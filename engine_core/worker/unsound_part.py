@@ -1,4 +1,4 @@
-"""Where numbers of a model that computes a NaN cease to be numbers, for whoever starts it."""
+"""Finds the part of a model that first puts out a NaN, for an error message."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from engine_core.worker.input_batch import BatchLimits
 def first_unsound_part(
     model: LanguageModel, attention: AttentionBackend, limits: BatchLimits, device: torch.device
 ) -> str | None:
-    """The first of the parts here that puts out a NaN for the prompt of the warm-up; None where none does.
+    """The first part of this stage that puts out a NaN for the warm-up's prompt; None if none does.
 
-    Ranks that share layers call it at the same time, and find the same. A stage after the first tests itself with
-    numbers that are made up.
+    Ranks that share layers call it at the same time, and get the same result. A stage after the first tests itself
+    with made-up inputs.
     """
     tokens = torch.tensor(warm_up_tokens(limits, model.vocab_size), device=device)
     positions = torch.arange(len(tokens), device=device)
 
     def hidden_states(count: int) -> torch.Tensor:
-        """After so many of the layers here, and the norm."""
+        """After ``count`` of this stage's layers, and the norm."""
         return _hidden_states(model.with_layers(layers[:count]), attention, limits.block_size, tokens, positions)
 
     layers = model.stage_layers
@@ -34,7 +34,7 @@ def first_unsound_part(
         return "the head" if is_in_head else None
     if isinstance(model, StagedModel) and _has_nan(model.first_input(tokens, positions).hidden):
         return "the embedding"
-    # A NaN stays in all layers after the one where it began.
+    # Bisect: a NaN stays in all layers after the first.
     sound, unsound = 0, len(layers)
     while unsound - sound > 1:
         middle = (sound + unsound) // 2
@@ -53,7 +53,7 @@ def _has_nan(x: torch.Tensor) -> bool:
 def _hidden_states(
     model: LanguageModel, attention: AttentionBackend, block_size: int, tokens: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Those of a sequence of ``tokens`` alone, which has a cache of its own."""
+    """Hidden states of a single sequence of ``tokens``, on a new cache."""
     groups, blocks = len(model.kv_cache_groups), -(-len(tokens) // block_size)
     caches = attention.allocate(model.kv_cache_spec(block_size), groups * blocks, tokens.device)
     tables = torch.arange(groups * blocks, dtype=torch.int32).view(groups, 1, blocks)
