@@ -1,6 +1,6 @@
-"""The native kernels and what they take: the lists and the structures of cpu/interface.h, read from that file.
+"""The native kernels and their arguments: the lists and structures of cpu/interface.h, parsed from that file.
 
-Fields have the names that they have there; every pointer is an address, or None.
+Fields have the same names; every pointer is an address, or None.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NUMBER_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 DONE, NO_MEMORY, RANK_FAILED, RANKS_DISAGREE = range(4)
 """``RinglineResult``"""
 KERNELS, INT8_KERNELS = "RINGLINE_KERNELS", "RINGLINE_INT8_KERNELS"
-"""The lists."""
+"""The lists of kernels."""
 
 _TYPES = {"float": ctypes.c_float, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64}
 
 
 @cache
 def structures() -> dict[str, type[ctypes.Structure]]:
-    """All structures, by their names. A name that is not one of their fields cannot be set."""
+    """All structures by name. Only their fields can be set."""
     found = {}
     for name, body in re.findall(r"^struct (\w+) \{$(.*?)^\};$", _header(), re.MULTILINE | re.DOTALL):
         fields = [
@@ -41,12 +41,12 @@ def structures() -> dict[str, type[ctypes.Structure]]:
 
 @cache
 def listed(kernels: str) -> dict[str, type[ctypes.Structure]]:
-    """The names of the kernels of a list, in its order, and what each takes."""
+    """The kernels of a list in order, by name, with their arguments' structures."""
     [lines] = re.findall(rf"^#define {kernels}\(X\)((?:.*\\\n)*.*)$", _header(), re.MULTILINE)
     return {name: structures()[arguments] for name, arguments in re.findall(r"X\((\w+), (\w+)\)", lines)}
 
 
 @cache
 def _header() -> str:
-    """The file without its comments. It is read when kernels are loaded: whoever has none may have no sources."""
+    """The file without comments. Read only when kernels are loaded: without kernels, sources may be missing."""
     return re.sub(r" *//.*", "", (SOURCES / "interface.h").read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """Builds the library of native kernels with a plain call of g++: ``python -m engine_core.kernels.build``.
 
-The Makefile runs this file by its path before anything is installed, so it needs the standard library alone. Code for
-each instruction set is a file of its own, compiled with that set's flags; a set that the compiler does not know is left
-out. The OpenMP runtime is not linked: its symbols are those of the runtime that torch has loaded, so that a process has
+The Makefile runs this file by its path before anything is installed, so it needs only the standard library. Code for
+each instruction set is an object file, compiled with that set's flags; sets that the compiler does not know are left
+out. The OpenMP runtime is not linked: its symbols come from the runtime that torch has loaded, so that a process has
 one pool of threads and never two.
 """
 
@@ -28,7 +28,7 @@ _FLAGS = (
     "-fvisibility=hidden",
     "-fno-exceptions",
     "-fno-math-errno",
-    # Where the compiler fuses a product and a sum would depend on the code around it, and so would a row's bits.
+    # Which products and sums the compiler fuses would depend on the code around them, and so would a row's bits.
     "-ffp-contract=off",
     "-Wall",
     "-Wextra",
@@ -50,7 +50,7 @@ class BuildError(Exception):
 
 
 def source_digest() -> str:
-    """A digest of all that the library is made from: a library of another digest is out of date."""
+    """A digest of all sources of the library: a library with another digest is out of date."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"), Path(__file__)]):
         content = path.read_bytes()
@@ -59,7 +59,7 @@ def source_digest() -> str:
 
 
 def build(directory: Path) -> Path:
-    """Compile and link ``LIBRARY`` into ``directory``; returns its path. Raises ``BuildError``.
+    """Compile and link ``LIBRARY`` into ``directory``; return its path. Raises ``BuildError``.
 
     Takes about a minute of one core. The library appears whole or not at all.
     """
@@ -110,7 +110,7 @@ def _build(compiler: str, directory: Path) -> Path:
 
 
 def _error_of(command: list[str]) -> str:
-    """What a failing command says; empty when it succeeds."""
+    """A failing command's error; empty if it succeeds."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if result.returncode == 0 else result.stderr.strip() or f"{command[0]} exits with {result.returncode}"
 

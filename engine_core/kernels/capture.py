@@ -1,8 +1,7 @@
-"""Calls of native kernels, captured once and replayed all together, as a CUDA graph does on a GPU.
+"""Calls of native kernels, captured once and replayed together, like a CUDA graph.
 
-While a thread captures, its kernel calls are recorded instead of run, and their outputs get memory of their own at
-fixed addresses. ``Captured.replay`` then makes the calls in order, for other rows and other sequences, in one go and
-without the interpreter in between.
+While a thread captures, its kernel calls are recorded instead of run, and their outputs get memory at fixed addresses.
+``Captured.replay`` then makes the calls in order, for other rows and sequences, without the interpreter in between.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class NotCapturableError(Exception):
 
 
 def check(result: int) -> None:
-    """Raises ``MemoryError`` or ``RankFailedError`` for the ``RinglineResult`` of a kernel, unless it is done."""
+    """Raise ``MemoryError`` or ``RankFailedError`` for a kernel's ``RinglineResult``, unless it is DONE."""
     if result == NO_MEMORY:
         raise MemoryError("no memory for the intermediate results of a step")
     if result == RANK_FAILED:
@@ -42,16 +41,16 @@ def check(result: int) -> None:
 
 
 class BufferPool:
-    """Buffers for the output of kernels; one is reused once the last tensor on it is gone."""
+    """Buffers for outputs of kernels, each reused once the last tensor on it is freed."""
 
     def __init__(self, max_rows: int) -> None:
-        """Every tensor taken can grow to ``max_rows`` rows."""
+        """Every tensor has room for ``max_rows`` rows."""
         self.max_rows = max_rows
         self._buffers: list[npt.NDArray[np.uint8]] = []
         self._free: list[npt.NDArray[np.uint8]] = []
 
     def take(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """The first ``rows`` of a tensor [max_rows, width] with unspecified contents."""
+        """The first ``rows`` of an uninitialized tensor [max_rows, width]."""
         size = self.max_rows * width * dtype.itemsize
         buffer = next((free for free in self._free if len(free) == size), None)
         if buffer is None:
@@ -59,7 +58,7 @@ class BufferPool:
             self._buffers.append(buffer)
         else:
             self._free = [free for free in self._free if free is not buffer]
-        handle = buffer[:]  # lives as long as any tensor on the memory
+        handle = buffer[:]  # lives as long as any tensor on the buffer
         weakref.finalize(handle, self._free_again, buffer).atexit = False
         return torch.from_numpy(handle).view(dtype).view(self.max_rows, width)[:rows]
 
@@ -68,7 +67,7 @@ class BufferPool:
 
 
 class Captured:
-    """Recorded calls, in order. Whoever captures keeps alive what they read; what they write is in the pool."""
+    """Recorded calls, in order. The capturing code keeps alive what they read; what they write is in the pool."""
 
     def __init__(self, pool: BufferPool, replay: Callable[..., int]) -> None:
         """``replay`` is ``Kernels.replay``."""
@@ -87,14 +86,14 @@ class Captured:
         self._operations.append(operation(kernel.kind, kernel.address, ctypes.addressof(kept)))
 
     def keep(self, memory: object) -> bool:
-        """Keep ``memory`` alive, which calls use, as long as they can be replayed. False if it is kept already."""
+        """Keep ``memory``, which calls use, alive as long as they can be replayed. False if already kept."""
         if any(kept is memory for kept in self._kept):
             return False
         self._kept.append(memory)
         return True
 
     def replay(self, **step: int | None) -> None:
-        """Make the calls for the ``RinglineStep`` of these fields. Raises ``MemoryError``, ``RankFailedError``."""
+        """Make the calls for a ``RinglineStep`` with these fields. Raises ``MemoryError``, ``RankFailedError``."""
         count = len(self._operations)
         if self._table is None:
             self._table = (structures()["RinglineOperation"] * count)(*self._operations)
@@ -103,17 +102,16 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A native kernel. It releases the interpreter's lock; while its caller captures, a call is only recorded."""
+    """A native kernel. Releases the GIL; while its caller captures, calls are only recorded."""
 
     kind: int
-    """Its place in the lists of cpu/interface.h, one after the other."""
+    """Its index in the concatenated lists of cpu/interface.h."""
     address: int
     function: Callable[[ctypes.Structure], int]
     arguments: type[ctypes.Structure]
-    """What it takes."""
 
     def __call__(self, arguments: ctypes.Structure) -> int:
-        """A ``RinglineResult``: 0, or what ``check`` raises."""
+        """Returns a ``RinglineResult`` for ``check``; 0: done."""
         captured = current_capture()
         if captured is None:
             return self.function(arguments)
@@ -121,7 +119,7 @@ class Kernel:
         return 0
 
     def run(self, **fields: torch.Tensor | float | None) -> int:
-        """Call it with these arguments, tensors by their addresses, on as many threads as torch has."""
+        """Call it with these arguments, tensors as addresses, on torch's number of threads."""
         values = {name: each.data_ptr() if isinstance(each, torch.Tensor) else each for name, each in fields.items()}
         return self(self.arguments(num_threads=torch.get_num_threads(), **values))
 
@@ -131,7 +129,7 @@ class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """A hook of torch, which otherwise spends seconds at the first dispatch on loading its compiler."""
+        """A hook of torch, without which the first dispatch spends seconds on loading its compiler."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -141,14 +139,14 @@ class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def current_capture() -> Captured | None:
-    """What this thread captures."""
+    """The capture of this thread, if any."""
     captured: Captured | None = getattr(_state, "captured", None)
     return captured
 
 
 @contextmanager
 def capturing(captured: Captured) -> Iterator[None]:
-    """Record this thread's calls of native kernels. Raises ``NotCapturableError`` where torch computes, too."""
+    """Record this thread's calls of native kernels. Raises ``NotCapturableError`` if torch computes, too."""
     _state.captured = captured
     try:
         with _ViewsOnly():  # type: ignore[no-untyped-call]
@@ -159,7 +157,7 @@ def capturing(captured: Captured) -> Iterator[None]:
 
 @contextmanager
 def outputs_in(pool: BufferPool) -> Iterator[None]:
-    """Let this thread's kernels write what they put out to buffers of ``pool``, where it has enough rows."""
+    """Let this thread's kernels write their outputs to buffers of ``pool``, if it has enough rows."""
     _state.pool = pool
     try:
         yield
@@ -168,7 +166,7 @@ def outputs_in(pool: BufferPool) -> Iterator[None]:
 
 
 def kernel_output(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor [rows, width] for a kernel's output, with unspecified contents."""
+    """An uninitialized tensor [rows, width] for a kernel's output."""
     captured = current_capture()
     pool: BufferPool | None = getattr(_state, "pool", None) if captured is None else captured.pool
     if pool is None or (captured is None and rows > pool.max_rows):

@@ -1,5 +1,5 @@
-"""Loads the library of native kernels, built first where it is missing or out of date, and finds the best kernels that
-this processor can run.
+"""Loads the library of native kernels, builds it first if it is missing or out of date, and finds the best kernels for
+this processor.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from engine_core.kernels.capture import Kernel
 from engine_core.kernels.provision import PACKAGE, find_library, provide_library
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
-"""The instruction sets that the kernels are compiled for, best first."""
+"""Instruction sets of the kernels, best first."""
 INT8_INSTRUCTION_SETS = ("avx512_vnni", "avx2", "portable")
-"""The instruction sets that 8-bit linear layers are compiled for, best first."""
+"""Instruction sets of 8-bit linear layers, best first."""
 
 
 class KernelsUnavailableError(Exception):
@@ -27,12 +27,12 @@ class KernelsUnavailableError(Exception):
 
 
 class Kernels:
-    """The kernels of a list in cpu/interface.h for one instruction set, each an attribute by its name there."""
+    """The kernels of a list in cpu/interface.h for one instruction set, as attributes by name."""
 
     def __init__(
         self, instruction_set: str, build: str, replay: Callable[..., int], kernels: dict[str, Kernel]
     ) -> None:
-        """``build``: the beginning of the digest of the sources. ``replay`` makes captured calls of any kernels."""
+        """``build``: the start of the sources' digest. ``replay`` makes captured calls of any kernels."""
         self.instruction_set = instruction_set
         self.build = build
         self.replay = replay
@@ -43,14 +43,14 @@ class Kernels:
 
 
 class KernelLibrary:
-    """The library of native kernels, built where it is missing, and loaded, when first asked for. What is wrong with it
-    stays wrong: it is not built a second time.
+    """The library of native kernels, built if missing, and loaded when first asked for. Failures are final: it is not
+    built a second time.
     """
 
     def __init__(self, cache: str | None = None, package: Path = PACKAGE) -> None:
-        """``cache``: where it is kept if it cannot be beside its package; None: in this user's own."""
+        """``cache``: the folder used if the package cannot hold it; None: this user's cache."""
         self.problem: str | None = None
-        """Why it cannot be used, once that is known."""
+        """Why it cannot be used, once known."""
         self.path: Path | None = None
         """Where it was found or built."""
         self._cache = cache
@@ -86,7 +86,7 @@ def load_kernels(instruction_set: str | None = None, library: KernelLibrary | No
 
 
 def load_kernels_for(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None) -> Kernels:
-    """The best kernels. Raises ``KernelsUnavailableError`` also where they cannot compute such heads."""
+    """The best kernels. Raises ``KernelsUnavailableError`` also if they cannot compute these heads."""
     if head_dim > MAX_HEAD_DIM or dtype not in NUMBER_TYPES:
         name = str(dtype).removeprefix("torch.")
         raise KernelsUnavailableError(
@@ -97,7 +97,7 @@ def load_kernels_for(head_dim: int, dtype: torch.dtype, library: KernelLibrary |
 
 
 def load_int8_kernels(instruction_set: str | None = None, library: KernelLibrary | None = None) -> Kernels:
-    """The kernels of 8-bit weights for ``instruction_set``, or the best ones. Raises ``KernelsUnavailableError``."""
+    """The 8-bit kernels for ``instruction_set``, or the best ones. Raises ``KernelsUnavailableError``."""
     opened = (library or KernelLibrary()).load()
     candidates = INT8_INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
     return _found(opened, opened.ringline_int8_kernels, INT8_KERNELS, candidates)

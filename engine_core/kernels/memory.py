@@ -1,4 +1,4 @@
-"""Memory that is read or written from end to end in every step."""
+"""Memory for data that is read or written from end to end in every step."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ _MADV_POPULATE_WRITE = 23
 
 
 def streaming_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """[size] with unspecified contents, aligned to a cache line; in pages of 2 MiB where the system gives them.
+    """[size], uninitialized, aligned to a cache line; in pages of 2 MiB if the system has them.
 
     With pages of 4 KiB the processor looks up an address for every 64 cache lines, and stops reading ahead at each
-    page's end. The memory is taken as it is first written. Raises ``RuntimeError`` when the system refuses it.
+    page's end. The system allocates the memory as it is first written. Raises ``RuntimeError`` if it refuses.
     """
     if size < _HUGE_PAGE:
-        # A line more than the alignment takes: kernels may read, never write, a vector past the end.
+        # One line more than the alignment takes: kernels may read, never write, a vector past the end.
         memory = np.empty(size + 2 * _CACHE_LINE, np.uint8)
         return memory[-memory.ctypes.data % _CACHE_LINE :][:size]
     try:
-        # One page more than is needed, so that the array begins where a huge page does.
+        # One page more than needed, so that the array can start at a huge page.
         pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise RuntimeError(f"no memory for {size} bytes: {error}") from error
     whole = np.frombuffer(pages, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE
     with contextlib.suppress(OSError, AttributeError):  # a system without such pages
-        # The rest, which would not fill one, stays in small pages.
+        # The rest, which would not fill a huge page, stays in small pages.
         pages.madvise(mmap.MADV_HUGEPAGE, start, size // _HUGE_PAGE * _HUGE_PAGE)
     return whole[start : start + size]
 
 
 def empty_for_streaming(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of that shape in ``streaming_bytes``. Raises ``RuntimeError`` when the system refuses them."""
+    """A tensor in ``streaming_bytes``. Raises ``RuntimeError`` if the system refuses them."""
     memory = streaming_bytes(math.prod(shape) * dtype.itemsize)
     return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 def take_now(tensor: torch.Tensor) -> None:
-    """Have the system allocate a tensor's memory now, rather than page by page as it is first written.
+    """Have the system allocate a tensor's memory now, not page by page as it is first written.
 
-    Contents are kept. Raises ``RuntimeError`` when there is too little; a system that cannot do it allocates it later.
+    Contents are kept. Raises ``RuntimeError`` if there is too little; systems that cannot do this allocate it later.
     """
     storage = tensor.untyped_storage()
     start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

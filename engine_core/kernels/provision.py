@@ -1,8 +1,8 @@
-"""Where the library of native kernels is, or is built: beside its package, or in a user's cache.
+"""Finds or builds the library of native kernels: in its package, or in a user's cache.
 
-An ordinary user may neither write into site-packages nor, perhaps, read what root built there. The cache is below the
-user's own (``~/.cache/ringline``, unless another folder is named). As what lies there is loaded and run, neither the
-folder nor a file in it is trusted that another user owns or may write.
+Ordinary users may not write into site-packages, or may not even read what root built there. The cache is
+``~/.cache/ringline``, unless another folder is named. As its files are loaded and run, neither the folder nor a file in
+it is trusted that another user owns or may write.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from engine_core.kernels.build import LIBRARY, BuildError, build, source_digest
 PACKAGE = Path(__file__).parent
 USER_CACHE = Path("~/.cache/ringline")
 MAX_CACHED = 4
-"""Libraries that a cache keeps, the latest ones: each release has another."""
+"""Libraries that a cache keeps, the latest: each release has its own."""
 _PATIENCE = 900.0
-"""Seconds to wait for another process that is building in the same folder; many times what a build takes."""
+"""Seconds to wait for another process that is building in the same folder; many times a build's duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder that the library may be in, and its name there."""
+    """A folder for the library, and the library's name in it."""
 
     directory: Path
     name: str
@@ -43,7 +43,7 @@ class Place:
         return self.directory / self.name
 
     def holds(self, digest: str) -> bool:
-        """Whether it has a library built from sources of ``digest`` that may be used.
+        """Whether it has a trusted library built from sources of ``digest``.
 
         The file is read, not loaded: a process that has loaded a library never loads its replacement.
         """
@@ -55,7 +55,7 @@ class Place:
             return False
 
     def prepare(self) -> None:
-        """Make it ready to be written. Raises ``OSError`` where it cannot be."""
+        """Make it ready for writing. Raises ``OSError``."""
         if self.is_cache:
             self.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.directory.mkdir(mode=0o700, exist_ok=True)
@@ -70,25 +70,25 @@ class Place:
 
 
 def places(cache: str | None, package: Path, digest: str) -> list[Place]:
-    """Where the library built from sources of ``digest`` may be, the preferred place first."""
+    """Places for the library built from sources of ``digest``, preferred first."""
     found = [Place(package, LIBRARY, is_cache=False)]
     with suppress(RuntimeError):  # this user has no home
         directory = USER_CACHE.expanduser() if not cache else Path(cache).expanduser().absolute()
-        built_for = [platform.machine(), "".join(platform.libc_ver()), digest]  # homes are shared by unlike machines
+        built_for = [platform.machine(), "".join(platform.libc_ver()), digest]  # unlike machines may share a home
         found.append(Place(directory, f"{Path(LIBRARY).stem}-{'-'.join(built_for)}.so", is_cache=True))
     return found
 
 
 def find_library(cache: str | None = None, package: Path = PACKAGE) -> Path | None:
-    """The library, if one built from these sources is there. Raises ``BuildError`` if they cannot be read."""
+    """The library, if there is one built from the present sources. Raises ``BuildError`` if they cannot be read."""
     digest = _source_digest()
     return next((place.path for place in places(cache, package, digest) if place.holds(digest)), None)
 
 
 def provide_library(cache: str | None = None, package: Path = PACKAGE) -> Path:
-    """The library, built in the first place that can be written if it is not there. Raises ``BuildError``.
+    """The library; if missing, built in the first writable place. Raises ``BuildError``.
 
-    Of several engines that start at once, one compiles, and the others wait for it.
+    Of several engines that start at once, one compiles, and the others wait.
     """
     if found := find_library(cache, package):
         return found
@@ -113,8 +113,8 @@ def _source_digest() -> str:
 
 
 def _build_at(place: Place) -> None:
-    """Build in a temporary directory, so that an engine that is killed meanwhile leaves no partial library there."""
-    # A lock holds on this machine only, and others may share the folder.
+    """Build in a temporary directory, so that an engine killed meanwhile leaves no partial library at ``place``."""
+    # The lock holds on this machine only, but others may share the folder, so the name has the machine's.
     draft = place.directory / f"new-{platform.node()}-{LIBRARY}"
     try:
         with tempfile.TemporaryDirectory() as work:
@@ -131,13 +131,13 @@ def _build_at(place: Place) -> None:
 def _forget_old_ones(cache: Path) -> None:
     with suppress(OSError):
         libraries = sorted(cache.glob(f"{Path(LIBRARY).stem}-*.so"), key=lambda path: path.stat().st_mtime)
-        for old in libraries[:-MAX_CACHED]:  # an engine that has loaded one keeps it
+        for old in libraries[:-MAX_CACHED]:  # engines keep what they have loaded
             old.unlink()
 
 
 @contextmanager
 def _one_builder(directory: Path) -> Iterator[None]:
-    """Hold a lock on the directory, which is released when the process ends at the latest."""
+    """Hold a lock on the directory, released at the latest when the process ends."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         _lock(descriptor)
@@ -147,7 +147,7 @@ def _one_builder(directory: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    """Raises ``TimeoutError`` where another process holds it for too long."""
+    """Raises ``TimeoutError`` if another process holds it for too long."""
     given_up = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Activations of a feed-forward block, with a gate or without one, computed in float32."""
+"""Activations of a feed-forward block, with or without a gate, computed in float32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _applied(x, KIND: tl.constexpr):
-    """``KIND`` is a number of ``ops.activation.Activation``."""
+    """``KIND`` is a number of ``engine_core.activation.Activation``."""
     if KIND == 0:
         return x / (1.0 + tl.exp(-x))
     if KIND == 1:
@@ -30,7 +30,7 @@ def activate(
     KIND: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Program (t, i): BLOCK numbers of f(x) of row t of ``x`` [T, SIZE]; GATED: times row t of ``up`` [T, SIZE]."""
+    """Program (t, i): BLOCK numbers of f(x), for row t of ``x`` [T, SIZE]; GATED: times row t of ``up`` [T, SIZE]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE

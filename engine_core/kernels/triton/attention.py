@@ -1,19 +1,19 @@
 """Attention over a paged KV cache.
 
-Keys are taken in tiles, tiles in *splits* of a fixed number of keys. Within a split softmax is computed online
+Keys are taken in tiles, tiles in *splits* of a fixed number of keys. Within a split, softmax is computed online
 (Milakov and Gimelshein, 2018, https://arxiv.org/abs/1805.02867); splits are joined in ascending order by the same few
-operations, whether one program computes all splits of its rows (``attend_chunks``) or each split has a program of its
-own (``attend_single_rows``, then ``join_splits``; the idea is Flash-Decoding's, 2023). So neither how rows are
-divided into steps nor what else is in a step changes the operations that lead to a row's result.
+operations, whether one program computes all splits of its rows (``attend_chunks``) or each split has its own program
+(``attend_single_rows``, then ``join_splits``, as in Flash-Decoding, 2023). So the operations that lead to a row's
+result depend neither on how rows are divided into steps nor on what else is in a step.
 
 Symbols: S sequences, T rows, G query heads per KV head. A cache is [2 (keys, values), blocks, Hkv, block size, D],
-contiguous. Over latents (ROPE > 0) it is [1, blocks, 1, block size, D + ROPE]: all heads share what is kept of a token,
-D numbers that are keys and values at once and ROPE rotated ones, whose scores are those of ``query_rope``; groups are
-then of heads that a program takes together. A sequence of length 0 is padding: nothing is read for it. Exponentials are
-of base two, so ``scale`` holds a factor of log2(e), and so does SOFTCAP: scaled scores s become c · tanh(s / c); 0:
-they stay. SINKS: ``sinks`` [Hq] float32 has a logit per head that takes part in the softmax and has no value. WINDOW is
-how many keys a row sees, its own and those before it; 0: all. Blocks that no row of a program sees are not read: they
-may belong to other sequences by now.
+contiguous. With latents (ROPE > 0) it is [1, blocks, 1, block size, D + ROPE]: all heads share a token's entry of D
+numbers, which are keys and values at once, and ROPE rotated ones, which are multiplied with ``query_rope``; a group is
+then the heads that a program takes together. A sequence of length 0 is padding: nothing is read for it. Exponentials
+are of base two, so ``scale`` holds a factor of log2(e), and so does SOFTCAP: scaled scores s become c · tanh(s / c);
+0: unchanged. SINKS: ``sinks`` [Hq] float32 has a logit per head that takes part in the softmax and has no value.
+WINDOW: the number of keys that a row sees, up to its own; 0: all. Blocks that no row of a program sees are not read:
+they may belong to other sequences by now.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import triton.language as tl
 
 @triton.jit
 def _dot(a, b, acc, IEEE: tl.constexpr, WIDE: tl.constexpr):
-    """A · b + acc in float32. IEEE: no TF32 for float32. WIDE: float32 operands, where narrower ones cannot be used."""
+    """A · b + acc in float32. IEEE: no TF32 for float32. WIDE: float32 operands, if narrower ones cannot be used."""
     if WIDE:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     if IEEE:
@@ -52,7 +52,7 @@ def _capped(scores, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def _share(maximum, total, sinks, heads, mask, SINKS: tl.constexpr):
-    """What the weighted sum of values is multiplied by: one over the sum of all weights, the sink's among them."""
+    """The factor of the weighted sum of values: 1 / the sum of all weights, the sink's included."""
     if not SINKS:
         return 1.0 / tl.where(total == 0.0, 1.0, total)
     sink = tl.load(sinks + heads, mask=mask, other=0.0) * 1.4426950408889634
@@ -63,7 +63,7 @@ def _share(maximum, total, sinks, heads, mask, SINKS: tl.constexpr):
 
 @triton.jit
 def _rope(places, queries, used, ROPE: tl.constexpr, ROPE_DIMS: tl.constexpr):
-    """The rotated parts [ROWS, ROPE_DIMS] of queries at ``places`` [ROWS, 1]; anything where there are none."""
+    """The rotated parts [ROWS, ROPE_DIMS] of queries at ``places`` [ROWS, 1]; arbitrary if ROPE is 0."""
     if ROPE == 0:
         rotated = queries
     else:
@@ -101,7 +101,7 @@ def _attend_split(
     """Maximum, sum [ROWS] and weighted values [ROWS, DIMS] of the keys first_key … end_key − 1.
 
     ``positions`` [ROWS] is the last key that each row sees, ``first_seen`` the first that any row sees. A row that
-    sees none has the maximum −inf and sum 0.
+    sees no key has maximum −inf and sum 0.
     """
     dims = tl.arange(0, DIMS)
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
@@ -138,7 +138,7 @@ def _attend_split(
             seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(maximum, tl.max(scores, 1))
-        # Where nothing was seen yet, −inf − (−inf) would be NaN.
+        # If no key was seen yet, −inf − (−inf) would be NaN.
         shift = tl.where(highest == float("-inf"), 0.0, highest)
         weights = tl.exp2(scores - shift[:, None])
         decay = tl.exp2(maximum - shift)
@@ -156,7 +156,7 @@ def _attend_split(
 
 @triton.jit
 def _joined(maximum, total, acc, next_maximum, next_total, next_acc):
-    """Two results of ``_attend_split`` as one. Multiply-adds are explicit: a compiler must not choose what to fuse."""
+    """Join two results of ``_attend_split``. Multiply-adds are explicit: a compiler must not choose what to fuse."""
     highest = tl.maximum(maximum, next_maximum)
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     old, new = tl.exp2(maximum - shift), tl.exp2(next_maximum - shift)
@@ -200,9 +200,9 @@ def attend_chunks(
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Sequences with more than one row. Program (i, h): some rows of one sequence, all query heads of KV head h.
+    """Sequences with several rows. Program (i, h): some rows of one sequence, all query heads of KV head h.
 
-    A tile of queries is ROWS pairs of a position and a head of the group; the tiles of sequence s begin at
+    A tile of queries is ROWS pairs of a position and a head of the group; tiles of sequence s begin at
     query_starts[s] // (positions of a tile) + s, which leaves room for a tile that is not full. SEQS is a power of two,
     at least ``num_seqs``. ``query`` is [T, Hq, D] with rows ``query_stride`` apart, ``output`` [T, Hq · D].
     """
@@ -270,7 +270,7 @@ def attend_chunks(
 
 @triton.jit
 def _splits_of(query_starts, seq_lens, num_seqs, SEQS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
-    """[SEQS]: how many splits the one row of each sequence sees; 0 for sequences of several rows."""
+    """[SEQS]: splits that the single row of each sequence sees; 0 for sequences with several rows."""
     seqs = tl.arange(0, SEQS)
     there = seqs < num_seqs
     counts = tl.load(query_starts + seqs + 1, mask=there, other=0) - tl.load(query_starts + seqs, mask=there, other=0)
@@ -315,7 +315,7 @@ def attend_single_rows(
 ):
     """Sequences with one row: each split of each KV head is a work item, and programs take turns at the items.
 
-    So the number of programs does not depend on the lengths, which are unknown when a graph is captured. Results go to
+    So the number of programs is independent of lengths, which are unknown when a graph is captured. Results go to
     ``partial`` [S, most_splits, Hq, D] and ``statistics`` [2 (maximum, sum), S, most_splits, Hq], both float32.
     """
     splits = _splits_of(query_starts, seq_lens, num_seqs, SEQS, SPLIT, WINDOW)
@@ -324,7 +324,7 @@ def attend_single_rows(
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
     mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        # Heads vary fastest: programs that run at the same time read neighboring memory.
+        # Heads vary fastest: concurrent programs read neighboring memory.
         place, head = item // NUM_KV_HEADS, item % NUM_KV_HEADS
         before = (ends <= place).to(tl.int32)
         seq = tl.sum(before, 0)
@@ -388,7 +388,7 @@ def join_splits(
     SINKS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (s, h): join the splits of KV head h's query heads, for a sequence s of one row; zeros for padding."""
+    """Program (s, h): join splits of KV head h's query heads, for a sequence s of one row; zeros for padding."""
     seq, head = tl.program_id(0), tl.program_id(1)
     line = tl.load(query_starts + seq)
     if tl.load(query_starts + seq + 1) - line == 1:

@@ -21,7 +21,7 @@ def write_keys_and_values(
     BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program t copies row t of ``key`` and ``value`` [T, Hkv · D] to its slot, or nowhere if that is below 0.
+    """Program t copies row t of ``key`` and ``value`` [T, Hkv · D] to its slot, or nowhere if the slot is below 0.
 
     ``values_offset`` and ``block_stride`` count elements of the cache; WIDTH is Hkv · D rounded up to a power of two.
     """
@@ -51,8 +51,8 @@ def write_latents(
     ROPE_DIMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Program t copies row t of ``latent`` [T, HEAD_DIM] and ``rope`` [T, ROPE] to its slot, or nowhere if that is
-    below 0. DIMS and ROPE_DIMS: powers of two.
+    """Program t copies row t of ``latent`` [T, HEAD_DIM] and ``rope`` [T, ROPE] to its slot, unless that is below 0.
+    DIMS and ROPE_DIMS: powers of two.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)

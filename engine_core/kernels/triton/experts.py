@@ -1,9 +1,9 @@
 """Products of rows with the weights of the experts that they are routed to.
 
-A *pair* is a row and one of its experts; pairs are sorted by expert, and each expert's are cut into tiles, so that a
-program reads the weights of one expert. How many tiles an expert has is known on the device alone: the grid has room
-for the most that there can be, and programs without a tile end at once. Tiles have one size, and inputs are walked in
-ascending order, so that a pair's result does not depend on the other pairs.
+A *pair* is a row and one of its experts; pairs are sorted by expert, and each expert's pairs are cut into tiles, so
+that a program reads the weights of one expert. Only the device knows the number of tiles: the grid has room for the
+maximum, and programs without a tile end at once. Tiles have one size, and inputs are read in ascending order, so
+that a pair's result does not depend on other pairs.
 
 Symbols: M rows, k experts of a row, E experts, P = M · k pairs, H hidden size, I inner size.
 """
@@ -30,7 +30,7 @@ def _product(a, b, acc, IEEE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _gated(gate, up, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
-    """f(gate) · up; ``KIND`` is a number of ``ops.activation.Activation``."""
+    """f(gate) · up; ``KIND`` is a number of ``engine_core.activation.Activation``."""
     if KIND == _CLAMPED_SWIGLU:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
@@ -42,7 +42,7 @@ def _gated(gate, up, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexp
 def _tile(ends, ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_WIDTH: tl.constexpr):
     """Expert, first pair and end of this program's tile, for the ``ends`` [E] of the experts' sorted pairs.
 
-    The end is not above the first pair where there is no such tile.
+    Without a tile, the end is not above the first pair.
     """
     experts = tl.arange(0, EXPERTS_WIDTH)
     there = experts < EXPERTS
@@ -83,7 +83,7 @@ def expand_rows(
     """Program (t, c): a tile [ROWS, COLUMNS] of f(gate) · up of sorted pairs, ``output`` [P, OUTPUTS].
 
     ``x`` is [M, INPUTS], ``weight`` [E, 2 (gate, up), OUTPUTS, INPUTS], ``bias`` [E, 2, OUTPUTS] float32, ``order`` [P]
-    the pairs in the order of their experts, ``ends`` as in ``_tile``. EXPERTS_WIDTH: a power of two.
+    the pairs sorted by expert, ``ends`` as in ``_tile``. EXPERTS_WIDTH: a power of two.
     """
     expert, first, end = _tile(ends, ROWS, EXPERTS, EXPERTS_WIDTH)
     if first < end:
@@ -130,7 +130,7 @@ def reduce_rows(
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Program (t, c): a tile of x · Wᵀ + b of sorted pairs, times their ``shares`` [P], each to its pair's own place.
+    """Program (t, c): a tile of x · Wᵀ + b of sorted pairs, times their ``shares``, stored in the order of rows.
 
     ``x`` is [P, INPUTS], sorted, ``weight`` [E, OUTPUTS, INPUTS], ``bias`` [E, OUTPUTS] float32, ``output`` and
     ``shares`` are in the order of rows, [P, OUTPUTS] and [P] float32.
@@ -171,7 +171,7 @@ def sum_experts(
 ):
     """Program (m, i): BLOCK numbers of the sum of ``x`` [M, TOP_K, SIZE] over a row's experts, first to last.
 
-    ADDED: plus ``residual`` [M, SIZE], whose rows lie ``residual_stride`` apart. ``output`` is [M, SIZE].
+    ADDED: plus ``residual`` [M, SIZE], with rows ``residual_stride`` apart. ``output`` is [M, SIZE].
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

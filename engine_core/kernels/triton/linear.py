@@ -1,8 +1,8 @@
 """A matrix product whose rows do not depend on each other: y = x · Wᵀ + b + residual.
 
-Tiles have the same size for any number of rows, nothing is split along K, and K is walked in ascending order. So the
-same instructions lead to a row's result however many rows there are; libraries, which choose kernels by size, do not
-promise that.
+Tiles have the same size for any number of rows, nothing is split along K, and K is read in ascending order. So the same
+instructions lead to a row's result for any number of rows; libraries, which choose kernels by size, do not promise
+that.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def multiply(
 ):
     """Programs take turns at the tiles [ROWS, COLUMNS] of ``output`` [num_rows, OUTPUTS].
 
-    Tiles of the same columns follow each other, so that a part of ``weight`` [OUTPUTS, INPUTS] is read from memory
-    once. ``x`` is [num_rows, INPUTS]; rows of ``residual`` lie ``residual_stride`` apart. SCALE: of products and bias.
-    IEEE: no TF32 for float32. WIDE: float32 operands, for where narrower ones cannot be used.
+    Tiles of the same columns follow each other, so that each part of ``weight`` [OUTPUTS, INPUTS] is read from memory
+    once. ``x`` is [num_rows, INPUTS]; rows of ``residual`` are ``residual_stride`` apart. SCALE: of products and bias.
+    IEEE: no TF32 for float32. WIDE: float32 operands, if narrower ones cannot be used.
     """
     row_tiles = (num_rows + ROWS - 1) // ROWS
     for tile in range(tl.program_id(0), row_tiles * ((OUTPUTS + COLUMNS - 1) // COLUMNS), tl.num_programs(0)):
         rows = (tile % row_tiles) * ROWS + tl.arange(0, ROWS)
         columns = (tile // row_tiles) * COLUMNS + tl.arange(0, COLUMNS)
         depth = tl.arange(0, DEPTH)
-        # Rows and columns beyond the last repeat the last one: they are computed, but not stored.
+        # Rows and columns beyond the last repeat it: they are computed, but not stored.
         x_places = x + tl.minimum(rows, num_rows - 1).to(tl.int64)[:, None] * INPUTS + depth[None, :]
         weight_places = weight + tl.minimum(columns, OUTPUTS - 1).to(tl.int64)[None, :] * INPUTS + depth[:, None]
         acc = tl.zeros([ROWS, COLUMNS], tl.float32)

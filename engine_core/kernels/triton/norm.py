@@ -1,4 +1,4 @@
-"""Normalization of rows, computed in float32: by their root mean square, or by their mean and deviation."""
+"""Normalization of rows, computed in float32: RMS norm or layer norm."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def normalize(
 ):
     """Program t: row t of ``x`` [T, SIZE], divided by its root mean square, times ``weight``. WIDTH: a power of two.
 
-    CENTERED: less its mean, divided by its deviation, times ``weight``, plus ``bias``. Both are [SIZE] float32.
-    ADDED: plus row t of ``residual`` [T, SIZE], which is dense. Then all is scaled by SCALE. ``output`` may be ``x``.
+    CENTERED: minus its mean, divided by its deviation, times ``weight``, plus ``bias``. Both are [SIZE] float32.
+    ADDED: plus row t of ``residual`` [T, SIZE], dense. The result is multiplied by SCALE. ``output`` may be ``x``.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)

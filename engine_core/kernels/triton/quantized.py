@@ -1,6 +1,6 @@
 """A matrix product with a weight that stays quantized: y = x · Wᵀ + b + residual.
 
-As ``linear.multiply``, but a tile of the weight is made of its codes where it is needed: each number in float32, then
+Like ``linear.multiply``, but tiles of the weight are expanded from codes when needed: each number in float32, then
 rounded to the type of ``x``, as if the weight had been expanded beforehand.
 """
 
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def _of_groups(numbers, columns, depth, k, GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, DEPTH: tl.constexpr):
-    """[COLUMNS, DEPTH], or [COLUMNS, 1] where all of them are of one group, of ``numbers`` [OUTPUTS, GROUPS]."""
+    """[COLUMNS, DEPTH], or [COLUMNS, 1] if DEPTH is within one group, of ``numbers`` [OUTPUTS, GROUPS]."""
     if GROUP_SIZE % DEPTH == 0:
         group = tl.minimum(k // GROUP_SIZE, GROUPS - 1)
         found = tl.load(numbers + columns.to(tl.int64) * GROUPS + group)[:, None]
@@ -55,7 +55,7 @@ def multiply_quantized(
 ):
     """Programs take turns at the tiles [ROWS, COLUMNS] of ``output`` [num_rows, OUTPUTS].
 
-    ``codes`` are [OUTPUTS, INPUTS] bytes or, with NIBBLES, half as many, the earlier of two codes in the low half;
+    ``codes`` are [OUTPUTS, INPUTS] bytes or, with NIBBLES, half as many, the first of two codes in the low half;
     INPUTS is even. A code stands for itself plus FIRST if LINEAR, else for its entry in ``codebook``. ``scales`` and
     ``offsets`` (ZEROS: codes, or MINIMA) are [OUTPUTS, GROUPS]. The rest is as in ``linear.multiply``.
     """
@@ -79,7 +79,7 @@ def multiply_quantized(
             number *= _of_groups(scales, known, depth, k, GROUPS, GROUP_SIZE, DEPTH)
             if MINIMA:
                 number += _of_groups(offsets, known, depth, k, GROUPS, GROUP_SIZE, DEPTH)
-            # As it would be stored: in the type of x.
+            # Rounded as an expanded weight would be.
             b = tl.trans(number.to(x.dtype.element_ty))
             if WIDE:
                 acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")

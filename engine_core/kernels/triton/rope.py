@@ -1,6 +1,6 @@
 """Normalization of heads and rotary position embedding of queries and keys, computed in float32.
 
-Keys and values can be written to the KV cache at once.
+Keys and values can be written directly to the KV cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _store(heads, places, cache, lines, x, in_place, kept, CACHED: tl.constexpr):
-    """``x`` to the heads that stay in place, and, if CACHED, to those that are kept."""
+    """Store ``x`` for heads that stay in place, and, if CACHED, in the cache for those ``kept`` there."""
     x = x.to(heads.dtype.element_ty)
     tl.store(places, x, mask=in_place)
     if CACHED:
@@ -49,10 +49,10 @@ def rotate(
     """Program (t, i): TOGETHER heads of row t are normalized, if wanted, and rotated: queries, then keys, then values.
 
     CACHED: keys and values go to the row's slot of ``cache`` (laid out as in ``attention.py``), or nowhere if that is
-    below 0. Else they stay in place, and values are looked at only if they are normalized.
+    below 0. Else they stay in place, and values are read only if they are normalized.
 
     Of a head's HEAD_DIM elements the first 2 · HALF are rotated in pairs: i and HALF + i, or, INTERLEAVED, 2i and
-    2i + 1. WIDTH and REST_WIDTH: HALF and the number of the other elements, rounded up to a power of two; 0 for none.
+    2i + 1. WIDTH and REST_WIDTH: HALF and the number of other elements, rounded up to a power of two; 0 for none.
     ``weights`` [2 or 3 (queries, keys, values), HEAD_DIM] float32 are the norms'. ``cos`` and ``sin`` are [T, HALF]
     float32. SCALED: queries are multiplied by ``query_scales`` [T].
     """
