@@ -46,7 +46,7 @@ class LinearOp(ABC):
         dtype: torch.dtype | None = None,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[M, N]: y of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; ``dtype``: float32, or that of ``x``.
+        """[M, N]: y of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; ``dtype``: float32 or None (as ``x``).
 
         ``residual`` may be overwritten. The result is written to ``into`` [M, N] if given. Both may be columns of a
         wider tensor (strided rows).
@@ -240,7 +240,7 @@ class OpsBackend(ABC):
     """Makes ops for one kind of device. Weights are copied: callers may overwrite them later."""
 
     batch_invariant: bool
-    """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
+    """Whether a row's bits should be independent of the other rows and the number of threads."""
     rank_invariant = False
     """Whether a row's bits are also independent of the number of ranks that share a layer."""
     expands_experts = False

@@ -21,7 +21,7 @@ _SUMMED_TOGETHER = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """How the products are tiled, the same for any number of rows."""
+    """The tiling of products, the same for any number of rows."""
 
     rows: int
     columns: int

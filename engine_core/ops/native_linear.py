@@ -19,7 +19,7 @@ class PackedLinear(LinearOp):
     masks_argmax = True
 
     def __init__(self, linear: Kernel, argmax: Kernel, arguments: ctypes.Structure) -> None:
-        """``arguments``: a ``RinglineLinear`` without what differs from call to call."""
+        """``arguments``: a ``RinglineLinear`` without the fields that each call sets."""
         self.in_features, self.out_features = arguments.in_features, arguments.out_features
         self._linear = linear
         self._argmax = argmax

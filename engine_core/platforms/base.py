@@ -40,7 +40,7 @@ class Platform(ABC):
     """Whether models and caches are in host memory."""
 
     batch_invariant: bool
-    """Whether a row is meant to have the same bits in every step; a self-test has to confirm it."""
+    """Whether a row should have the same bits in every step; a self-test must confirm it."""
 
     is_asynchronous: bool
     """Whether launches return before the device has done the work."""

@@ -39,14 +39,14 @@ COMPILED_CAPABILITIES = ((8, 0), (9, 0))
 
 @dataclass(frozen=True, slots=True)
 class CudaMemoryProfile:
-    """What was measured between loading and allocating; all in bytes."""
+    """Measurements between loading and allocating; all in bytes."""
 
     total: int
     """The GPU's memory."""
     free_at_start: int
     """Bytes free at the start, with this process's CUDA context already created."""
     context: int
-    """At most what the context takes."""
+    """Upper bound of the context."""
     taken: int
     """Taken by this process after loading, besides its context."""
     weights: int

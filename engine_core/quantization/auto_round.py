@@ -18,14 +18,14 @@ from engine_core.quantization.schemes import SchemesConfig, Tensors, scale_dtype
 _LIKE_GPTQ, _LIKE_AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
 _BITS = {_LIKE_GPTQ: (4, 8), _LIKE_AWQ: (4,)}
 _NOT_QUANTIZED = (16, 32)
-"""Values of ``bits`` in rules."""
+"""``bits`` in rules."""
 _OF_PATTERNS = frozenset(r"\*+?^$()[]{}|")
 """A key without these characters is a name."""
 _HEAD = "lm_head"
 
 
 class AutoRoundConfig(SchemesConfig):
-    """Quantizes linear layers of decoder layers, and the head if a rule names it, unless their rule has 16 bits."""
+    """Quantizes linear layers of decoder layers, and the head if a rule names it, unless rules have 16 bits."""
 
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class AutoRoundConfig(SchemesConfig):
         self._by_pattern: list[tuple[Matches, GptqScheme | AwqScheme | None]] = []
         patterns = NamePatterns(known.method)
         for key, changes in known.objects("extra_config").items():
-            # An empty rule leaves the layer to later rules.
+            # An empty rule leaves layers to later rules.
             if not (said := {name: value for name, value in changes.items() if value is not None}):
                 continue
             place = f"quantization_config.extra_config[{key!r}]"

@@ -81,7 +81,7 @@ class GgufMethod(StoredMethod):
 
 
 def _require_finite(name: str, weight: QuantizedWeight) -> None:
-    """Raise ``CheckpointError`` unless scales and minima are finite; with outer ones, the inner are integers."""
+    """Raise ``CheckpointError`` unless (outer) scales and minima are finite; inner ones are integers."""
     outer = weight.outer_scales, weight.outer_minima
     for numbers in outer if weight.outer_scales is not None else (weight.scales, weight.minima):
         if numbers is not None and not math.isfinite(numbers.sum(dtype=torch.float64)):  # one pass, unlike isfinite

@@ -100,7 +100,7 @@ def _four_bits(at: int, minimum: bool) -> _Read:
 
 
 def _five_bits(at: int, least: int) -> _Read:
-    """Likewise, with the fifth bits in four bytes from ``at`` on; the code 0 stands for ``least``."""
+    """Like ``_four_bits``, with the fifth bits in four bytes from ``at`` on; code 0 stands for ``least``."""
 
     def read(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
         low = _parts(blocks[..., at + 4 :], (1, 16), 4).flatten(2)

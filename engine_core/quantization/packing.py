@@ -92,7 +92,7 @@ def fields_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def order_of_groups(groups: torch.Tensor, name: str, size: int) -> torch.Tensor | None:
-    """[K] int64: inputs sorted by group, of ``size`` inputs each; None: already sorted. ``groups`` [K]: by input."""
+    """[K] int64: inputs sorted by ``groups`` [K] of ``size`` inputs each; None: they are sorted already."""
     in_order = torch.arange(len(groups)) // size
     if torch.equal(groups.long(), in_order):
         return None

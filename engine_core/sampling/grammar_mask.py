@@ -69,7 +69,7 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         return bits
 
     def _allow(self, state: _InGrammar, rows: SamplingRows, last: int, bits: Bits) -> None:
-        """Write to ``bits`` what may be sampled in the rows of a sequence up to the ``last``; ``bits`` has as many."""
+        """Write to ``bits`` what may be sampled in as many rows of a sequence, up to and including row ``last``."""
         output = rows.tokens_before(last)[rows.num_prompt_tokens[last] :]
         drafts = int(rows.num_drafts[last])
         certain = len(output) - drafts

@@ -179,7 +179,7 @@ def _sample_from(ids: Ids, scaled: F32, keys: U64) -> Ids:
 
 
 def top_k_prefix(logits: F32, rows: RandomRows, top_k: Ids) -> tuple[Ids, F32]:
-    """Ids and scaled logits [R, max(top_k)] of what min-p, top-k and top-p leave of ``logits`` [R, V]; −inf beyond."""
+    """Ids and scaled logits [R, max(top_k)] that min-p, top-k and top-p leave of ``logits`` [R, V]; −inf beyond."""
     width = int(top_k.max())
     ids = top_tokens(logits, width)
     kept = np.take_along_axis(logits, ids, axis=1)

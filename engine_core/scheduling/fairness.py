@@ -68,7 +68,7 @@ class TenantShares:
         return self._kept(tenant, held, self._num_blocks, len(running))
 
     def _kept(self, tenant: str, held: int, count: int, num_tenants: int) -> int:
-        """A sixteenth of ``count``, if others came lately and ``tenant`` holds its share of the rest, at most half."""
+        """A sixteenth of ``count``, if others came lately and ``tenant`` holds its equal share of the rest (≤ ½)."""
         kept = (count + 8) // 16
         has_its_share = held >= max(1, (count - kept) // max(2, num_tenants))
         return kept if has_its_share and self.others_came(tenant) else 0

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 KEPT_GRAMMARS = 256
 KEPT_BYTES = 2 << 20
-"""Texts of kept grammars. At first, a grammar of a few hundred bytes takes about 90 kB, and larger ones up to 200 times
-their text."""
+"""Texts of kept grammars. At first, a grammar of a few hundred bytes takes about 90 kB of memory, larger ones up to 200
+times their text."""
 KEPT_SECONDS = 5.0
 """Time spent on slow masks (longer than ``SLOW_MASK``) of kept grammars: these grow the lexers, by at most about 60 MB
 per second. Masks of known states are fast."""

@@ -106,7 +106,7 @@ class Matcher:
         return self._matcher.compute_ff_tokens()[:limit]
 
     def _fill(self, matcher: LLMatcher, row: npt.NDArray[np.uint32], position: int) -> bool:
-        """Write to ``row`` [W] what can be sampled at ``position`` of the output; whether anything can."""
+        """Write to ``row`` [W] what can be sampled at output ``position``; return whether anything can."""
         start = time.thread_time()
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self._observe(time.thread_time() - start)

@@ -110,7 +110,7 @@ class PendingStep:
         greatest: npt.NDArray[np.float32],
         prompt_reports: PromptLogprobs,
     ) -> dict[int, Failure]:
-        """Sequences whose logits allow no sampling; from the first such row on, theirs leave ``accepted``."""
+        """Sequences whose logits allow no sampling; from the first such row on, remove theirs from ``accepted``."""
         failed: dict[int, Failure] = {}
         usable = greatest > -np.inf
         rows = [] if usable.all() else np.flatnonzero(accepted & ~usable).tolist()

@@ -34,7 +34,7 @@ def first_unsound_part(
         return "the head" if is_in_head else None
     if isinstance(model, StagedModel) and _has_nan(model.first_input(tokens, positions).hidden):
         return "the embedding"
-    # Bisect: a NaN stays in all layers after the first.
+    # Bisect: a NaN stays in all layers after the one where it began.
     sound, unsound = 0, len(layers)
     while unsound - sound > 1:
         middle = (sound + unsound) // 2
