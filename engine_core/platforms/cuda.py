@@ -58,7 +58,7 @@ class CudaMemoryProfile:
 
     @property
     def overhead_per_block(self) -> int:
-        """None: the scheduler's share is in host memory."""
+        """Nothing: the scheduler's share is in host memory."""
         return 0
 
     def left(self, utilization: float) -> int:

@@ -18,7 +18,7 @@ _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "sse4", "asimd", "sve", "bf16"
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """Bytes this process can grow to, its own included: what the machine and every control group above it leave.
+    """Bytes this process can grow to, itself included: what the machine and every control group above it leave.
 
     ``root`` holds /proc and /sys.
     """
@@ -45,7 +45,7 @@ def instruction_sets() -> list[str]:
 
 
 def trim() -> None:
-    """Return freed memory to the system, so that the next measurement counts used memory. Only with glibc."""
+    """Return freed memory to the system, so that the next measurement counts used memory. No-op without glibc."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -25,7 +25,7 @@ _HEAD = "lm_head"
 
 
 class AutoRoundConfig(SchemesConfig):
-    """Quantizes linear layers of decoder layers, and the head if a rule names it, unless rules have 16 bits."""
+    """Quantizes linear layers of decoder layers, and the head if a rule names it, unless a rule says 16 bits."""
 
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()

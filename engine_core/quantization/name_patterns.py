@@ -30,7 +30,7 @@ class NamePatterns:
     def matcher(self, pattern: str, *, anywhere: bool = False) -> Matches:
         """A function: whether a name matches from its beginning, or ``anywhere``; ``pattern`` may have the ``PREFIX``.
 
-        Raises ``CheckpointError``, as does the returned function when all matches took too long.
+        Raises ``CheckpointError``, as does the returned function when matching has taken too long in total.
         """
         if len(pattern) > _MOST_CHARACTERS:
             raise self._refused(pattern, f"is longer than {_MOST_CHARACTERS} characters")

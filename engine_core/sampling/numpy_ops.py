@@ -72,7 +72,7 @@ class NumpyOps(SamplingOps):
     def mask(self, logits: F32, rows: Index, allowed: Bits) -> None:
         for row, bits in zip(rows.tolist(), allowed, strict=True):
             limits = _LIMITS_OF_BYTE.take(bits.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
-            if np.fmin.reduce(logits[row]) == -np.inf:  # rare, and this test is six times as fast
+            if np.fmin.reduce(logits[row]) == -np.inf:  # rare, and six times as fast to test
                 np.maximum(logits[row], LEAST_LOGIT, out=logits[row])
             np.fmin(logits[row], limits, out=logits[row])
 

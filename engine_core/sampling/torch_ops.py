@@ -135,7 +135,7 @@ def keep_nucleus(logits: torch.Tensor, scaled: torch.Tensor, top_p: torch.Tensor
     """Set ``scaled`` [R, V] to −inf outside of each row's nucleus, in place; ``top_p`` [R, 1] float64, < 1."""
     masses, order = _masses(scaled), order_of(logits)
     reach = _reach(masses, top_p)
-    # Find the greatest order from which up tokens have enough mass; invariant: low ≤ order < high.
+    # Find the greatest order such that tokens from it up have the mass; invariant: low ≤ it < high.
     low = torch.full_like(reach, -(1 << 31))
     high = torch.full_like(reach, 1 << 31)
     for _ in range(32):

@@ -61,7 +61,7 @@ class Scheduler:
     ) -> None:
         """Deadlines are times of ``clock``; ``cache_identity`` identifies the model and numerics that compute blocks.
 
-        ``stages``: through which a step goes; with several, no sequence with a pending token is planned. Raises
+        ``stages``: number that a step goes through; with several, no sequence with a pending token is planned. Raises
         ``ConfigError`` and ``OutOfMemoryError``.
         """
         _check_limits(config, kv_cache_config, model)

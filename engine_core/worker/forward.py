@@ -24,10 +24,10 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
-    """A rows of a step whose tokens the host does not know yet."""
+    """Rows of a step whose tokens the host does not know yet."""
 
     rows: npt.NDArray[np.intp]
-    """[A]"""
+    """[A]: of the step."""
     indices: npt.NDArray[np.intp]
     """[A]: of their tokens in ``token_ids``."""
     token_ids: torch.Tensor
