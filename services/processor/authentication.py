@@ -25,7 +25,7 @@ _LINE = re.compile(rf"(\S{{1,{MAX_TENANT_LENGTH}}})\s+sha256:([0-9a-fA-F]{{64}})
 
 
 def client_authorizers(settings: ClientAuthSettings) -> list[Authorize]:
-    """What authenticates clients; none where no authentication is configured.
+    """The authorizers of clients; empty if no authentication is configured.
 
     Raises ``FatalError`` for unusable files.
     """
@@ -63,7 +63,7 @@ class Authenticator:
         authenticated.set(principal)
 
     def _by_hash(self, token: str) -> Principal | None:
-        # A token has too much entropy to guess its hash, or to find it by timing look-ups.
+        # A token's entropy is too high to guess its hash, or find it by timing look-ups.
         hashes = self._hashes
         if hashes is None:
             return None

@@ -1,4 +1,4 @@
-"""The grammars that a model's requests have: each is tried on the model's tokenizer once, while it is remembered."""
+"""Checks the grammars of a model's requests on its tokenizer, and remembers the outcomes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_REMEMBERED = 4096
 
 
 class CheckedGrammars:
-    """Checks grammars and remembers the outcomes by digest; thread-safe."""
+    """Checks grammars and remembers outcomes by digest (LRU); thread-safe."""
 
     def __init__(self, checker: GrammarChecker, most: int = MAX_REMEMBERED) -> None:
         self.checker = checker
         self._most = most
         self._lock = threading.Lock()
         self._outcomes: OrderedDict[bytes, tuple[str, str] | None] = OrderedDict()
-        """Field and problem of a grammar that cannot be used, None for one that can; the latest last."""
+        """Field and problem of an unusable grammar, None for a usable one; most recently used last."""
 
     def check(self, grammar: str) -> None:
         """Raises ``ConstraintError`` as the checker does."""

@@ -1,6 +1,6 @@
 """One client's stream (a Session or a Generate call): its live requests and its unwritten responses.
 
-Responses are coalesced per request in an outbox; the stream's writer takes everything new whenever a write completes.
+Responses are coalesced per request in an outbox; the stream's writer takes everything new after each write.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class ClientStream(OutputStream):
         self.draining = False
         """Whether the client was asked to open another stream for new requests."""
         self.ending = False
-        """Whether the client's time for that is over: new requests are refused; the stream ends with its last one."""
+        """Whether that grace period is over: new requests are refused, and the stream ends with its last one."""
         self.carrier = carrier or {}
         self._by_client_request_id: dict[str, Request] = {}
         self._by_request_id: dict[str, Request] = {}
         self._refusals: list[inference_pb2.GenerateResponse] = []
         self._closed_traces: list[RequestTrace] = []
-        """Of requests whose end was taken but is not written yet."""
+        """Traces of requests whose ends were taken, but not written yet."""
         self.room_for_refusals = asyncio.Event()
 
     @property
@@ -90,7 +90,7 @@ class ClientStream(OutputStream):
             asyncio.get_running_loop().call_later(REFUSAL_DELAY, self.wake.set)
 
     def written(self) -> None:
-        """The frame that was taken last has been handed to gRPC."""
+        """The last frame taken has been handed to gRPC."""
         traces, self._closed_traces = self._closed_traces, []
         for trace in traces:
             trace.delivered()
@@ -105,9 +105,9 @@ class ClientStream(OutputStream):
         super().clear()
 
     def take(self) -> inference_pb2.SessionResponse | None:
-        """Everything new, up to about 1 MiB; a request whose end is in it is no longer live.
+        """Take everything new, up to about 1 MiB; requests whose ends it contains are no longer live.
 
-        None if there is nothing. Raises ``TimeoutError`` if the client was given up.
+        None if nothing is new. Raises ``TimeoutError`` if the client was given up.
         """
         self.check()
         frame = inference_pb2.SessionResponse(responses=self._refusals)

@@ -1,7 +1,7 @@
-"""Sends requests in flight on their routes, by Submit and Redirect, and keeps which request is on which route.
+"""Sends requests to engines by Submit and Redirect, and tracks which request is on which route.
 
-``services.ring.routing_logic`` chooses a route; ``failover`` decides when a request changes it. A request that finds no
-route waits here for one.
+``services.ring.routing_logic`` chooses routes; ``failover`` decides when a request changes its route. Requests without
+a route wait here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Change(enum.Enum):
     """What a failover changed for a request."""
 
     ENGINE = "engine"
-    """It was submitted again, to another engine or to the same one after a restart."""
+    """It was resubmitted, to another engine or to the same one after a restart."""
     DETOKENIZER = "detokenizer"
     """It stays on its engine, and another detokenizer decodes it."""
     REPLAY = "replay"
@@ -34,35 +34,35 @@ class Change(enum.Enum):
 
 
 class Dispatcher:
-    """Sends the requests of one processor on their routes."""
+    """Sends the processor's requests on routes."""
 
     def __init__(self, peers: LinkedPeers, routes: Routes, *, route_timeout: float) -> None:
-        """``route_timeout``: seconds that a request may be without a route, per outage."""
+        """``route_timeout``: seconds that a request may lack a route, per outage."""
         self._peers = peers
         self._routes = routes
         self.route_timeout = route_timeout
         self.routed: RouteIndex[Request] = RouteIndex()
-        """The requests that have a route."""
+        """Requests with a route."""
         self.unrouted: DeadlineQueue[Request] = DeadlineQueue()
         """Requests without a route; due at the route timeout, or earlier to look for a route even if none changed."""
         self.failovers: Counter[Change] = Counter(dict.fromkeys(Change, 0))
 
     def route(self, request: Request, reason: str) -> Status | None:
-        """Send a request on a route that takes it; if there is none, it waits. Returns the error of ``submit``."""
+        """Submit a request on the best route; without one, it waits. Returns ``submit``'s error."""
         if (route := self.choose(request)) is not None:
             return self.submit(request, route, reason)
         self.wait(request, reason)
         return None
 
     def wait(self, request: Request, reason: str, due: float = math.inf) -> None:
-        """Let a request wait for a route; ``due``: when to look for one even if none has changed."""
+        """Let a request wait for a route; ``due``: when to look again even if routes are unchanged."""
         request.route_lost_reason = reason
         now = time.monotonic()
         timeout_at = now + self.route_timeout - request.route_timeout.waited(now)
         self.unrouted.put(request.request_id, request, min(due, timeout_at))
 
     def choose(self, request: Request, engine: PeerId | None = None) -> Route | None:
-        """A route for a request, on ``engine`` if given; None if there is none. The request counts in its load."""
+        """Choose a route, on ``engine`` if given, and count the request in its load. None if there is none."""
         resolved = request.resolved
         return self._routes.choose(
             request.request_id,
@@ -74,7 +74,7 @@ class Dispatcher:
         )
 
     def submit(self, request: Request, route: Route, reason: str) -> Status | None:
-        """Begin a request at an engine, or resume it there from what was delivered.
+        """Begin a request at an engine, or resume it there after the delivered output.
 
         ``reason``: why it left its last route. Returns an error if the message is larger than the engine accepts.
         """
@@ -113,12 +113,12 @@ class Dispatcher:
             self._peers.send(request.route.engine, engine_pb2.Command(done=done))
 
     def clear_route(self, request: Request) -> None:
-        """A request has no route for now."""
+        """Take a request off its route."""
         request.route = None
         self.routed.discard(request.request_id)
 
     def forget(self, request: Request) -> None:
-        """A request has ended: send Done to its engine, and remove it here."""
+        """A request ended: send Done to its engine, and remove it here."""
         self.send_done(request)
         self.clear_route(request)
         self.unrouted.discard(request.request_id)
@@ -139,7 +139,7 @@ class Dispatcher:
 
 
 def next_submit(request: Request, deliver_to: str) -> engine_pb2.Submit:
-    """The Submit that begins a request, or resumes it from what was delivered, under a new epoch."""
+    """The Submit that begins a request, or resumes it after the delivered output, under a new epoch."""
     submit = request.resolved.submit
     submit.request_id = request.request_id
     submit.epoch = request.delivery.next_epoch()

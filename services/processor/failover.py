@@ -31,9 +31,9 @@ log = structlog.get_logger(__name__)
 MAX_REPLAYS = 5
 """Replays without an accepted delta after which a request fails: some peer violates the protocol."""
 RETRY_AFTER_MS = 500
-"""Delay before a request that was in flight is submitted again, if a full engine rejected it and named no delay."""
+"""Delay before a request that was in flight is resubmitted, if a full engine rejected it and named no delay."""
 _TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
-"""Reasons to try another engine: during a rollout, it may have the capability or model that one engine lacks."""
+"""Reasons to try another engine: during a rollout, it may have the capability or model that this one lacks."""
 _BLAME_INTERVAL = 0.25
 """Seconds between checks whether engines that died with a request have come back."""
 
@@ -53,7 +53,7 @@ class Failover:
         *,
         max_crash_resubmits: int,
     ) -> None:
-        """``max_crash_resubmits``: a request that this many engines were computing when they died is poison."""
+        """``max_crash_resubmits``: a request is poison if this many engines died while they computed it."""
         self._in_flight = in_flight
         self._dispatcher = dispatcher
         self._peers = peers
@@ -125,8 +125,7 @@ class Failover:
     def tick(self, now: float) -> None:
         """Apply the route timeout, look for routes again, and move requests away from silent peers.
 
-        A request that found no route tries again once it is due or routes have changed: until then it would find none.
-        Call a few times a second.
+        A request without a route tries again only once it is due or routes have changed. Call a few times a second.
         """
         changed, self._revision = self._revision != self._routes.revision, self._routes.revision
         unrouted = self._dispatcher.unrouted
@@ -167,13 +166,13 @@ class Failover:
             for request in routed.on(route):
                 if not self._leave_detokenizer(request, route) and now - since > BEAT_LIMIT:
                     self._resubmit(request, f"engine {route.engine.name} is heard by no detokenizer")
-            if now - since <= BEAT_LIMIT and routed.on(route):  # the two may be about to join again
+            if now - since <= BEAT_LIMIT and routed.on(route):  # the pair may be about to join again
                 self._partitions_due = min(self._partitions_due, since + BEAT_LIMIT)
 
     # One request
 
     def _route(self, request: Request, reason: str) -> None:
-        """Give a request a route: another detokenizer if its engine is linked, else another engine."""
+        """Route a request: to another detokenizer if its engine is linked, else to another engine."""
         if request.route is None or request.route.engine not in self._peers.engines:
             self._route_anew(request, reason)
             return
@@ -212,7 +211,7 @@ class Failover:
         return True
 
     def _resubmit(self, request: Request, reason: str) -> bool:
-        """Move a request from an engine that may be alive to another one; returns whether there is another one."""
+        """Move a request from an engine that may be alive to another; returns whether there is another."""
         if (route := self._dispatcher.choose(request)) is None:
             return False
         self._dispatcher.send_done(request)

@@ -1,4 +1,4 @@
-"""The requests in flight, between admission and end: starts them, ends them, and responds to their clients.
+"""The requests in flight, from admission to end: starts and ends them, and responds to their clients.
 
 ``Dispatcher`` sends a request on its first route; ``Failover`` moves it when a peer is lost; ``TextOutput`` delivers
 its output.
@@ -22,7 +22,7 @@ from services.ring.events import ChoiceEnd, FinishReason
 
 
 class InFlightRequests:
-    """All requests between admission and end. Every end of a request and of a choice is written here, once."""
+    """All requests from admission to end. Every end of a request or choice is written here, once."""
 
     def __init__(
         self, models: ServedModels, admission: Admission, dispatcher: Dispatcher, metrics: ProcessorMetrics
@@ -42,7 +42,7 @@ class InFlightRequests:
         return request if request is not None and request.delivery.epoch == epoch else None
 
     def start(self, request: Request, outcome: ResolvedRequest | Status) -> None:
-        """Put a tokenized request in flight and send it to an engine; ``outcome`` may be the error that ends it."""
+        """Put a tokenized request in flight and send it to an engine; an error as ``outcome`` ends it."""
         if isinstance(outcome, Status):
             self.end(request, FinishReason.ERROR, outcome)
         elif request.deadline is not None and time.monotonic() >= request.deadline:
@@ -93,7 +93,7 @@ class InFlightRequests:
         request.stream.outbox.end(request.request_id, choice, end)
 
     def _finish(self, request: Request) -> None:
-        """Every choice has ended: release everything, send Done to the engine and the usage to the client."""
+        """Every choice has ended: release everything, send Done to the engine and usage to the client."""
         resolved, delivery, now = request.resolved, request.delivery, time.monotonic()
         usage = inference_pb2.Usage(
             prompt_tokens=resolved.prompt_tokens,

@@ -35,8 +35,8 @@ def refused_before_admission(finish_reason: FinishReason, status: Status | None)
 def write_update(frame: inference_pb2.SessionResponse, update: RequestUpdate, name: str, ordinal: int) -> None:
     """Add one request's responses to ``frame``.
 
-    ``name`` is the client's id of the request, ``ordinal`` the number of the frame that asked for it. Deltas are built
-    in place: protobuf copies a message that is put into another.
+    ``name``: the client's request id; ``ordinal``: the number of the frame that asked for it. Deltas are built in
+    place, because protobuf copies a message that is put into another.
     """
     add = frame.responses.add
     if isinstance(update.opening, bytes):

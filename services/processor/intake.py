@@ -1,6 +1,6 @@
-"""Receives, checks and cancels the requests of all client streams; passes them to admission, and that to in flight.
+"""Receives, checks and cancels the requests of all client streams, and passes them on by way of admission.
 
-Cheap checks come first: the request's id, its deadline, the limits on live and waiting requests.
+Cheap checks come first: id, deadline, limits on live and waiting requests.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Intake:
 
     @property
     def num_open(self) -> int:
-        """Requests whose ends have not been taken by their clients."""
+        """Requests whose ends their clients have not taken."""
         return sum(stream.num_live for stream in self.streams)
 
     def open(self, principal: Principal, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:
@@ -76,7 +76,7 @@ class Intake:
         stream.clear()
 
     def cancel(self, stream: ClientStream) -> None:
-        """Cancel the stream's requests; its client is still told their ends."""
+        """Cancel the stream's requests; its client still receives their ends."""
         for request in stream.requests():
             self._in_flight.end(request, FinishReason.CANCELLED)
 
@@ -121,7 +121,7 @@ class Intake:
     def session_frame(
         self, stream: ClientStream, frame: inference_pb2.SessionRequest, ordinal: int, arrived_at: float
     ) -> None:
-        """Act on a session's frame, which arrived at ``arrived_at``; errors are answered on the stream."""
+        """Handle a session's frame; errors are answered on the stream."""
         match frame.WhichOneof("frame"):
             case "generate":
                 self._session_request(stream, frame.generate, ordinal, arrived_at)
@@ -158,7 +158,7 @@ class Intake:
     def check_not_draining(self) -> None:
         """Raise ``Refused`` for a call that comes while the processor drains.
 
-        Where that is all that a call is answered with, gRPC itself can send it elsewhere (docs/channels.md).
+        gRPC itself can send a call elsewhere if this is its only answer (docs/channels.md).
         """
         if self.draining:
             problem = "this processor is draining: try another"

@@ -22,7 +22,7 @@ JsonWebKey = dict[str, Any]
 MAX_LOGGED_KID, MAX_LOGGED_KIDS = 100, 20
 """Bounds on a log line: characters per key name, and number of names."""
 LEEWAY = 30.0
-"""Seconds that the clocks of the issuer and of this machine may differ by."""
+"""Seconds by which the issuer's and this machine's clocks may differ."""
 _PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
     (jwt.ExpiredSignatureError, "the token has expired"),
     (jwt.ImmatureSignatureError, "the token is not valid yet"),
@@ -76,7 +76,7 @@ class JsonWebTokens:
         return Principal(tenant, lambda: self._now() < end and self._keys.value.get(name) == key)
 
     def _key_name(self, header: Mapping[str, Any], keys: Mapping[str, JsonWebKey]) -> str:
-        """The name of the key that signed the token; a token may omit it where there is only one key."""
+        """The name of the key that signed the token; a token may omit it if there is only one key."""
         if header.get("alg") not in self._algorithms:
             raise ValueError("the token's signature algorithm is not accepted")
         name = header.get("kid")
@@ -88,7 +88,7 @@ class JsonWebTokens:
 
 
 def _parse_keys(contents: Mapping[str, bytes]) -> Mapping[str, JsonWebKey]:
-    """Public keys by name ("" for one without); those for encryption or of an unknown type are left out."""
+    """Public keys by name ("" for one without), except those for encryption or of an unknown type."""
     try:
         declared = json.loads(contents[JWKS_FLAG])["keys"]
         signing = [key for key in declared if key.get("use", "sig") == "sig" and key.get("kty") != "oct"]

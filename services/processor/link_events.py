@@ -60,7 +60,7 @@ class LinkEvents:
         self._update_partitions(engine)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
-        """Load, peers, draining and rejections; text comes from the detokenizer."""
+        """Load, peers, draining and rejections; text comes from detokenizers."""
         node = self._peers.engines[engine]
         if frame.HasField("load"):
             load = node.load = frame.load
@@ -96,7 +96,7 @@ class LinkEvents:
         self._failover.routes_changed()
 
     def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None:
-        """Load, engines that it hears, draining and text."""
+        """Load, engines heard, draining and text."""
         node = self._peers.detokenizers[detokenizer]
         if frame.HasField("load"):
             node.load = frame.load
@@ -121,7 +121,7 @@ class LinkEvents:
     # Both
 
     def check_liveness(self, now: float) -> None:
-        """Suspect peers without recent heartbeats or progress, and trust suspects again that have them.
+        """Suspect peers without recent heartbeats or progress; trust suspects again once they have both.
 
         Call a few times a second.
         """
@@ -161,7 +161,7 @@ class LinkEvents:
 
 
 def _apply(peers: PeerList, changes: link_pb2.PeerChanges) -> frozenset[PeerId]:
-    """The list after a peer's report; raises ``LinkRefused`` for a broken one."""
+    """The peers after a report; raises ``LinkRefused`` for an invalid report."""
     try:
         return peers.apply(peer_changes_from_proto(changes))
     except ValueError as error:

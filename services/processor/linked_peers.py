@@ -1,6 +1,6 @@
 """The linked engines and detokenizers: their load, the peers attached to them, and their liveness.
 
-``LinkEvents`` keeps them up to date; ``services.ring.routing_logic`` has what the choice of a route needs of them.
+``LinkEvents`` keeps them up to date; ``services.ring.routing_logic`` has the state by which routes are chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.ring.liveness import Liveness
 from services.ring.routing_logic import Needs, Route, Routes
 
 MAX_EVENTS = 30
-"""The latest events that are kept for the dashboard."""
+"""Number of events kept for the dashboard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class LinkedPeers:
     """All linked peers."""
 
     def __init__(self, routes: Routes, known: Callable[[], KnownAddresses] = KnownAddresses) -> None:
-        """``known``: where peers are looked for at present."""
+        """``known``: where peers are looked for."""
         self._routes = routes
         self._known = known
         self.engines: dict[PeerId, LinkedEngine] = {}
@@ -91,13 +91,13 @@ class LinkedPeers:
         self.events: deque[PeerEvent] = deque(maxlen=MAX_EVENTS)
         """The latest events, the newest last."""
         self.partitioned: dict[Route, float] = {}
-        """Pairs whose detokenizer reports that it receives nothing from the engine, with the time of the report."""
+        """Pairs whose detokenizer reports that it receives nothing from the engine, with the report's time."""
         self.losses: Counter[str] = Counter(engine=0, detokenizer=0)
         """Peers lost without having drained, keyed by service."""
 
     @property
     def suspects(self) -> frozenset[PeerId]:
-        """Peers suspected by their ``Liveness``: they get no new requests, and theirs may move to other peers."""
+        """Peers suspected by their ``Liveness``: they get no new requests, and their requests may move to others."""
         return frozenset(node.peer for node in self.all() if node.suspected)
 
     def all(self) -> list[LinkedPeer]:
@@ -109,16 +109,16 @@ class LinkedPeers:
             node.link.send((command,))
 
     def missing(self) -> KnownAddresses:
-        """Where it looks for peers and none is linked."""
+        """Known addresses without a linked peer."""
         known = self._known()
         engines = {node.address for node in self.engines.values()}
         detokenizers = {node.address for node in self.detokenizers.values()}
         return KnownAddresses(sorted(set(known.engines) - engines), sorted(set(known.detokenizers) - detokenizers))
 
     def no_route_reason(self, needs: Needs | None = None) -> str | None:
-        """Why no request can be routed, in words for clients, which are not told addresses; None if requests can be.
+        """Why no request can be routed, in words for clients, thus without addresses; None if requests can be.
 
-        ``needs``: of a request; None: of one without needs.
+        ``needs``: a request's; None: no needs.
         """
         if self._routes.any_joined(needs or Needs()):
             return None

@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _SESSION_AGE = 1.2
-"""A session's maximum age as a multiple of its connection's. gRPC adds up to a tenth to the latter, so by this age the
+"""A session's maximum age as a multiple of its connection's. gRPC adds up to a tenth to the latter, so by then the
 client has another connection."""
 _BUDGET_PER_LIVE = 4
 """Requests in flight may take 1/_BUDGET_PER_LIVE of the memory budget, well below the half from which the memory guard
@@ -75,7 +75,7 @@ def run(settings: ProcessorSettings) -> int:
 
 
 def _import_vllm_engine_api() -> ModuleType:
-    """``services.processor.vllm_engine_api.service``; raises ``FatalError`` if what it needs is not installed."""
+    """Import ``vllm_engine_api.service``; raises ``FatalError`` if its dependencies are not installed."""
     try:
         from services.processor.vllm_engine_api import service
     except ModuleNotFoundError as error:
@@ -86,7 +86,7 @@ def _import_vllm_engine_api() -> ModuleType:
 
 
 class _Processor:
-    """The parts of the process, constructed bottom up: each calls only those constructed before it."""
+    """The process's parts, constructed bottom up: a part calls only those constructed before it."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
         server = settings.server
@@ -164,11 +164,11 @@ class _Processor:
             )
 
     def _known_addresses(self) -> KnownAddresses:
-        """Where engines and detokenizers are looked for, without second addresses of linked ones."""
+        """The discovered addresses, without further addresses of peers that are already linked."""
         return KnownAddresses(*(found.addresses - self._dedup.duplicates for found in self._discoveries))
 
     def _discover_peers(self, me: PeerId) -> list[Discovery]:
-        """The links to engines and detokenizers, which report to ``_link_events``."""
+        """Links to engines and detokenizers; they report to ``_link_events``."""
         settings, server = self._settings, self._settings.server
         credentials, max_bytes = dialling_credentials(settings), server.max_message_bytes
         engines = Discovery(

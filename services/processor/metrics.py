@@ -16,9 +16,9 @@ from services.ring.events import FinishReason
 MAX_TENANTS = 50
 """The most tenants with their own counters."""
 IDLE = 3600.0
-"""Seconds without a request after which another tenant may get a tenant's counters."""
+"""Seconds without a request after which a tenant's counters may go to another tenant."""
 OTHERS, NOBODY = "(others)", "(none)"
-"""Label of all tenants without their own counters, and label of requests without a tenant."""
+"""Labels of all tenants without their own counters, and of requests without a tenant."""
 _SERIES = {
     "requests": ("ringline_tenant_requests", "Admitted requests that have ended, by tenant."),
     "refused": ("ringline_tenant_refused", "Requests refused before they had choices, by tenant."),
@@ -98,7 +98,7 @@ class ProcessorReading:
     generations: int = 0
     """Model generations held; more than one during a rollout."""
     failovers: Mapping[str, int] = field(default_factory=dict)
-    """Since the start, by what changed for a request: engine, detokenizer, or neither (replay)."""
+    """Since the start, keyed by what changed: engine, detokenizer, or neither (replay)."""
     losses: Mapping[str, int] = field(default_factory=dict)
     """Peers lost since the start without having drained, keyed by service."""
     decisions: Mapping[str, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class ProcessorReading:
     loads: Mapping[str, int] = field(default_factory=dict)
     """Last known number of choices at each engine, keyed by engine name."""
     prefixes: int = 0
-    """Prompt prefixes that are remembered."""
+    """Prompt prefixes remembered."""
 
 
 class ProcessorMetrics(ServiceMetrics):
@@ -197,7 +197,7 @@ class ProcessorMetrics(ServiceMetrics):
 
     @property
     def ended_requests(self) -> int:
-        """Requests that have ended since the start, answered or refused; however many choices they had."""
+        """Requests, not choices, that have ended since the start, answered or refused."""
         return sum(self._latency.counts) + self._refusals.total()
 
     def collect(self) -> Iterator[Metric]:
@@ -230,7 +230,7 @@ class ProcessorMetrics(ServiceMetrics):
 
 
 def _label(tenant: str) -> str:
-    """A tenant's label. A name that begins with a parenthesis, like ``OTHERS`` and ``NOBODY``, gets another one."""
+    """A tenant's label. A leading parenthesis is doubled, to differ from ``OTHERS`` and ``NOBODY``."""
     if not tenant:
         return NOBODY
     return f"({tenant}" if tenant.startswith("(") else tenant

@@ -25,7 +25,7 @@ authenticated: ContextVar[Principal | None] = ContextVar("authenticated", defaul
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]], header: str) -> str:
-    """The value of ``header``; ``""`` if it is absent: all such calls are one tenant.
+    """The value of ``header``; ``""`` if absent: all calls without it are one tenant.
 
     Raises ``Refused`` for several values or one that is too long: with either, one tenant could pass for another.
     """

@@ -1,8 +1,8 @@
-"""One request of a client, from the frame that asks for it to its end.
+"""A client's request, from the frame that asks for it to its end.
 
-Its fields are set in stages. Received: ``Intake`` makes it. Admitted: its prompt is tokenized and every default
-resolved. Routed: ``Dispatcher`` sends it on a route, ``Failover`` on another one when peers are lost. Finished: its end
-is in the client's outbox.
+Its fields are set in stages. Received: ``Intake`` creates it. Admitted: its prompt is tokenized and every default
+resolved. Routed: ``Dispatcher`` sends it on a route, ``Failover`` on another when peers are lost. Finished: its end is
+in the client's outbox.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.route_timeout import RouteTimeout
 from services.ring.routing_logic import Needs, Route
 
-# Upper estimates of the memory that an admitted request takes, bytes.
+# Upper estimates of an admitted request's memory, bytes.
 _REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12
 _COPIES = 2
-"""Copies of the message for an engine: one here, one in the link's queue."""
+"""Copies of the engine's message: one here, one in the link's queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ class RequestMessage:
 class ResolvedRequest:
     """A tokenized request with every default resolved.
 
-    It is kept while the request is in flight, so its messages are serialized: parsed, they would take up to twenty
-    times as much memory.
+    Its messages are kept serialized while it is in flight: parsed, they would take up to twenty times as much memory.
     """
 
     packed_admitted: bytes
@@ -63,8 +62,8 @@ class ResolvedRequest:
     choices: dict[int, array[int]]
     """The ids of each unfinished choice."""
     is_resume: bool
-    """Whether it was in flight before, at this or another processor (if it was lost before its first token, without
-    ids)."""
+    """Whether it was in flight before, at this or another processor; without ids if it was lost before its first
+    token."""
     wants_prefill_progress: bool
     prefixes: Prefixes
     """Hashed prefixes of the prompt; routing looks up which engines have them cached."""
@@ -89,17 +88,17 @@ class ResolvedRequest:
 
     @property
     def generation(self) -> Generation:
-        """The generation whose engines may compute it, and no others."""
+        """Only this generation's engines may compute it."""
         return generation_of(self.model)
 
     @property
     def num_resumed(self) -> int:
-        """Number of resumed ids, over all choices: an engine computes them like the prompt."""
+        """Resumed ids over all choices; an engine computes them like the prompt."""
         return sum(map(len, self.choices.values()))
 
     @property
     def held_bytes(self) -> int:
-        """Upper estimate of the memory that the request takes while it is in flight, apart from its output."""
+        """Upper estimate of the request's memory while it is in flight, apart from its output."""
         size = _REQUEST_HELD + len(self.packed_admitted)
         size += _COPIES * (len(self.packed_submit) + len(self.output_context))
         return size + _CHOICE_HELD * len(self.choices) + _RESUMED_ID_HELD * self.num_resumed
@@ -111,7 +110,7 @@ class Request:
 
     # Received
     request_id: str
-    """The ring id, under which engines and detokenizers know it."""
+    """The ring id, by which engines and detokenizers know it."""
     client_request_id: str
     """Unique among the stream's live requests only."""
     ordinal: int
@@ -134,7 +133,7 @@ class Request:
 
     # Routed
     route: Route | None = field(default=None, init=False)
-    """The present route; None before the first one and while the request waits for another."""
+    """The present route; None before the first and while the request waits for another."""
     route_timeout: RouteTimeout = field(default_factory=RouteTimeout, init=False)
     route_lost_reason: str = field(default="", init=False)
     retry_at: float = field(default=0.0, init=False)
@@ -166,13 +165,13 @@ class Request:
 
     @property
     def resolved(self) -> ResolvedRequest:
-        """The resolved request; available from admission to the end."""
+        """Available from admission to the end."""
         assert self._resolved is not None
         return self._resolved
 
     @property
     def delivery(self) -> Delivery:
-        """The delivery state; available from admission to the end."""
+        """Available from admission to the end."""
         assert self._delivery is not None
         return self._delivery
 
@@ -200,9 +199,9 @@ class Request:
         self.route_timeout.heard()
 
     def cached_prefixes(self) -> Prefixes | None:
-        """Prefixes of prompt and answer together: the engine has them cached, and a follow-up prompt may begin so.
+        """Prefixes of prompt plus answer: the engine has them cached, and a follow-up prompt may begin with them.
 
-        None if there is no answer, or more than one.
+        None unless there is exactly one answer.
         """
         if list(self.delivery.choices) != [0] or not self.delivery.completion_tokens:
             return None

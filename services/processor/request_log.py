@@ -1,4 +1,4 @@
-"""Latency metrics of each request, and one log line when it ends."""
+"""Latency metrics of requests, and one log line at each end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = structlog.get_logger(__name__)
 
 
 def count_delta(metrics: ProcessorMetrics, request: Request, choice: int, tokens: int, now: float) -> int:
-    """Count delivered tokens of a choice; returns how many tokens were computed for them.
+    """Count a choice's delivered tokens; returns how many tokens were computed for them.
 
-    The first delta of a request also counts the tokens of its prompt and the resumed ids.
+    A request's first delta also counts the tokens of its prompt and resumed ids.
     """
     computed = tokens
     if not request.last_delta_at:
@@ -62,7 +62,7 @@ def log_finished(request: Request, usage: inference_pb2.Usage) -> None:
 def log_refused(request: Request, refused: inference_pb2.Refused) -> None:
     """Log the end of a request that was not admitted."""
     if not log.is_enabled_for(logging.DEBUG):
-        return  # a client that drops a thousand requests at once must not delay others by a thousand log lines
+        return  # a client that drops a thousand requests must not delay others by a thousand log lines
     status = status_from_proto(refused.status)
     _bound_log(request).debug("request refused", code=status.code.name, reason=status.reason.name, field=status.field)
 

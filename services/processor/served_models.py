@@ -1,7 +1,7 @@
-"""The models that this processor serves, as engines describe them: one, or a few while a new one is rolled out.
+"""The models that this processor serves, as engines describe them: one, or a few during a rollout.
 
-Limits, tokenizer and chat template belong to a generation (``services.ring.model_generations``), and a request stays
-with the generation that admitted it.
+Limits, tokenizer and chat templates belong to a generation (``services.ring.model_generations``). A request stays with
+the generation that admitted it.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ MODEL_TIMEOUT = 10.0
 """Seconds for an engine to describe its model."""
 
 BYTES_PER_TOKEN = 8
-"""Most bytes of text per token, on average over a whole context; text of any language takes 3 to 5."""
+"""Maximum bytes of text per token, averaged over a whole context; text of any language takes 3 to 5."""
 BYTES_PER_ID = 3
-"""Most bytes of a packed id, with the largest vocabularies."""
+"""Maximum bytes of a packed token id, with the largest vocabularies."""
 BASE_TEXT_BYTES = 64 << 10
 BASE_MESSAGE_BYTES = 256 << 10
 MIN_FIELDS, MAX_FIELDS = 8192, 32768
 CONSTRAINT_BYTES = MAX_TEXT_BYTES + 4 * MAX_CONSTRAINT_CHOICES
-"""A constraint's texts, and what their lengths take where they are many."""
+"""Bytes of a constraint: its texts, and the length prefixes of many choices."""
 CONSTRAINT_FIELDS = MAX_CONSTRAINT_CHOICES + 2048
 _ADVICE = "`ringline status` shows what is missing; retry when it is there"
 UNKNOWN_MODEL = MessageLimits(BASE_MESSAGE_BYTES, MIN_FIELDS)
-"""For messages that come before any model is known."""
+"""Limits until a model is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a model's requests may hold."""
+    """Limits of a model's requests."""
 
     name: str
     vocab_size: int
@@ -59,17 +59,17 @@ class ModelLimits:
 
     @property
     def max_text_bytes(self) -> int:
-        """For a text to tokenize or to return: far more than fills the context."""
+        """Of a text to tokenize or return: far more than the context holds."""
         return BASE_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
 
     @property
     def context(self) -> str:
-        """What these limits are for, as errors say it: by this a gateway knows a prompt that is too long."""
+        """The reason that errors give; gateways recognize too long prompts by it."""
         return f"for a context of {self.max_model_len} tokens"
 
     @property
     def lookup(self) -> MessageLimits:
-        """For a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
+        """Of a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
         return MessageLimits(
             max_bytes=BASE_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
             max_fields=min(MIN_FIELDS + self.max_model_len, MAX_FIELDS),
@@ -78,7 +78,7 @@ class ModelLimits:
 
     @property
     def request(self) -> MessageLimits:
-        """For a message with a request: lists as long as the vocabulary, resumed ids of every choice, a constraint."""
+        """Of a request's message: lists as long as the vocabulary, every choice's resumed ids, a constraint."""
         resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
         max_bytes = self.lookup.max_bytes + resumed + CONSTRAINT_BYTES
         return MessageLimits(max_bytes, self.lookup.max_fields + CONSTRAINT_FIELDS)
@@ -86,12 +86,12 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class TextCodec:
-    """A tokenizer and the chat templates that came with it."""
+    """A tokenizer and its chat templates."""
 
     tokenizer: Tokenizer
     chat: ChatTemplates
     archive: bytes = b""
-    """The tokenizer's files as a ZIP, where they are to be served, too."""
+    """The tokenizer's files as a ZIP; empty unless they are served, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ServedModel:
     limits: ModelLimits
     grammars: CheckedGrammars
     tokenizer_archive: bytes = b""
-    """Its files as a ZIP, where they are to be served, too."""
+    """The tokenizer's files as a ZIP; empty unless they are served, too."""
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -116,7 +116,6 @@ class ServedModel:
 
     @property
     def generation(self) -> Generation:
-        """The generation that its requests and engines belong to."""
         return generation_of(self.model)
 
 
@@ -133,29 +132,29 @@ class ServedModels:
     ) -> None:
         """``no_route_reason``: why no request can be routed; None if requests can be.
 
-        ``keeps_archives``: the files of tokenizers are served, too.
+        ``keeps_archives``: tokenizers' files are served, too.
         """
         self._max_generations = max_generations
         self.preferred = preferred
-        """The generations that take new requests at present, the best first."""
+        """The generations that take new requests, the best first."""
         self._no_route_reason = no_route_reason
         self.held: Generations[Generation, ServedModel] = Generations(max_generations)
-        """Every model that is held; requests in flight enter and leave it."""
+        """Every model held; requests in flight enter and leave theirs."""
         self._fetches = TokenizerFetcher(_codec_with_archive if keeps_archives else _codec_of)
 
     @property
     def no_route_reason(self) -> str:
-        """Why no new request can be routed at present; empty if requests can be."""
+        """Why no new request can be routed; empty if requests can be."""
         return "" if self.preferred() else self._no_route_reason() or "no engine is attached"
 
     def refuse_without_model(self) -> Refused:
-        """Refuses a request while no model is known."""
+        """The error of requests while no model is known."""
         reason = self.no_route_reason or "no engine is attached"
         return Refused(Code.UNAVAILABLE, f"{reason}; {_ADVICE}", retry_after_ms=1000)
 
     @property
     def request_limits(self) -> MessageLimits:
-        """Limits of a message with a request: the widest of all models."""
+        """Limits of a request's message: the widest of all models."""
         return _widest(held.limits.request for held in self.held.values())
 
     @property
@@ -193,7 +192,7 @@ class ServedModels:
         )
 
     def _add_capabilities(self, held: ServedModel, capabilities: Iterable[str]) -> None:
-        """Another engine of a model may be of a later version, and have capabilities that those before lack."""
+        """Another engine of the model may be a later version, with capabilities that earlier ones lack."""
         if new := [name for name in capabilities if name not in held.model.capabilities]:
             model = engine_pb2.GetModelResponse()
             model.CopyFrom(held.model)
@@ -209,7 +208,7 @@ class ServedModels:
         return f"limit of {self._max_generations} models (--max-generations)"
 
     def served(self) -> list[ServedModel]:
-        """The models of engines that take work, the newest first; every model held if there are none."""
+        """The models whose engines take work, the newest first; every model held if there are none."""
         preferred, held = set(self.preferred()), self.held.values()
         return [each for each in held if each.generation in preferred] or held
 
@@ -223,10 +222,9 @@ class ServedModels:
         return find_model(name, [held for generation in self.preferred() if (held := self.held.get(generation))])
 
     def for_resume(self, name: str, digest: str) -> ServedModel | None:
-        """The model that a request began on; None if it is not held.
+        """The model with ``digest``, on which a request began; None if it is not held.
 
-        Engines may serve one model under several names: a request for any of them (``name`` is empty) goes to one that
-        takes work, if there is one.
+        Engines may serve one model under several names. Without a ``name``, one whose engines take work is preferred.
         """
         held = [each for each in self.held.values() if each.model.model_digest == digest]
         named = [each for each in held if name in ("", each.limits.name)]
@@ -242,12 +240,12 @@ class ServedModels:
 
 
 def generation_of(model: engine_pb2.GetModelResponse) -> Generation:
-    """The generation of an engine that serves ``model``."""
+    """The generation of ``model`` and its engines."""
     return Generation(model.model, model.model_digest)
 
 
 def no_route(served: Sequence[Generation], wanted: Generation | None, route_timeout: float, reason: str) -> Refused:
-    """Refuses a request of generation ``wanted`` (None: any) that found no engine; those ``served`` take work."""
+    """The error of a request for ``wanted`` (None: any) that found no engine; those of ``served`` take work."""
     if served and wanted not in served:
         message = f"no engine has served the model that this request began on for {route_timeout:g} s; send it anew"
         return Refused(Code.UNAVAILABLE, message, 0, reason=Reason.MODEL_GONE)
@@ -264,7 +262,7 @@ def _codec_with_archive(files: dict[str, bytes]) -> TextCodec:
 
 
 def find_model(name: str, models: Sequence[ServedModel]) -> ServedModel | None:
-    """The first model of that name, else the first of all, which the error about the name will quote."""
+    """The first model of that name, else the first, which the error about the name will quote."""
     return next((each for each in models if each.limits.name == name), models[0] if models else None)
 
 

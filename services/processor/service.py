@@ -36,8 +36,8 @@ _Request = TypeVar("_Request", inference_pb2.TokenizeRequest, inference_pb2.Deto
 _Response = TypeVar("_Response")
 _Message = TypeVar("_Message", bound=Message)
 Pack = Callable[[inference_pb2.SessionResponse], Iterable[tuple[bytes | None, Status | None]]]
-"""A frame as the messages of a call with one request, each with the error that ends its request or choice (None: no
-error); an error may come without a message."""
+"""Converts a frame to serialized messages of a one-request call, each with the error that ends its request or choice
+(None: no error); an error may come without a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SessionLimits:
     stall_timeout: float
     drain_grace: float
     max_age: float
-    """After this, a session's client is asked to open another one."""
+    """Age at which a session's client is asked to open another."""
 
 
 class InferenceService:
@@ -188,7 +188,7 @@ class InferenceService:
     async def write_answer(
         self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], pack: Pack
     ) -> Status | None:
-        """Write until the request has ended; returns the status if it failed.
+        """Write until the request has ended; returns the error if it failed.
 
         Raises ``TimeoutError`` if the client does not read, and what ``pack`` raises.
         """
@@ -208,7 +208,7 @@ class InferenceService:
     async def _write_session(
         self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> Status | None:
-        """Write until every request has ended and the client closed its side or was asked to, or until it stalls."""
+        """Write until all requests have ended and the client closed its side or was asked to, or until it stalls."""
         try:
             await self._write_news(stream, context, reader)
         except TimeoutError:  # not raised again: the error and its task would be a reference cycle
@@ -253,7 +253,7 @@ class InferenceService:
         await stream.write(context.write, response, self.limits.stall_timeout)
 
     def stalled(self, stream: ClientStream) -> Status:
-        """The status of a call whose client does not read, once a write raised ``TimeoutError``; ends the call soon."""
+        """The status of a call whose client does not read (a write raised ``TimeoutError``); ends the call soon."""
         reason = stream.stall_reason(self.limits.stall_timeout)
         log.info("client stalled", reason=reason)
         end_call_soon()
@@ -318,7 +318,7 @@ def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
 
 
 def tokenize(request: inference_pb2.TokenizeRequest, model: ServedModel) -> inference_pb2.TokenizeResponse:
-    """The ids of a text or chat, as a request would have them. Raises ``Refused``."""
+    """The ids of a text or chat, as a request would get them. Raises ``Refused``."""
     check_model(request.model, model.limits)
     rendered = ""
     match request.WhichOneof("input"):
@@ -357,7 +357,7 @@ def detokenize(request: inference_pb2.DetokenizeRequest, model: ServedModel) -> 
 
 
 def _pieces(ids: Sequence[int], model: ServedModel) -> list[bytes]:
-    """The bytes of each token within a text. Raises ``Refused``."""
+    """Each token's bytes within a text. Raises ``Refused``."""
     pieces, size = [], 0
     for token_id in ids:
         pieces.append(model.tokenizer.token_bytes(token_id))

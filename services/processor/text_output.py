@@ -25,7 +25,7 @@ from services.ring.events import ChoiceEnd, FinishReason, Prefill
 
 
 class TextOutput:
-    """The way from a detokenizer's frame to the clients' outboxes."""
+    """Delivers detokenizers' frames to clients' outboxes."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class TextOutput:
         self._metrics = metrics
 
     def receive(self, outputs: detokenizer_pb2.TextOutputs) -> None:
-        """A frame: prompt progress and log probabilities, deltas, then ends."""
+        """In a frame's order: prompt progress, log probabilities, deltas, ends."""
         now = time.monotonic()
         for prefill in outputs.prefills:
             self._prefilled(prefill)
@@ -58,7 +58,7 @@ class TextOutput:
             return
         self._begin_output(request)
         if prefill.computed_tokens == 0:
-            return  # it begins; how much was cached is known once something is computed
+            return  # it begins; the cached tokens are known once some are computed
         if request.delivery.cached_tokens is None:
             request.delivery.cached_tokens = prefill.cached_tokens
         if request.resolved.wants_prefill_progress:

@@ -1,6 +1,6 @@
-"""The processor's spans of a traced request: the request itself, its tokenization and delivery, its failovers.
+"""The processor's spans of a traced request: request, tokenization, delivery; failovers are events.
 
-Spans are made after the request has ended, from times that are recorded in any case.
+The spans of tokenization and delivery are recorded afterwards, from times kept anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 MAX_EVENTS = 64
-"""The most routing events in a trace: the number of failovers of a request is not bounded."""
+"""Maximum routing events per trace: a request may have any number of failovers."""
 _NO_ERRORS = {Code.CANCELLED: FinishReason.CANCELLED, Code.DEADLINE_EXCEEDED: FinishReason.DEADLINE}
 
 
@@ -36,7 +36,7 @@ class RequestTraces:
     def begin(self, carrier: Mapping[str, str], traceparent: str, request_id: str, arrived_at: float) -> RequestTrace:
         """The trace of a request; ``NO_TRACE`` if it is not sampled.
 
-        ``traceparent`` is the request's own, and takes precedence over the ``carrier`` of its stream.
+        The request's own ``traceparent`` takes precedence over its stream's ``carrier``.
         """
         if self._tracing is None:
             return NO_TRACE
@@ -50,7 +50,7 @@ class RequestTraces:
 
 
 class RequestTrace:
-    """The trace of one request, from its arrival until its end is written. This one records nothing."""
+    """A request's trace, from its arrival until its end is written. This class records nothing."""
 
     traceparent = ""
     """Sent on to engines and detokenizers."""
@@ -58,7 +58,7 @@ class RequestTrace:
     def admitted(self, prompt_tokens: int, model: str) -> None: ...
 
     def routed(self, route: Route, epoch: int, changed: str = "", reason: str = "") -> None:
-        """The request was given a route; ``changed``: what differs from its last route (empty for the first)."""
+        """The request got a route; ``changed``: what differs from the last (empty for the first)."""
 
     def finished(self, usage: inference_pb2.Usage, delivery: Delivery, first_delta_at: float | None) -> None:
         """Every choice has ended; its end is still to be delivered."""
@@ -70,7 +70,7 @@ class RequestTrace:
         """The request was refused on arrival: the trace ends here."""
 
     def delivered(self) -> None:
-        """The request's end is written, or its client has gone."""
+        """The request's end is written, or its client is gone."""
 
 
 NO_TRACE = RequestTrace()

@@ -1,7 +1,7 @@
-"""Admission: the stages that a request passes before an engine gets it, in this order.
+"""Admission: the stages that a request passes before it reaches an engine, in this order.
 
-admission               all limits as one: what a request takes of each, and gives back
-backlog, rate_limiter   the admission limit, and each tenant's limits (tenant_policy); throughput: work done per second
+admission               all limits together: what a request takes of each, and gives back
+backlog, rate_limiter   the admission limit, and tenants' limits (tenant_policy); throughput: work done per second
 tenant_window           how many requests of a tenant may be tokenized and queued at engines
 tokenization_queue      worker threads, fair between tenants (deficit_round_robin, over bytes)
 tokenization_job        one request's turn: its model, its work in a thread, and the hand-over to in_flight

@@ -1,7 +1,7 @@
-"""Admission as a whole: every limit that a request passes, and what it takes of each until its end.
+"""Admission: applies every limit, and tracks what requests take of each until their ends.
 
-A request enters, is admitted once it is tokenized, is begun by an engine, and leaves. Each of these events is one call
-here; what a request takes is given back once, however many of the calls say so.
+A request enters, is admitted once tokenized, is begun by an engine, and leaves: one call each. What it takes is given
+back once, even if several of the calls do so.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from services.ring.errors import retry_after_ms
 from services.ring.tenant_quota import TenantMemoryQuota
 
 MAX_LIVE_BYTES = 256 << 20
-"""Memory that the requests in flight may take together; one alone may take more."""
+"""Bytes that all requests in flight may take together; one alone may take more."""
 
 
 class Admission:
-    """The backlog, the tenants' rate limits, the queue to be tokenized, and the memory of requests in flight."""
+    """The backlog, tenants' rate limits, the tokenization queue, and the memory of requests in flight."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Admission:
     def enter(
         self, request: Request, message: inference_pb2.GenerateRequest, now: float, on_resolved: OnResolved
     ) -> None:
-        """Check the limits and queue a received request to be tokenized; raises ``Refused``.
+        """Check the limits and queue a received request for tokenization; raises ``Refused``.
 
         ``on_resolved`` (``InFlightRequests.start``) is called with the outcome, unless the request has left by then.
         """
@@ -73,7 +73,7 @@ class Admission:
         self._rate_limiter.enter(request.request_id, tenant, now)
 
     def admit(self, request: Request, resolved: ResolvedRequest) -> None:
-        """Admit a tokenized request; raises ``Refused`` if it exceeds the quota of memory or of queued tokens."""
+        """Admit a tokenized request; raises ``Refused`` if it exceeds the quota of memory or queued tokens."""
         self._memory.check(request.tenant, resolved.held_bytes)
         self._rate_limiter.queue(request.request_id, request.tenant, resolved.prompt_tokens)
         self._memory.take(request.tenant, resolved.held_bytes)
@@ -88,20 +88,20 @@ class Admission:
     def charge_prompt(self, request: Request) -> None:
         """Charge the prompt to the tenant's rate limit, once.
 
-        A request that is cancelled while an engine has it is charged too, even before any progress is reported:
-        otherwise a client could have prompts computed for free.
+        A request cancelled while an engine has it is charged too, even before any progress is reported: otherwise
+        clients could have prompts computed for free.
         """
         if not request.prompt_charged:
             request.prompt_charged = True
             self._rate_limiter.computed(request.tenant, request.resolved.prompt_tokens, time.monotonic())
 
     def delivered(self, request: Request, tokens: int, computed: int, now: float) -> None:
-        """Charge delivered output ``tokens``; ``computed``: what engines computed for them, the prompt included."""
+        """Charge delivered output ``tokens``; ``computed``: tokens that engines computed for them, prompt included."""
         self._backlog.computed(computed)
         self._rate_limiter.computed(request.tenant, tokens, now)
 
     def leave(self, request: Request, now: float) -> None:
-        """A request is about to end: give back everything that it takes."""
+        """A request is about to end: give back everything it takes."""
         if request.admitted:
             self._memory.give_back(request.tenant, request.resolved.held_bytes)
             if request.computing_since is not None:
@@ -113,7 +113,7 @@ class Admission:
         self._rate_limiter.leave(request.request_id)
 
     def tick(self, now: float) -> None:
-        """Measure throughput, forget idle tenants, and queue what engines may soon need. Call a few times a second."""
+        """Measure throughput, forget idle tenants, queue what engines may soon need. Call a few times a second."""
         self._backlog.tick(now)
         self._rate_limiter.tick(now)
         self._queue.release()

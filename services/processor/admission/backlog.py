@@ -1,9 +1,9 @@
 """The admission limit: how many requests may wait for an engine to begin them, and for how long.
 
-A request that would wait too long is refused before any work is done for it. The wait is estimated from the throughput
-in tokens while requests wait, and from the average tokens of a tenant's requests: the token rate is even, whereas
-requests begin and end in bursts. The measured rate includes everything that slows engines: full batches, a full KV
-cache, other processors' requests.
+A request that would wait too long is refused before any work is done for it. The wait is estimated from the token
+throughput while requests wait, and the average tokens of a tenant's requests: the token rate is even, whereas requests
+begin and end in bursts. The measured rate includes everything that slows engines: full batches, a full KV cache, other
+processors' requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DECAY = 0.02
 _MARGIN = 1.25
 """A request is refused if this many times its estimated duration exceeds the time until its deadline."""
 _TENANTS_REMEMBERED = 1024
-"""The most tenants with their own averages; for others the averages over all tenants are used."""
+"""Maximum tenants with their own averages; others use the averages over all tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Averages:
 
 
 class Backlog:
-    """Counts waiting requests by tenant: engines serve tenants in turns, so a request waits for its tenant's own."""
+    """Counts waiting requests by tenant: engines serve tenants in turns, so a request queues behind its tenant's."""
 
     def __init__(self, limits: BacklogLimits) -> None:
         self._limits = limits
@@ -59,7 +59,7 @@ class Backlog:
         """Tokens computed since the last tick."""
         self._all = _Averages()
         self._by_tenant: OrderedDict[str, _Averages] = OrderedDict()
-        """Averages of recently active tenants: small requests are not refused because other tenants' are large."""
+        """Recently active tenants' averages, so that large requests of others do not get small ones refused."""
 
     @property
     def num_waiting(self) -> int:
@@ -69,7 +69,7 @@ class Backlog:
     def check(self, tenant: str, timeout: float | None, max_tokens: int | None) -> None:
         """Raise ``Refused`` if one more request of ``tenant`` would exceed a limit, or wait beyond its deadline.
 
-        ``timeout``: seconds until its deadline; ``max_tokens``: limit on its output; None: no deadline, no limit.
+        ``timeout``: seconds until its deadline; ``max_tokens``: limit on its output; None: no limit.
         """
         if not self._places.has_room(tenant, 1):
             raise Refused(

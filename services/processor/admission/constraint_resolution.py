@@ -1,6 +1,6 @@
-"""The form that an answer must have: the client's constraint, or calls of tools; its grammar is checked here.
+"""Resolves the form that an answer must have, the client's constraint or tool calls, and checks its grammar.
 
-The grammar is a function of what ``Admitted`` returns (constraint and ``output.parse``), so a resume gets the same.
+The grammar depends only on what ``Admitted`` returns (constraint and ``output.parse``): a resume gets the same one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from text_core.grammar.constraints import ConstraintError
 from text_core.parsing.formats import NONE
 
 MAX_BYTES = 1 << 20
-"""Of a constraint on the way to an engine, which refuses larger ones: of all tools that may be called, together."""
+"""Limit on a constraint with all tools that may be called; engines refuse larger ones."""
 _TOOL_FIELD = re.compile(r"tool_calls\.tools\[(?P<index>\d+)\]\.(?P<rest>.*)")
-"""Of an error about one tool."""
+"""The field of an error about a tool."""
 _FORM_FIELD = "tool_calls.form."
 
 
 def is_constrained(request: inference_pb2.GenerateRequest) -> bool:
-    """Whether a request may need a grammar, at a glance: grammars take longer to check than texts to tokenize."""
+    """Quick test whether a request may need a grammar, which takes longer to check than a text to tokenize."""
     chat = request.chat
     return request.HasField("constraint") or chat.HasField("tool_choice") or any(tool.strict for tool in chat.tools)
 
@@ -39,7 +39,7 @@ def resolve_constraint(
     parse: part_pb2.ParseParams | None,
     tools: Tools,
 ) -> constraint_pb2.Constraint | None:
-    """The constraint, its grammar checked on the model's tokenizer; None if the answer is free. Raises ``Refused``."""
+    """The constraint, checked on the model's tokenizer; None if the answer is unconstrained. Raises ``Refused``."""
     admitted, chat = constraint_pb2.Constraint(), None
     given = request.constraint if request.HasField("constraint") else None
     field = "chat.tool_choice" if tools.calls is not None and tools.calls.required else "chat.tools"
@@ -76,7 +76,7 @@ def resolve_constraint(
 
 
 def engine_needs(constraint: constraint_pb2.Constraint | None) -> frozenset[str]:
-    """The capabilities without which an engine would compute another grammar than that of ``constraint``."""
+    """Capabilities without which an engine would use another grammar than ``constraint``'s."""
     if constraint is None:
         return frozenset()
     return frozenset((CONSTRAINT, FORM_BESIDE_TOOLS) if constraint.tool_calls.HasField("form") else (CONSTRAINT,))
@@ -85,7 +85,7 @@ def engine_needs(constraint: constraint_pb2.Constraint | None) -> frozenset[str]
 def _calls_beside_form(
     form: constraint_pb2.Constraint, parse: part_pb2.ParseParams | None, tools: Tools
 ) -> constraint_pb2.ToolCalls | None:
-    """The calls that may stand for a text of that form; None if there can be none."""
+    """The tool calls allowed in place of an answer of that form; None if there are none."""
     has_format = parse is not None and parse.tool_calls != NONE
     allowed = tools.calls or (tools.free_calls if has_format else None)  # others would not be recognized
     if allowed is None:
@@ -98,7 +98,7 @@ def _calls_beside_form(
 
 
 def _place(error: ConstraintError, admitted: constraint_pb2.Constraint, chat: inference_pb2.Chat | None) -> str | None:
-    """Where a request has what is wrong; None if it is no single field."""
+    """The request's field that is wrong; None if it is no single one."""
     if chat is None:
         return f"constraint.{error.field}" if error.field else None
     if error.field.startswith(_FORM_FIELD):
@@ -113,7 +113,7 @@ def _place(error: ConstraintError, admitted: constraint_pb2.Constraint, chat: in
 def _check_use(
     request: inference_pb2.GenerateRequest, served_model: ServedModel, field: str, needs: frozenset[str]
 ) -> None:
-    """Check that the model can keep to a constraint, and that nothing else contradicts it."""
+    """Check that the model supports the constraint, and that nothing contradicts it."""
     if missing := sorted(needs - served_model.capabilities):
         problem = f"{field}: this model's engine cannot constrain answers so (it lacks the capability {missing[0]})"
         raise Refused(Code.FAILED_PRECONDITION, problem, reason=Reason.CAPABILITY_MISSING, field=field)

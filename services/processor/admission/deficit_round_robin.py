@@ -1,7 +1,7 @@
 """Deficit round-robin between tenants over bytes to tokenize (Shreedhar and Varghese, SIGCOMM 1995).
 
-A tenant's work waits for its own earlier work, whatever another tenant sends. Only tokenization is in this order: an
-engine has a queue of its own, with deficit round-robin over tokens (``engine_core.scheduling.request_queue``).
+A tenant's work waits only for its own earlier work, whatever other tenants send. This orders only tokenization: an
+engine has its own queue, with deficit round-robin over tokens (``engine_core.scheduling.request_queue``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class DeficitRoundRobin(Generic[_T]):
         return bool(self._queues)
 
     def append(self, tenant: str, key: str, work: _T) -> None:
-        """Add work after the rest of its tenant's."""
         if (queue := self._queues.get(tenant)) is None:
             queue = self._queues[tenant] = _Queue(self._quantum)
         queue.work[key] = work

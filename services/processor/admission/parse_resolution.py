@@ -1,4 +1,4 @@
-"""How an answer is divided into typed parts: what the client asks for, else what the model's chat template writes."""
+"""Resolves how an answer is divided into typed parts: as the client asks, else by the model's chat template."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from text_core.parsing import formats
 from text_core.parsing.formats import NONE
 
 MAX_TOOL_NAMES_BYTES = 4096
-"""UTF-8 bytes of the tools' names together, where they go to the detokenizer: with the stop strings, in 16 KiB."""
+"""Limit on the UTF-8 bytes of all tool names: with the stop strings, they share the output context's 16 KiB."""
 _TAIL_TOKENS = 64
-"""Tokens at the prompt's end in which the beginning of reasoning is looked for."""
+"""Tokens at the prompt's end that are searched for the beginning of reasoning."""
 
 
 def resolve_parse(
     request: inference_pb2.GenerateRequest, served_model: ServedModel, prompt: Sequence[int], tools: Tools
 ) -> part_pb2.ParseParams | None:
-    """The parameters with every field set; None if the answer is not to be divided. Raises ``Refused``."""
+    """The parameters with every field set; None if the answer is not divided. Raises ``Refused``."""
     given = request.output.parse
     if not request.output.HasField("parse") and not tools.names:
         return None
@@ -53,7 +53,7 @@ def resolve_parse(
 
 
 def call_id_seed(prompt: Sequence[int], seed: int) -> bytes:
-    """What the ids of calls are made of: equal for equal prompts and seeds, so that a resume repeats them."""
+    """The seed of tool calls' ids: equal for equal prompts and seeds, so that a resume repeats them."""
     digest = hashlib.blake2b(array("I", prompt).tobytes(), digest_size=16)
     digest.update(seed.to_bytes(8, "little"))
     return digest.digest()

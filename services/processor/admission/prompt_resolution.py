@@ -1,4 +1,4 @@
-"""From a request's text, ids or chat to the ids of its prompt, by the model's chat template and tokenizer."""
+"""Turns a request's text, ids or chat into prompt ids, by the model's chat template and tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from text_core.chat_templates import ChatTemplateError, ChatTooLongError, Unknow
 def prompt_ids(
     request: inference_pb2.GenerateRequest, served_model: ServedModel, tools: Tools | None = None
 ) -> list[int]:
-    """The prompt as ids; only the last ``truncate_prompt_tokens`` if that is set. ``tools``: as in ``render_chat``."""
+    """The prompt's ids; only the last ``truncate_prompt_tokens`` if set. ``tools``: as in ``render_chat``."""
     last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
     if request.WhichOneof("prompt") == "token_ids":
         return request.token_ids.ids[-last if last is not None else 0 :]
@@ -30,7 +30,7 @@ def prompt_ids(
 
 
 def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tools | None = None) -> str:
-    """A conversation rendered by the model's chat template; raises ``Refused``. ``tools``: its own if None."""
+    """A conversation rendered by the model's chat template; raises ``Refused``. ``tools``: the chat's if None."""
     check_chat(chat)
     tools = tools or resolve_tools(chat)
     generation_prompt = not chat.continue_final_message
@@ -75,13 +75,13 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """A call's arguments; as text where a model wrote no JSON object, or was cut off: that is history all the same."""
+    """A call's arguments; the text itself if it is not a JSON object, for instance because the model was cut off."""
     if not text.strip():
         return {}
     try:
         value = json.loads(text, strict=False)  # models write line breaks within strings
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # no prompt can have half a surrogate pair but as an escape
+            json.dumps(value, ensure_ascii=False).encode()  # raises for a lone surrogate: stays escaped
     except (ValueError, RecursionError):
         return text
     if value is None:

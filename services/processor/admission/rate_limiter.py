@@ -1,7 +1,7 @@
 """Rate limits and concurrency limits per tenant. Each processor applies them separately.
 
-Requests and tokens per minute are limited by token buckets that hold one minute's amount. Tokens are charged when their
-number is known; a tenant with an empty bucket begins no request until one unit has flowed back.
+Requests and tokens per minute are limited by token buckets that hold one minute's amount. Tokens are charged once their
+number is known; a tenant with an empty bucket begins no request until one unit has refilled.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from services.processor.admission.tenant_policy import TenantPolicies
 from services.ring.errors import Code, Reason, Refused
 
 RETRY_AFTER_MS = 1000
-"""Retry delay at the limits on concurrent requests and queued tokens: it is not known when a request ends or begins."""
+"""Retry delay at the limits on concurrent requests and queued tokens: when a request ends or begins is unknown."""
 
 
 @dataclass(slots=True)
 class _TokenBucket:
-    """A token bucket that stores how many tokens are missing. Its capacity is the refill of a minute."""
+    """A token bucket that stores how many units are missing. Its capacity is one minute's refill."""
 
     missing_then: float = 0.0
     updated_at: float = 0.0
@@ -31,7 +31,7 @@ class _TokenBucket:
         return max(0.0, self.missing_then - (now - self.updated_at) * self.per_second)
 
     def take(self, amount: int, per_minute: int, now: float) -> None:
-        """Take units out; the bucket may go below empty."""
+        """Take units; the bucket may go below empty."""
         self.per_second = per_minute / 60
         self.missing_then, self.updated_at = self.missing(now) + amount, now
 

@@ -55,7 +55,7 @@ def resolve_request(
     reply_to: PeerId,
     traceparent: str = "",
 ) -> ResolvedRequest:
-    """Check, tokenize and resolve; raises ``Refused`` naming the field that is wrong.
+    """Check, tokenize and resolve; raises ``Refused`` naming the wrong field.
 
     ``reply_to``: this processor. ``traceparent``: trace context; empty if the request is not traced.
     """
@@ -102,13 +102,13 @@ def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) 
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """A request with every default in its place, and the messages that say so."""
+    """A request with every default filled in; builds its messages."""
 
     request: inference_pb2.GenerateRequest
     served_model: ServedModel
     prompt: Sequence[int]
     resumed: dict[int, array[int]]
-    """Ids that were delivered before, by choice."""
+    """Ids delivered before, by choice."""
     sampling: inference_pb2.SamplingParams
     stopping: inference_pb2.StoppingParams
     output: inference_pb2.OutputParams
@@ -118,13 +118,13 @@ class _Resolved:
 
     @property
     def stops_in_answer_only(self) -> bool:
-        """Whether stops count behind the reasoning alone: only who decodes the text can tell where that is."""
+        """Whether stops count only after the reasoning, whose end only the detokenizer can tell."""
         stopping = self.stopping
         has_reasoning = self.parse is not None and self.parse.reasoning != NONE
         return has_reasoning and not stopping.stop_in_reasoning and bool(stopping.stop or stopping.stop_token_ids)
 
     def submit(self, tenant: str, traceparent: str) -> engine_pb2.Submit:
-        """To the engine."""
+        """The engine's message."""
         request, stopping, output, model = self.request, self.stopping, self.output, self.served_model.model
         return engine_pb2.Submit(
             prompt_token_ids=self.prompt,
@@ -147,7 +147,7 @@ class _Resolved:
         )
 
     def output_context(self, reply_to: PeerId, traceparent: str) -> detokenizer_pb2.OutputContext:
-        """To the detokenizer, by way of the engine."""
+        """The detokenizer's message, by way of the engine."""
         stopping, skips = self.stopping, self.output.skip_special_tokens
         pieces = self.served_model.tokenizer.pieces(skip_special_tokens=skips)
         return detokenizer_pb2.OutputContext(
@@ -167,7 +167,7 @@ class _Resolved:
         )
 
     def admitted(self) -> inference_pb2.Admitted:
-        """To the client: with the ids delivered, all that a resume needs."""
+        """The client's message: with the delivered ids, all that a resume needs."""
         return inference_pb2.Admitted(
             prompt_tokens=len(self.prompt),
             prompt_token_ids=self.prompt if self.output.return_prompt_token_ids else (),
@@ -180,7 +180,7 @@ class _Resolved:
         )
 
     def detokenizer_needs(self) -> frozenset[str]:
-        """The capabilities without which a detokenizer would ignore what was asked for."""
+        """Capabilities without which a detokenizer would ignore what was asked for."""
         asked = {
             PARSE: self.parse is not None,
             CONTENT_TOKENS: self.parse is not None and self.parse.content_tokens,
@@ -190,7 +190,7 @@ class _Resolved:
 
 
 def cache_salt(tenant: str, client_salt: str) -> bytes:
-    """The salt of the prefix cache: only requests of the same tenant and salt share blocks. Empty without either."""
+    """The prefix cache's salt: only requests of the same tenant and salt share blocks. Empty without either."""
     if not tenant and not client_salt:
         return b""
     digest = hashlib.blake2b(digest_size=16)
@@ -200,7 +200,7 @@ def cache_salt(tenant: str, client_salt: str) -> bytes:
 
 
 def _resumed(request: inference_pb2.GenerateRequest, room: int, limits: ModelLimits) -> dict[int, array[int]]:
-    """The ids that a resumed request brings, by choice. ``room``: tokens that fit into the context after the prompt."""
+    """A resumed request's ids, by choice. ``room``: tokens that fit into the context after the prompt."""
     choices = {resumed.choice: array("I", resumed.token_ids) for resumed in request.resume.choices}
     if any(len(ids) > room for ids in choices.values()):
         raise refuse("resume", f"prompt and resumed ids are longer than the context of {limits.max_model_len} tokens")
@@ -222,7 +222,7 @@ def _resolve_sampling(
 
 
 def _engine_requires(given: Sequence[str], model: engine_pb2.GetModelResponse, needs: frozenset[str]) -> list[str]:
-    """What the engine must have: it must not ignore a constraint, even if the client does not say so."""
+    """Capabilities that the engine must have: those of a constraint even if the client does not list them."""
     names = [name for name in given if name in model.capabilities]
     return [*names, *sorted(needs.difference(names))]
 

@@ -1,4 +1,4 @@
-"""The policy of each tenant, from a file: which models it may use, and its limits."""
+"""Tenants' policies, from a file: permitted models and limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAG = "--tenants-file"
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """One tenant's models and limits; None: no limit."""
+    """A tenant's models and limits; None: no limit."""
 
     models: frozenset[str] | None = None
     max_concurrent_requests: int | None = None
@@ -78,7 +78,7 @@ def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
 
 
 def _policy(place: str, values: Any, default: TenantPolicy) -> TenantPolicy:
-    """A policy from a table's values; the rest is taken from ``default``."""
+    """A policy from a table's values, else from ``default``."""
     if not isinstance(values, dict):
         raise UnusableFile(FLAG, f"{place}: expected a table")
     if unknown := values.keys() - _KNOWN:

@@ -1,8 +1,8 @@
-"""Bounds how many requests of a tenant are tokenized and queued at engines; the others are held back unparsed.
+"""Bounds how many of a tenant's requests are tokenized and queued at engines; the others are held back unparsed.
 
 Tokenizing a request, submitting it and holding it in an engine costs several times as much as reading it. So the
 requests of a flood go ahead only when engines will soon need them. Otherwise other tenants would wait for that work,
-and it would be wasted if the client dropped the flood. Requests of higher priority (lower number) go first here, too.
+and it would be wasted if the client dropped the flood. Higher priorities (lower numbers) go first here, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 MIN_AHEAD = 64
-"""The least number of a tenant's requests that may be ahead, even if engines compute fewer at a time."""
+"""Requests of a tenant that may always be ahead, even if engines compute fewer at a time."""
 
 _T = TypeVar("_T")
 
@@ -34,7 +34,7 @@ class TenantWindow(Generic[_T]):
         return bool(self._held_back)
 
     def enter(self, tenant: str, priority: int, request_id: str, work: _T, max_ahead: int | None) -> bool:
-        """Return whether a request may go ahead at once; if not, it is held back. ``max_ahead`` None: no bound."""
+        """Return whether a request may go ahead now; else it is held back. ``max_ahead`` None: no bound."""
         if self._has_room(tenant, priority, max_ahead):
             self._go_ahead(tenant, priority, request_id)
             return True
@@ -61,7 +61,7 @@ class TenantWindow(Generic[_T]):
             del self._priorities[tenant]
 
     def release(self, max_ahead: Callable[[str], int | None]) -> list[_T]:
-        """The requests that may go ahead now; ``max_ahead`` gives the bound of a tenant, and is asked once for each."""
+        """The requests that may go ahead now; ``max_ahead`` returns a tenant's bound, and is called once per tenant."""
         released = []
         for tenant in list(self._held_back):
             queues, most = self._held_back[tenant], max_ahead(tenant)
@@ -72,7 +72,7 @@ class TenantWindow(Generic[_T]):
                     self._go_ahead(tenant, priority, request_id)
                     released.append(work)
                 if queue:
-                    break  # nor has a lower priority room
+                    break  # lower priorities have none either
                 del queues[priority]
             if not queues:
                 del self._held_back[tenant]

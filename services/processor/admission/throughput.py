@@ -9,7 +9,7 @@ _MEMORY = 5.0
 _MIN_MEASURED = 1.0
 """Seconds of measurement, with the queue never empty, before there is an estimate."""
 _MAX_PAUSE = 1.0
-"""Longer pauses count as this many seconds: a pause means that engines were away, not that they became slow."""
+"""Longer pauses count as this many seconds: they mean that engines were away, not that they became slow."""
 
 
 class Throughput:

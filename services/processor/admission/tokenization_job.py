@@ -1,4 +1,4 @@
-"""What the tokenization queue runs in threads: received requests, and look-ups on behalf of other RPCs."""
+"""Jobs that the tokenization queue runs in threads: received requests, and other RPCs' look-ups."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ OnResolved = Callable[[Request, ResolvedRequest | Status], None]
 """Receives the outcome of a request on the event loop: the resolved request, or the error that ends it."""
 
 MIN_BYTES = 64
-"""The least that a message is charged: even an empty one takes time."""
+"""Minimum bytes charged per message: even an empty one takes time."""
 CONSTRAINT_CHARGE = 64 << 10
-"""Bytes that a request with a constraint is charged in addition, as its grammar takes time to check: so much that it
-comes alone, and no other request waits for its end."""
+"""Bytes charged in addition for a constraint, whose grammar takes time to check: enough that its batch holds no other
+request, which would have to wait."""
 
 
 class Job(ABC):
@@ -46,7 +46,7 @@ class Job(ABC):
         """Bytes of its message."""
         self.is_constrained = is_constrained
         self.size = self.held + (CONSTRAINT_CHARGE if is_constrained else 0)
-        """Bytes that it counts as when its tenant has its turn."""
+        """Bytes charged in deficit round-robin."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -58,7 +58,7 @@ class Job(ABC):
 
     @abstractmethod
     def finish(self, outcome: Any) -> bool:
-        """Take what ``run`` returned or raised (without traceback). Returns False if the job must be queued again."""
+        """Handle what ``run`` returned or raised (without traceback). Returns False if the job must be queued again."""
 
     def outcome(self) -> object:
         """What ``run`` returns or raises."""
@@ -75,7 +75,7 @@ class Job(ABC):
 
 
 class LookUp(Job, Generic[_T]):
-    """A function whose outcome a future takes."""
+    """A function; a future receives its outcome."""
 
     __slots__ = ("answer", "function")
 
@@ -101,7 +101,7 @@ class LookUp(Job, Generic[_T]):
 
 
 class RequestJob(Job):
-    """A received request: chooses its model, and resolves it for that model."""
+    """A received request: chooses its model, and resolves it for that."""
 
     __slots__ = ("_me", "_message", "_model", "_models", "_on_resolved", "_policies", "_refused", "_request")
 
@@ -145,7 +145,7 @@ class RequestJob(Job):
         return resolve_request(message, self._model, self._request.tenant, self._me, self._request.trace.traceparent)
 
     def finish(self, outcome: ResolvedRequest | Exception) -> bool:
-        """Call ``on_resolved``, unless the request has ended, or its model has no engines any more."""
+        """Call ``on_resolved``, unless the request has ended, or its model lost its engines."""
         request = self._request
         if request.finished:
             return True

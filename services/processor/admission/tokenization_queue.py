@@ -1,11 +1,11 @@
-"""Requests that wait to be tokenized: fair between tenants, bounded in bytes, and tokenized in batches in threads.
+"""The queue of requests to be tokenized: fair between tenants, bounded in bytes, processed in batches in threads.
 
 Requests and look-ups (``Tokenize``, ``Detokenize``, large messages to parse) share the threads in deficit round-robin,
 and a request goes ahead only when engines may soon need it (``TenantWindow``). A batch of small messages takes one hop
 to a thread; a large message does not hold up later ones, because there are several threads. Requests with a constraint,
-whose grammar may take long to check, come one by one and never have all of the threads. While no engine takes work,
-requests are parked, because it is not known which model they will use. A tenant may fill as much of the room as it
-leaves free, so a flood from one tenant neither holds up nor turns away the others.
+whose grammar may take long to check, come one by one and never occupy all threads. While no engine takes work, requests
+are parked, because their model is not known yet. A tenant may hold at most as much of the room as it leaves free, so
+its flood neither holds up nor turns away others.
 
 Waiting messages are held as bytes, their smallest form. Tokenizing a text takes up to 220 times its size, so few large
 ones are in threads at a time; if a client leaves, its text counts until its thread is done.
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 THREADS = 4
 MAX_CHECKING = THREADS // 2
-"""Threads that check grammars of constraints at a time: the others are left to texts, which take less."""
+"""Maximum threads that check grammars at a time; the others tokenize texts, which takes less time."""
 BATCH_BYTES = 64 << 10
 """Messages are batched up to this total size."""
 MAX_WAITING_BYTES = 64 << 20
@@ -114,7 +114,7 @@ class TokenizationQueue:
             self._append(job)
 
     def remove(self, request: Request) -> None:
-        """Drop a request that has ended, if it still waits: its message may be large."""
+        """Drop an ended request if it still waits: its message may be large."""
         if request.message is None:
             return
         held_back = self._window.remove(request.tenant, request.message.priority, request.request_id)
@@ -126,7 +126,7 @@ class TokenizationQueue:
             self._remove(waiting, request.tenant, request.request_id)
 
     def begun(self, request_id: str) -> None:
-        """An engine has begun a request, or it has ended: another request of its tenant may go ahead.
+        """An engine has begun a request, or it has ended: another of its tenant may go ahead.
 
         If many leave in one turn of the event loop, ``release`` runs once for all of them.
         """
@@ -168,8 +168,8 @@ class TokenizationQueue:
     def _max_ahead(self, tenant: str) -> int | None:
         """Requests of a tenant that may wait at engines; None for any number.
 
-        There is no bound without an engine, when each request has its own route timeout, nor if the tenant's policy
-        bounds the queued tokens.
+        There is no bound without engines, when each request has its own route timeout, nor if the tenant's policy
+        bounds queued tokens.
         """
         capacity = self._engine_capacity()
         if capacity is None or self._policies.of(tenant).max_queued_tokens is not None:
@@ -191,7 +191,7 @@ class TokenizationQueue:
         self._bytes.take(tenant, size)
 
     def _wait_seconds(self, tenant: str) -> float | None:
-        """Estimated seconds until a tenant's waiting bytes have left the queue; None while there is no estimate."""
+        """Estimated seconds until a tenant's waiting bytes have left the queue; None without an estimate."""
         speed = self._throughput.per_second()
         return self._bytes.held(tenant) * len(self._bytes) / speed if speed else None
 
@@ -258,7 +258,7 @@ class TokenizationQueue:
                 self._bytes.give_back(job.tenant, job.held)
                 job.finish(no_route(served, None, self._route_timeout, self._models.no_route_reason))
             elif not served:
-                return  # and later entries came later still
+                return  # later entries came later still
 
 
 def _run_batch(batch: list[Job]) -> list[object]:

@@ -1,4 +1,4 @@
-"""The typed tools of a chat: checked, rendered for the template, and which of them must be called."""
+"""Resolves a chat's tools: checks them, describes them for the template, and tells which must be called."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _Mode = inference_pb2.ToolChoice.Mode
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools that the model may call, and how much is left to it."""
+    """The tools that the model may call, and their constraint."""
 
     descriptions: Sequence[dict[str, Any]] | None = None
-    """As templates expect them; None if there are none, or the model is not told of them."""
+    """As templates expect them; None without tools, or if they are hidden from the model."""
     names: Sequence[str] = ()
-    """Of all tools with types that the model is told of."""
+    """Of the typed tools shown to the model."""
     calls: constraint_pb2.ToolCalls | None = None
-    """What calls are held to; None if the answer is free."""
+    """The constraint on calls; None if the answer is unconstrained."""
     free_calls: constraint_pb2.ToolCalls | None = None
-    """All of them, where the answer is free."""
+    """All tools, if the answer is unconstrained."""
 
 
 def resolve_tools(chat: inference_pb2.Chat) -> Tools:
@@ -42,7 +42,7 @@ def resolve_tools(chat: inference_pb2.Chat) -> Tools:
         return Tools(None if hidden else untyped)
     if chat.tool_choice.mode == _Mode.MODE_NONE:
         _mode(chat.tool_choice, ())
-        return Tools()  # whatever tools there are, and however many
+        return Tools()  # the tools are not even checked
     try:
         specs = read_tools(chat.tools)
     except ConstraintError as error:
@@ -82,7 +82,7 @@ def _check_untyped_choice(choice: inference_pb2.ToolChoice) -> None:
 
 
 def _mode(choice: inference_pb2.ToolChoice, names: Sequence[str]) -> inference_pb2.ToolChoice.Mode.ValueType:
-    """The mode of a choice, which is checked; raises ``Refused``."""
+    """The mode of a checked choice; raises ``Refused``."""
     mode = choice.mode if choice.mode in _Mode.values() else _Mode.MODE_AUTO
     if mode == _Mode.MODE_UNSPECIFIED:
         mode = _Mode.MODE_NAMED if choice.name else _Mode.MODE_AUTO

@@ -76,7 +76,7 @@ def check_token_ids(field: str, ids: Collection[int], limits: ModelLimits) -> No
 
 
 def check_text_size(field: str, text: str, limits: ModelLimits) -> None:
-    """Limit a text to the largest that the context could hold: tokenizing takes many times its size in memory."""
+    """Limit a text to what the context could hold: tokenizing takes many times its size in memory."""
     size = len(text.encode())
     if size > limits.max_text_bytes:
         raise text_too_large(field, str(size), limits)
@@ -131,7 +131,7 @@ def check_candidates(
     eos_token_ids: Iterable[int],
     limits: ModelLimits,
 ) -> None:
-    """At least one token must be left to sample first. Call it once bans are resolved and tokenized."""
+    """At least one token must remain to sample first. Call it once bans are resolved and tokenized."""
     together = sum(map(len, bad_words))
     if together > MAX_BAD_WORD_TOKENS_TOGETHER:
         raise refuse(
@@ -275,7 +275,7 @@ def _check_float(
 
 
 def _number(value: float) -> str:
-    """A float32 in the fewest digits that identify it: probably what the client wrote."""
+    """A float32 in the fewest digits that identify it: probably as the client wrote it."""
     if math.isfinite(value) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     texts = (f"{value:.{digits}g}" for digits in range(1, 9))

@@ -1,7 +1,7 @@
-"""The numbers of the dashboard (``page.html``): the state of this moment, and rates over the last minutes.
+"""The numbers of the dashboard (``page.html``): the present state, and rates over the last minutes.
 
-A request with ``n=2`` is one request and two choices. The processor's numbers count requests; an engine's are those of
-its ``Load``, which counts the choices that run and the requests that wait. ``ringline status`` shows the same numbers.
+A request with ``n=2`` is one request and two choices. The processor's numbers count requests; an engine's come from its
+``Load``, which counts running choices and waiting requests. ``ringline status`` shows the same numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ INTERVAL = 1.0
 HISTORY = 120
 """Samples that the page plots."""
 RATE_SAMPLES = 5
-"""Intervals over which a rate is measured; several, because peers report unevenly, about every half second."""
+"""Intervals per rate; several, because peers report unevenly, about every half second."""
 LATENCY_SAMPLES = 60
 MAX_OTHERS = 16
-"""The most names of other processes (attached to the engines) that the page shows."""
+"""Maximum names of other processes (attached to engines) on the page."""
 
 
 class _Rate:
@@ -44,7 +44,7 @@ class _Rate:
 
 
 class DashboardSnapshot:
-    """Samples taken every second; serves the latest one as JSON."""
+    """Samples every second, and serves the latest sample as JSON."""
 
     def __init__(self, name: str, peers: LinkedPeers, routes: Routes, metrics: ProcessorMetrics) -> None:
         self._name = name
@@ -133,7 +133,7 @@ class DashboardSnapshot:
 def _reported(node: LinkedPeer) -> tuple[int, Mapping[str, float]]:
     """Tokens that a peer computed or decoded since it started, and the rest of its load.
 
-    An engine's numbers have the names that they have in ``ringline.engine.v1.Load``.
+    An engine's numbers are named as in ``ringline.engine.v1.Load``.
     """
     if isinstance(node, LinkedDetokenizer):
         return node.load.decoded_tokens, {"requests": node.load.live_requests}
@@ -150,7 +150,7 @@ def _reported(node: LinkedPeer) -> tuple[int, Mapping[str, float]]:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The quantile of a histogram, as Prometheus estimates it: linear within a bucket. None for an empty one."""
+    """A histogram's quantile, as Prometheus estimates it: linear within a bucket. None for an empty one."""
     total = sum(counts)
     if not total:
         return None

@@ -1,6 +1,6 @@
-"""``vllm.grpc.engine.VllmEngine``, answered by a processor: as which gateways such as SMG drive vLLM's engine.
+"""vLLM's gRPC API, ``vllm.grpc.engine.VllmEngine``, by which gateways such as SMG drive vLLM, served by a processor.
 
-requests reads what vLLM calls a request (structural_tags: one kind of constraint), answers writes what comes of it,
-facts says what model and server are and how loaded, service has the RPCs. Requests are admitted, routed and moved as
-those of ``InferenceService`` are. Messages come from smg-grpc-proto, which is imported only here.
+requests converts requests (structural_tags: one kind of constraint), answers converts output, facts describes model,
+server and load, service has the RPCs. Requests are admitted, routed and moved like those of ``InferenceService``.
+Messages come from smg-grpc-proto, which is imported only here.
 """

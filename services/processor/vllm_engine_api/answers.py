@@ -1,4 +1,4 @@
-"""Answers in the form of vLLM's contract: chunks of new ids as they come, or each choice as a whole at its end."""
+"""Converts output to vLLM's responses: chunks of new ids as they come, or each choice whole at its end."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _DEADLINE = Status(Code.DEADLINE_EXCEEDED, "the call's deadline passed before th
 
 
 class HeldBytes:
-    """Bytes of all answers that wait for their ends at this processor."""
+    """Bytes that this processor holds of all unfinished answers."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held = 0
 
     def add(self, size: int) -> None:
-        """Raises ``Refused`` if it becomes too much."""
+        """Raises ``Refused`` beyond the limit."""
         if self._held + size > self._limit:
             problem = f"answers that are awaited whole have more than {self._limit} bytes: set stream, or retry later"
             raise Refused(Code.RESOURCE_EXHAUSTED, problem, retry_after_ms=1000, reason=Reason.OVERLOAD)
@@ -44,7 +44,7 @@ class HeldBytes:
 
 
 class _Choice:
-    """What was delivered of one choice, or waits for its end."""
+    """A choice's output: delivered, or held until its end."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,12 +54,12 @@ class _Choice:
 
 
 class Answer:
-    """The answer to one request, made of the frames of its stream."""
+    """Converts one request's frames to its answer."""
 
     def __init__(
         self, message: Any, eos_token_ids: Collection[int], max_message_bytes: int, held_by_all: HeldBytes
     ) -> None:
-        """``message``: the ``vllm.grpc.engine.GenerateRequest``. ``max_message_bytes``: of an answer as a whole."""
+        """``message``: the ``vllm.grpc.engine.GenerateRequest``. ``max_message_bytes``: limit on held output."""
         params = message.sampling_params
         self._streams: bool = message.stream
         self._top_count = params.logprobs
@@ -73,12 +73,12 @@ class Answer:
         self._prompt_ids = array("I")
         self._prompt_logprobs: PackedLogprobs | None = None
         self._input_logprobs: Any | None = None
-        """Those as every choice shows them, once one has."""
+        """The same as a message, built for the first choice."""
         self._cached_tokens: int | None = None
         self._choices: dict[int, _Choice] = {}
 
     def pack(self, frame: inference_pb2.SessionResponse) -> Iterator[tuple[bytes | None, Status | None]]:
-        """See ``services.processor.service.Pack``. Raises ``Refused`` if an answer as a whole becomes too large."""
+        """See ``services.processor.service.Pack``. Raises ``Refused`` if held output becomes too large."""
         for response in frame.responses:
             match response.WhichOneof("event"):
                 case "admitted":
@@ -99,7 +99,7 @@ class Answer:
                     yield None, as_named_here(status_from_proto(response.refused.status))
 
     def _delta(self, delta: inference_pb2.Delta) -> Any | None:
-        """The chunk of a delta; None if it has no ids, or the choice is answered as a whole."""
+        """The chunk of a delta; None without ids, or if not streaming."""
         if not delta.token_ids:
             return None
         is_first = delta.choice not in self._choices
@@ -126,7 +126,7 @@ class Answer:
         return response
 
     def _hold(self, count: int, scores: PackedLogprobs | None, instead: str) -> None:
-        """Charge for ``count`` tokens that wait. Raises ``Refused``, which names what to ask for ``instead``."""
+        """Charge for ``count`` held tokens. Raises ``Refused``, which suggests what to ask for ``instead``."""
         size = count * (_ID_BYTES + (scores.entry_bytes if scores is not None else 0))
         if self._held_bytes + size > self._max_bytes:
             problem = f"the answer has more than {self._max_bytes} bytes, the limit for one message: ask for {instead}"
@@ -135,7 +135,7 @@ class Answer:
         self._held_bytes += size
 
     def close(self) -> None:
-        """It is over."""
+        """Release held bytes."""
         self._held_by_all.release(self._held_bytes)
         self._held_bytes = 0
 

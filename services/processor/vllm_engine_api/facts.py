@@ -1,4 +1,4 @@
-"""What vLLM's contract asks of a server besides answers: its model, its tokenizer, itself, and its load."""
+"""Responses of vLLM's API that describe the model, its tokenizer, the server and its load."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from services.processor.linked_peers import LinkedPeers
 from services.processor.served_models import ServedModel
 
 TOKENIZER_PATH = "grpc:GetTokenizer"
-"""Not a path, nor a name that a hub could have. SMG looks for the tokenizer there first, and only then calls
-``GetTokenizer``; without any path it does not look for one at all."""
+"""Neither a path nor a possible hub name: SMG looks for the tokenizer there first, and only then calls
+``GetTokenizer``. Without any path it does not look at all."""
 _CHUNK_BYTES = 64 << 10
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _RATE_INTERVAL = 1.0
-"""Seconds over which the generation throughput is taken, at least."""
+"""Minimum seconds over which generation throughput is measured."""
 
 
 def model_info(served: ServedModel) -> Any:
@@ -50,18 +50,18 @@ def model_info(served: ServedModel) -> Any:
 
 
 class PackedTokenizer:
-    """The ZIP of a tokenizer's files, of the model that was asked for last: calls in progress share its bytes.
+    """The last requested model's tokenizer files as a ZIP, whose bytes calls in progress share.
 
-    A ``config.json`` says what ends a text: other files need not name every eos token.
+    Its ``config.json`` names every eos token; other files need not.
     """
 
     def __init__(self) -> None:
         self._packed_for: tuple[str, str, tuple[int, ...]] | None = None
-        """What the ZIP depends on, not the model itself: one that is replaced must be forgotten."""
+        """What the ZIP depends on; not the model itself, which must be freed once replaced."""
         self._data, self._sha256 = b"", ""
 
     def chunks(self, served: ServedModel) -> Iterator[Any]:
-        """``GetTokenizerChunk`` by chunk, with the SHA-256 of all in the last one."""
+        """``GetTokenizerChunk`` messages; the last has the SHA-256 of all data."""
         model = served.model
         key = model.model_digest, model.tokenizer_digest, tuple(model.eos_token_ids)
         if self._packed_for != key:
@@ -82,7 +82,7 @@ def _packed(served: ServedModel) -> bytes:
 
 
 class ServerFacts:
-    """The server as one engine: the sum of those that are linked."""
+    """The server as one engine: the sum of the linked ones."""
 
     def __init__(self, peers: LinkedPeers) -> None:
         self._peers = peers
@@ -136,7 +136,7 @@ class ServerFacts:
         return response
 
     def _throughput(self, loads: list[engine_pb2.Load]) -> float:
-        """Tokens per second since an earlier call; an engine that restarted counts from 0 again."""
+        """Tokens per second since an earlier call; a restarted engine counts from 0 again."""
         now, generated = time.monotonic(), sum(load.generated_tokens for load in loads)
         if (seconds := now - self._generated_at) >= _RATE_INTERVAL:
             self._tokens_per_second = max(0, generated - self._generated) / seconds

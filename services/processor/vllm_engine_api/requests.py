@@ -1,4 +1,4 @@
-"""Requests of vLLM's contract as those of ours. There, the zero of most fields means that they are not given."""
+"""Converts vLLM's requests to ours. In vLLM's, zero means unset for most fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNSUPPORTED = {
     "kv_transfer_params": _NO_TRANSFER,
     "kv_transfer_params_json": _NO_TRANSFER,
 }
-"""Fields that would change the result."""
+"""Unsupported fields that would change the result."""
 _SEED_BITS = (1 << 64) - 1
 _FIELDS = {
     "token_ids": "tokenized.input_ids",
@@ -31,11 +31,11 @@ _FIELDS = {
     **dict.fromkeys(("sampling", "stopping", "output", "constraint"), "sampling_params"),
     "truncate_prompt_tokens": "sampling_params.truncate_prompt_tokens",
 }
-"""Where this contract has what ours has elsewhere, by the beginning of our field."""
+"""vLLM's field names, keyed by the beginnings of ours."""
 
 
 def read_request(message: Any, max_model_len: int | None) -> inference_pb2.GenerateRequest:
-    """Our form of a ``vllm.grpc.engine.GenerateRequest``; ``max_model_len``: of the model, if one is known.
+    """Convert a ``vllm.grpc.engine.GenerateRequest``; ``max_model_len``: the model's, if known.
 
     Not read, because they do not change the result: ``stream`` (the answer's form), ``data_parallel_rank``,
     ``spaces_between_special_tokens`` and ``grammar_from_first_token`` (true of every constraint). Raises ``Refused``.
@@ -64,7 +64,7 @@ def read_request(message: Any, max_model_len: int | None) -> inference_pb2.Gener
 
 
 def as_named_here(status: Status) -> Status:
-    """An error about a field of our contract, with the name of the field in this one."""
+    """The error with our field's name replaced by vLLM's."""
     if (field := status.field) is None:
         return status
     for ours, theirs in _FIELDS.items():
@@ -85,7 +85,7 @@ def _read_truncation(request: inference_pb2.GenerateRequest, tokens: int, max_mo
 
 
 def _read_sampling(sampling: inference_pb2.SamplingParams, params: Any) -> None:
-    # Every value is given, so that the model's own defaults do not apply: gateways get those from GetModelInfo.
+    # Set every value, so that the model's own defaults do not apply: gateways get those from GetModelInfo.
     sampling.temperature = params.temperature if params.HasField("temperature") else 1.0
     sampling.top_p = params.top_p or 1.0
     sampling.top_k = params.top_k
@@ -120,7 +120,7 @@ def _read_output(output: inference_pb2.OutputParams, params: Any) -> None:
             setattr(output, name, count)
     output.return_prompt_token_ids = params.HasField("prompt_logprobs")
     output.skip_special_tokens = params.skip_special_tokens
-    output.prefill_progress = True  # says how many tokens of the prompt were cached
+    output.prefill_progress = True  # reports how many prompt tokens were cached
 
 
 def _read_constraint(constraint: constraint_pb2.Constraint, params: Any) -> None:

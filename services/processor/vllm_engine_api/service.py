@@ -26,12 +26,12 @@ from services.ring.errors import Code, Refused
 
 DESCRIPTION = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 _MAX_HELD_BYTES = 128 << 20
-"""Of all answers that wait for their ends, or as many as one may have."""
+"""Limit on all held output; at least one answer's limit."""
 _PROFILES = "engines are profiled through their own contract, by Profile"
 
 
 class VllmEngineService:
-    """Methods take messages as bytes, as those of ``InferenceService``, which writes the answers."""
+    """Methods take messages as bytes, like those of ``InferenceService``, which writes the answers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class VllmEngineService:
         self._tokenizer = PackedTokenizer()
         self._held = HeldBytes(max(_MAX_HELD_BYTES, inference.limits.max_message_bytes))
         self._open: dict[tuple[str, str], list[ClientStream]] = {}
-        """The streams of requests in progress, by tenant and the client's id, which it may give twice."""
+        """Streams of requests in progress, by tenant and client's id, which may repeat."""
 
     async def Generate(self, data: bytes, context: Context) -> None:
         principal = await self._inference.principal(context)
@@ -74,7 +74,7 @@ class VllmEngineService:
             await abort(context, error)
 
     async def _begin(self, stream: ClientStream, data: bytes, context: Context) -> tuple[Answer, tuple[str, str]]:
-        """Begin the one request of the call; returns its answer to be, and its key in ``_open``. Raises ``Refused``."""
+        """Begin the call's request; returns its ``Answer`` and its key in ``_open``. Raises ``Refused``."""
         arrived_at, self._facts.last_request_at = time.monotonic(), time.time()
         try:
             message = await self._inference.parse(vllm_engine_pb2.GenerateRequest, data, stream.tenant)
@@ -122,7 +122,7 @@ class VllmEngineService:
             await write_in_time(context, chunk, self._inference.limits.stall_timeout)
 
     async def _model(self, context: Context) -> ServedModel:
-        """The model that is served; raises ``Refused`` without one, or if the caller may not use it."""
+        """The served model; raises ``Refused`` without one, or if the caller may not use it."""
         tenant = (await self._inference.principal(context)).tenant
         if (model := self._models.newest) is None:
             raise self._models.refuse_without_model()

@@ -1,4 +1,4 @@
-"""Structural tags as JSON, in the two forms that vLLM takes, as ours: free text in which tags begin JSON."""
+"""Converts structural tags from vLLM's two forms of JSON to ours: free text in which tags begin JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _tags(tags: list[tuple[object, object, object]], triggers: list[Any]) -> con
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Whether it is a string that UTF-8 can write: JSON may name half of a surrogate pair."""
+    """Whether it is a string that UTF-8 can encode: JSON may contain a lone surrogate."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
