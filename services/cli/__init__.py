@@ -1,7 +1,7 @@
-"""The ``ringline`` command: its subcommands, and what runs and measures whole rings for them.
+"""The ``ringline`` command: its subcommands, and the code that runs and measures rings.
 
 main               finds the subcommand
 commands           the subcommands, one file each
 supervise          the three services as child processes on one machine
-bench              load, and its measurement
+bench              load generation and measurement
 """

@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
-"""The exit code with which other programs end when their output pipe is closed, as by ``head``."""
+"""The usual exit code of programs whose output pipe is closed, as by ``head``."""
 
 
 class _OutputClosed(Exception):

@@ -18,7 +18,7 @@ class LoadError(Exception):
     """The measurement cannot continue; the text is one sentence for the user."""
 
     def __init__(self, message: str, error: RingError | None = None) -> None:
-        """``error``: the error that ended the call, if a call's end is the reason."""
+        """``error``: the error that ended the call, if that is the reason."""
         super().__init__(message)
         self.error = error
 

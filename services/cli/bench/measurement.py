@@ -30,7 +30,7 @@ class LatencySummary:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> LatencySummary | None:
-        """The summary of some values, None if there are none. Percentiles are by nearest rank."""
+        """The values' summary, None without values. Percentiles are by nearest rank."""
         if not seconds:
             return None
         ordered = sorted(seconds)
@@ -44,9 +44,9 @@ class Report:
 
     completed: int
     failures: dict[str, int]
-    """Number of requests that failed, keyed by problem."""
+    """Number of failed requests, keyed by problem."""
     seconds: float
-    """Seconds from the sending of the first request to the end of the last one."""
+    """Seconds from sending the first request to the end of the last."""
     output_tokens: int
     ttft: LatencySummary | None
     """Time to first token."""
@@ -55,7 +55,7 @@ class Report:
     tpot: LatencySummary | None
     """Time per output token after the first, averaged over each request."""
     latency: LatencySummary | None
-    """From the sending of a request to its end."""
+    """From sending a request to its end."""
 
     @property
     def failed(self) -> int:

@@ -32,7 +32,7 @@ _FINISH_TIMEOUT = 5.0
 
 
 class RingLoadStream(LoadStream):
-    """Over a channel of its own. Requests are greedy and ignore eos."""
+    """Has its own channel. Requests are greedy and ignore eos."""
 
     def __init__(self, address: str, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None) -> None:
         """``server_name``: the name in the server's certificate, if it is not the host of ``address``."""
@@ -111,7 +111,7 @@ class SessionLoadStream(RingLoadStream):
 
 
 class EngineLoadStream(RingLoadStream):
-    """Sends token ids to an engine, with neither processor nor detokenizer; outputs come to their submitter."""
+    """Sends token ids to an engine, without processor or detokenizer; outputs come to their submitter."""
 
     def __init__(self, address: str, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None) -> None:
         super().__init__(address, credentials, server_name)
@@ -153,7 +153,7 @@ class EngineLoadStream(RingLoadStream):
         )
 
     async def _finish(self) -> None:
-        """Have the engine read the last Done and end the stream; else its ledger would keep the requests as orphans."""
+        """Let the engine read the last Done before the stream ends; else its ledger would keep requests as orphans."""
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async with asyncio.timeout(_FINISH_TIMEOUT):
                 await self._written.wait()

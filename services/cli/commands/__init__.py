@@ -1,1 +1,1 @@
-"""The commands of ``ringline``, one file each, which ``services.cli.main`` finds; what they share has an underscore."""
+"""The commands of ``ringline``, one file each, found by ``services.cli.main``; shared modules begin with ``_``."""

@@ -1,4 +1,4 @@
-"""The arithmetic of ``ringline plan``: how many processes carry a load, by what a step takes and what memory holds."""
+"""The arithmetic of ``ringline plan``: how many processes a load needs, from step times and memory."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from decimal import Decimal
 from engine_core.config import CacheConfig, SchedulerConfig
 
 CPU_TIER_SECONDS = 40e-6
-"""CPU seconds per token in a processor, and again in a detokenizer. Measured with 64 streams of a tiny model on two
+"""CPU seconds per token in a processor, and as many in a detokenizer. Measured with 64 streams of a tiny model on two
 cores, as the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
 CPU_TIER_SHARE = 0.6
 """Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
 MIN_CPU_TIERS = 2
-"""At least this many processors and as many detokenizers, so that one can be lost or replaced."""
+"""Minimum processors and detokenizers, so that one can be lost or replaced."""
 
 Seconds = Callable[[float, float, float, float], float]
-"""Of a step, from the arguments of ``engine_core.models.roofline.StepCost.step``: rows, sampled, seen, cached."""
+"""A step's, from the arguments of ``engine_core.models.roofline.StepCost.step``: rows, sampled, seen, cached."""
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one engine, or of one of its ranks, in bytes; blocks of its KV cache are counted."""
+    """Memory of an engine or one of its ranks: bytes, and numbers of KV blocks."""
 
     usable: float
     """The whole budget."""
     weights: float
     angles: float
-    """Of the rotations of all positions."""
+    """RoPE tables of all positions."""
     activations: float
     """Of the largest step."""
     runtime: float
-    """Interpreter, libraries, captured graphs, and what is set aside for requests."""
+    """Interpreter, libraries, captured graphs, and memory reserved for requests."""
     block: int
-    """What one takes: keys and values of ``block_size`` tokens in one group of layers."""
+    """One KV block: keys and values of ``block_size`` tokens in one group of layers."""
     sequence_blocks: int
-    """Blocks that a sequence needs once its prompt is computed."""
+    """Blocks of a sequence once its prompt is computed."""
     prompt_blocks: int
-    """Blocks that it needs until then, if more: sliding windows leave a prompt's blocks only as it is computed."""
+    """Blocks until then, if more: sliding windows leave a prompt's blocks only as it is computed."""
     block_size: int = CacheConfig().block_size
     """Tokens of a block."""
     step_tokens: int = SchedulerConfig().max_num_batched_tokens
@@ -48,12 +48,12 @@ class Memory:
 
     @property
     def cache(self) -> float:
-        """What is left for the KV cache."""
+        """Left for the KV cache."""
         return max(0.0, self.usable - self.taken)
 
     @property
     def taken(self) -> float:
-        """By everything but the KV cache."""
+        """Everything but the KV cache."""
         return self.weights + self.angles + self.activations + self.runtime
 
     @property
@@ -95,9 +95,9 @@ class Plan:
     processors: int
     detokenizers: int
     capacity: EnginePlan
-    """The most that one engine can do."""
+    """One engine's maximum."""
     expected: EnginePlan
-    """What one engine does under its share of the load."""
+    """One engine under its share of the load."""
     bound: str
     """What limits the sequences of an engine: memory, max_num_seqs or max_gap."""
 
@@ -115,9 +115,9 @@ def plan_ring(
     headroom: float,
     rank: str | None = None,
 ) -> Plan:
-    """The processes that the demand needs, if an engine uses at most ``headroom`` of its capacity.
+    """The processes that ``demand`` needs, if engines use at most ``headroom`` of their capacity.
 
-    ``rank`` names the rank whose memory it is, of an engine of several. Raises ``Impossible``.
+    ``rank``: name of the rank with ``memory``; None if the engine has only one. Raises ``Impossible``.
     """
     most = _largest(lambda count: blocks_of(memory, demand, count) <= memory.blocks, max_num_seqs)
     if most < 1:
@@ -138,7 +138,7 @@ def plan_ring(
 
 
 def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
-    """KV blocks of ``sequences`` running sequences, of which some compute their prompts, as in a steady state."""
+    """KV blocks of ``sequences`` running sequences in a steady state, where some compute their prompts."""
     steps = math.ceil(demand.input_len / memory.step_tokens)
     prompts = min(sequences, math.ceil(sequences * steps / demand.output_len))
     return prompts * memory.prompt_blocks + (sequences - prompts) * memory.sequence_blocks
@@ -161,7 +161,7 @@ def _shortage(memory: Memory, rank: str | None) -> str:
 
 
 def step(seconds: Seconds, demand: Demand, sequences: int) -> float:
-    """Seconds of a step in a steady state of ``sequences`` running sequences."""
+    """Seconds per step in a steady state of ``sequences`` running sequences."""
     prompts = sequences * demand.input_len / demand.output_len
     seen = sequences * (demand.input_len + demand.output_len / 2)
     return seconds(sequences + prompts, sequences, seen + prompts * demand.input_len / 2, seen)
@@ -187,6 +187,6 @@ def figure(value: float, digits: int = 3) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in powers of 1000, as ``--memory-gb`` and data sheets have them: 5.41 MB."""
+    """Bytes in powers of 1000, as in ``--memory-gb`` and data sheets: 5.41 MB."""
     unit, scale = next((pair for pair in _UNITS if count >= pair[1]), ("bytes", 1))
     return f"{figure(count / scale)} {unit}"

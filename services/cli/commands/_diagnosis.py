@@ -1,4 +1,4 @@
-"""Why a call to a server that is there failed: another kind of port, another service of the ring, or TLS."""
+"""Explains why a call to a reachable server failed: another kind of port, another service of the ring, or TLS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _HTTP = "this is an HTTP port, not a gRPC port; give the port of a processor"
 _PROTOCOLS = ["h2", "http/1.1"]
-"""A gRPC port takes the first, a gateway's the second."""
+"""A gRPC port selects the first, a gateway's the second."""
 _SECONDS = 2.0
 """Timeout of each step of a handshake; a slower server is not diagnosed."""
 
@@ -42,7 +42,7 @@ _METRICS_OF = {server_header(service): service for service in FULL_NAMES}
 
 
 def connection_trouble(address: str, connection: Connection) -> str | None:
-    """Why calls to ``address`` fail although something listens there; None if the reason is not visible."""
+    """Why calls to ``address`` fail although something listens there; None if not visible."""
     if address.startswith("unix:"):
         return None
     host, port = host_and_port(address)
@@ -50,7 +50,7 @@ def connection_trouble(address: str, connection: Connection) -> str | None:
 
 
 def _tls_trouble(host: str, port: int, connection: Connection) -> str | None:
-    """Why the TLS flags do not fit the server, and which of them may help.
+    """Why the TLS flags do not fit the server, and which may help.
 
     None if a handshake shows no problem, or if nothing listens.
     """
@@ -64,7 +64,7 @@ def _tls_trouble(host: str, port: int, connection: Connection) -> str | None:
 
 
 def _answers_by_tls(plain: socket.socket) -> str | None:
-    """``_tls_trouble`` of a client without TLS."""
+    """``_tls_trouble`` for clients without TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(_PROTOCOLS)
@@ -76,7 +76,7 @@ def _answers_by_tls(plain: socket.socket) -> str | None:
 
 
 def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | None:
-    """``_tls_trouble`` of a client with TLS."""
+    """``_tls_trouble`` for clients with TLS."""
     context = ssl.create_default_context(cafile=connection.tls_ca_file)
     context.set_alpn_protocols(_PROTOCOLS)
     if connection.tls_cert_file is not None:

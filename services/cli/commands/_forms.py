@@ -1,4 +1,4 @@
-"""Flags for answers that a program can use: their form, and tools that the model may call."""
+"""Flags for structured answers: their form, and tools that the model may call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
 def json_schema(text: str) -> str:
-    """The schema that ``text`` is, or the one in the file that it names."""
+    """The schema: ``text`` itself, or the contents of the file it names."""
     return text if text.lstrip().startswith("{") or text.strip() in ("true", "false") else file_text(text)
 
 
@@ -35,7 +35,7 @@ def file_text(path: str) -> str:
 
 
 def tools(path: str) -> list[Mapping[str, Any]]:
-    """The tools in a file of JSON."""
+    """The tools in a JSON file."""
     try:
         read = json.loads(file_text(path))
     except (ValueError, RecursionError) as error:
@@ -87,7 +87,7 @@ def has_form(flags: Mapping[str, Any]) -> bool:
 
 
 def check_form(flags: Mapping[str, Any]) -> None:
-    """Raise UsageError for two forms, and for what is said of JSON without any."""
+    """Raise UsageError for two forms, and for ``--any-whitespace`` without JSON."""
     given = [f"--{name.replace('_', '-')}" for name in _FORMS if flags[name] not in (None, ())]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} exclude each other: an answer has one form.")

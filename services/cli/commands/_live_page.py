@@ -1,4 +1,4 @@
-"""What a processor's live page knows, read for ``ringline status``, which then shows the same numbers."""
+"""Reads a processor's live page for ``ringline status``, which so shows the same numbers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class LivePage:
 
     live_requests: int
     waiting_requests: int
-    """Those that no engine has begun."""
+    """Not begun by any engine."""
     engines: int
     """Attached ones."""
     detokenizers: int
     missing: dict[str, list[str]]
-    """For engines and detokenizers: the addresses where the processor looks for one, and none is attached."""
+    """For engines and detokenizers: addresses where the processor looks for one, but none is attached."""
 
     def missing_peers(self) -> Iterator[str]:
-        """A line for each kind of peer that is missing: how many are, where the processor looks, what to do."""
+        """A line per kind of missing peer: how many are attached, where the processor looks, what to do."""
         for peers, addresses in self.missing.items():
             service, attached, known = _PEERS[peers], getattr(self, peers), getattr(self, peers) + len(addresses)
             what = f"{attached} of {known} {peers} are attached"
@@ -71,7 +71,7 @@ def read_live_page(address: str, metrics: str | None) -> LivePage | None:
 
 
 def _printable(address: object) -> str:
-    """The address; an answer with control characters, which a terminal would obey, is not shown."""
+    """The address; raises ``ValueError`` for control characters, which a terminal would obey."""
     if not isinstance(address, str) or not address.isprintable():
         raise ValueError(f"{address!r} is not an address")
     return address

@@ -1,4 +1,4 @@
-"""The memory of an engine that ``ringline plan`` has not started: what its model, its steps and its KV cache take."""
+"""Estimates an engine's memory for ``ringline plan``, without starting it: its model, steps and KV cache."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ class CacheGroup:
 
     layers: int
     sliding_window: int | None
-    """How many tokens they keep of a sequence; None: all."""
+    """Tokens that they keep of a sequence; None: all."""
     token: int
-    """Bytes that a block has for one token, in all of these layers: with padding, as many in every group."""
+    """Bytes per token of a block, over all of these layers; padding makes it equal in every group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is to be read and computed, whatever the load."""
+    """The model's size, independent of the load."""
 
     kept_as: str
-    """How weights are kept, for a person."""
+    """How weights are stored, as text."""
     weights: int
     """Numbers, not bytes."""
     active_weights: float
-    """Those that compute one token, in the layers and the output projection: of experts, those that it is routed to."""
+    """Weights that compute one token, in layers and output projection; of experts, those it is routed to."""
     token: int
-    """Bytes that the KV cache takes for one token, in a block of every group."""
+    """KV cache bytes per token, in a block of every group."""
     groups: tuple[CacheGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a model takes of an engine's memory, which is divided among its ranks."""
+    """A model's memory in an engine, as a whole and by rank."""
 
     checkpoint: Checkpoint
     outline: LanguageModel
@@ -90,7 +90,7 @@ def estimate(config: EngineConfig, demand: Demand, budget: float, *, on_gpu: boo
 
 
 def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel]]:
-    """The checkpoint, its model without weights, and of that each rank's part, by the rank's name."""
+    """The checkpoint, its model without weights, and each rank's part of it, by rank name."""
     with engine_extra(), collection_paused():  # they load torch
         from engine_core.distributed.ranks import ranks_on_one_host
         from engine_core.model_loader.checkpoint import open_checkpoint
@@ -98,7 +98,7 @@ def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, Langua
     try:
         checkpoint = open_checkpoint(config.model, LoadConfig(load_format="dummy"))
         model = model_outline(checkpoint, expands_experts=on_gpu)
-        model.tensors()  # refuses what an engine refuses before it loads them
+        model.tensors()  # refuses what an engine refuses before loading
         divided = open_checkpoint(config.model, LoadConfig(load_format="dummy"), config.parallel)
         ranks = ranks_on_one_host(config.parallel)
         parts = {str(rank): model_outline(divided, rank, expands_experts=on_gpu) for rank in ranks}
@@ -110,7 +110,7 @@ def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, Langua
 
 
 def _cpu_runtime(budget: float) -> float:
-    """Where an engine keeps everything within one ``budget``, with what it sets aside for requests."""
+    """On CPU, one ``budget`` covers everything, including memory reserved for requests."""
     from engine_core.platforms.kv_cache_size import RESERVE_BYTES, request_memory
 
     requests = request_memory(int(budget))
@@ -118,7 +118,7 @@ def _cpu_runtime(budget: float) -> float:
 
 
 def _block_bytes(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> int:
-    """What a block takes in an engine: the native kernels on CPU pad what layers keep, those on GPU do not."""
+    """Bytes of a KV block: native kernels on CPU pad keys and values, those on GPU do not."""
     from engine_core.attention.base import AttentionBackend
     from engine_core.attention.native import NativeAttention
     from engine_core.ops.native_packing import padded_width
@@ -140,10 +140,10 @@ def _memory(
     config: EngineConfig,
     demand: Demand,
 ) -> Memory:
-    """An estimate; an engine measures its largest step and runtime memory."""
+    """An estimate; engines measure their largest step and runtime memory."""
     shape = checkpoint.config
     widest = max(part.outputs_per_row for part in model.layer_parts)
-    row = 8 * shape.hidden_size + 1.5 * widest  # what it makes, and what an activation leaves of that
+    row = 8 * shape.hidden_size + 1.5 * widest  # the widest output, and what an activation leaves of it
     block_size, step_tokens = config.cache.block_size, config.scheduler.max_num_batched_tokens
     sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand, block_size, step_tokens)
     return Memory(
@@ -165,8 +165,8 @@ def blocks_per_sequence(
 ) -> tuple[int, int]:
     """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
 
-    The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
-    at its full length or, where that is more, at half of its output and with this block.
+    The scheduler starts a sequence only if every running one could get one more block in every group. So a sequence
+    counts at its full length or, if that is more, at half its output plus this block.
     """
     whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
     decoding = [

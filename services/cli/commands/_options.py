@@ -1,4 +1,4 @@
-"""What the client commands share: the address, the options of a generation as flags, and readable errors."""
+"""Shared by the client commands: the address, generation options as flags, and readable errors."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _CONNECTION_FLAGS = {
     "server_name": "--tls-server-name",
     "token": "--token-file",
 }
-"""The flags, by the client library's names of the options."""
+"""Flags, keyed by the client library's option names."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
 _PARSE_FIELDS = {"tool_call_format": "tool_calls", "reasoning_format": "reasoning"}
 """The fields of ``parse`` that flags set."""
 PATIENCE = 3.0
-"""Seconds for which a command looks for a server again after it has lost one."""
+"""Seconds for which a command looks for a server after losing one."""
 _CONNECTION_OPTIONS = (
     click.option("--tls", is_flag=True, help="Use TLS, and trust the public certificate authorities."),
     click.option(
@@ -219,7 +219,7 @@ _GENERATION_OPTIONS = (
 
 
 class ClientCommand(Command):
-    """A command whose help begins with the options that most people need."""
+    """A command whose help begins with the most common options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = {param.name: param for param in self.get_params(ctx) if isinstance(param, click.Option)}
@@ -250,12 +250,12 @@ def to_options(values: dict[str, Any]) -> ringline.Options:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Report what the client library refuses before it sends anything as a usage error."""
+    """Report as usage errors what the client library refuses before sending."""
     try:
         yield
     except ringline.InvalidRequest as error:
         raise click.UsageError(_as_flag(error) or str(error)) from None
-    except TypeError as error:  # of a value in a file, such as a tool's name that is a number
+    except TypeError as error:  # from a file's value, such as a tool's name that is a number
         if (problem := _as_flag(error)) is None:
             raise
         raise click.UsageError(problem) from None

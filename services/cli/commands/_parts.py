@@ -7,17 +7,17 @@ import ringline
 
 
 class AnswerPrinter:
-    """Prints the deltas of a stream: the text; or, of an answer in parts, content, calls, and the reasoning to stderr.
+    """Prints a stream's deltas: the text, or an answer's parts: content, calls, and reasoning, dimmed, on stderr.
 
-    The reasoning is dimmed. A call is printed as ``name(arguments)``. Each part begins on a line of its own.
+    A call is printed as ``name(arguments)``. Each part begins on a new line.
     """
 
     def __init__(self, stream: ringline.Stream) -> None:
         self._stream = stream
         self._last = ""
-        """The last character that was printed."""
+        """The last character printed."""
         self._part: type[ringline.Part] | None = None
-        """What is being printed; None of an answer that is not in parts."""
+        """The part being printed; None before the first, or without parts."""
 
     def show(self, delta: ringline.Delta) -> None:
         """Print what a delta adds."""
@@ -36,7 +36,7 @@ class AnswerPrinter:
                 self._print(part.text)
 
     def end(self) -> None:
-        """End the line, if there was anything to print."""
+        """End the line if anything was printed."""
         if self._part is not None:
             self._end_part()
         elif self._last:

@@ -1,4 +1,4 @@
-"""``ringline bench``: drive load through the ring, or straight at an engine, and print what it measured."""
+"""``ringline bench``: drive load through the ring or straight at an engine, and print the measurements."""
 
 from __future__ import annotations
 

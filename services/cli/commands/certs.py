@@ -50,9 +50,9 @@ _AUTHORITY_DAYS = 3650
 def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], name: str | None, days: float) -> None:
     """Write a certificate for each role: tls.crt, tls.key and ca.crt in DIRECTORY/ROLE.
 
-    The authority's own key stays in DIRECTORY/authority; give it to no service. An authority that is there already is
-    kept, and certificates are replaced; running services reload them. This is for development: in production use the
-    tool that issues your other certificates.
+    The authority's own key stays in DIRECTORY/authority; give it to no service. An existing authority is kept;
+    certificates are replaced, and running services reload them. This is for development: in production use the tool
+    that issues your other certificates.
     """
     if name is not None:
         _check_name(name, roles)

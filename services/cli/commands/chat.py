@@ -93,7 +93,7 @@ def _talk(conversation: Conversation) -> None:
 
 
 def _ask_for_result(call: ringline.ToolCall) -> str | None:
-    """Of a call, at the terminal; None if nobody gives it."""
+    """Ask at the terminal; None if the user gives no result."""
     try:
         return input(f"result of {call.name}> ")
     except (EOFError, KeyboardInterrupt):
@@ -102,7 +102,7 @@ def _ask_for_result(call: ringline.ToolCall) -> str | None:
 
 
 def _read_result(call: ringline.ToolCall) -> str | None:
-    """Of a call, the next line of a pipe."""
+    """The next line of a pipe."""
     line = sys.stdin.readline()
     if not line:
         raise click.ClickException(f"the input ended before the result of {call.name}: expected a line with it")
@@ -111,7 +111,7 @@ def _read_result(call: ringline.ToolCall) -> str | None:
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far, and how the next answer is asked for."""
+    """The messages so far, and settings for the next answer."""
 
     client: ringline.Client
     address: str
@@ -119,7 +119,7 @@ class Conversation:
     system: str | None
     options: ringline.Options
     result_of: Callable[[ringline.ToolCall], str | None]
-    """Gives a call's result; None to take back what was asked."""
+    """Returns a call's result; None withdraws the user's message."""
     messages: list[ringline.Message] = field(default_factory=list)
 
     def take(self, line: str, keep_going: bool) -> bool:
@@ -139,7 +139,7 @@ class Conversation:
         return True
 
     def _answer(self, text: str, keep_going: bool) -> None:
-        """Stream the answer to ``text``, and those to the results of the tools that it calls.
+        """Stream the answer to ``text``, and those to the results of its tool calls.
 
         All become part of the conversation, unless one fails.
         """
@@ -161,7 +161,7 @@ class Conversation:
             click.echo(f"Error: {describe(error, self.address, self.connection)}", err=True)
 
     def _say(self) -> tuple[ringline.ToolCall, ...]:
-        """Stream one message of the model, and keep it; returns the calls that it makes."""
+        """Stream one message of the model, and append it; returns its tool calls."""
         system: list[ringline.Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
         with usage_errors():
             stream = self.client.stream(messages=[*system, *self.messages], **self.options)
@@ -186,7 +186,7 @@ class Conversation:
 
 
 def _content_so_far(stream: ringline.Stream) -> str:
-    """Of a stream that was closed."""
+    """What a closed stream delivered."""
     try:
         return stream.result().content
     except ringline.RingError as closed:

@@ -1,5 +1,5 @@
-"""``ringline demo``: the whole ring at work, once: three processes, one streamed answer, and what ran where; with
-``--kill``, answers that continue after a service is killed.
+"""``ringline demo``: the whole ring at work: three processes, one streamed answer, and what ran where; with ``--kill``,
+answers that continue after a service is killed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ROLES = {
 
 @dataclass(slots=True)
 class Answer:
-    """What one request has received so far."""
+    """What a request has received so far."""
 
     token_ids: list[int] = field(default_factory=list)
     moved: bool = False
@@ -53,7 +53,7 @@ class Answer:
 
 
 async def show_failover(ready: ReadyStack, victim: str, prompt: str) -> bool:
-    """Kill the service ``victim`` in the middle of answers; returns whether all equal the undisturbed ones."""
+    """Kill the service ``victim`` amid answers; returns whether all equal the undisturbed ones."""
     async with ringline.AsyncClient(ready.address) as client:
         click.echo(f"\n{REQUESTS} requests at once, undisturbed: ", nl=False)
         start = time.monotonic()
@@ -124,7 +124,7 @@ async def _exhaust(texts: AsyncIterator[str]) -> None:
 async def _show(texts: AsyncIterator[str], victim: str, answer: Answer, tokens: int, seconds: float) -> bool:
     """Print one answer as it arrives, and kill ``victim`` after ``tokens`` or ``seconds``; returns whether it paused.
 
-    The time limit is there because on a busy machine this process may print long after the engine has computed.
+    The time limit helps on a busy machine, where this process may print long after the engine has computed.
     """
     start, killed, waited = time.monotonic(), False, False
     coming = asyncio.ensure_future(anext(texts, None))

@@ -48,7 +48,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     # neighbors: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-    # Torch and transformers are loaded here, once everything else is known to be right: loading is most of a start.
+    # Torch and transformers are loaded only once everything else is checked: loading is most of a start.
     with engine_extra(), StartupProgress(StageLog()).stage("load libraries"), collection_paused():
         from services.engine.main import run
 
@@ -57,7 +57,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
 
 @contextmanager
 def engine_extra() -> Iterator[None]:
-    """Around imports of packages that only an engine's installation has: ``FatalError`` says what to install."""
+    """Wraps imports of packages that only engine installations have: ``FatalError`` says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -69,9 +69,9 @@ def engine_extra() -> Iterator[None]:
 
 
 def engine_config(values: dict[str, Any]) -> EngineConfig:
-    """The engine's options among ``values``, checked as far as that is possible without loading torch.
+    """The engine's options among ``values``, checked as far as possible without loading torch.
 
-    Raises ``UsageError`` for a value that cannot be used, ``FatalError`` for a model or tokenizer that is not there.
+    Raises ``UsageError`` for an unusable value, ``FatalError`` for a missing model or tokenizer.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     kernel_cache_dir = str(cache / "ringline") if cache.is_absolute() else None  # XDG says to ignore a relative path

@@ -1,4 +1,4 @@
-"""``ringline plan``: how many processes a load needs, how much memory, and how fast it will be; by arithmetic alone."""
+"""``ringline plan``: how many processes and how much memory a load needs, and its speed; by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GB = 1e9
 _HEADROOM = 0.8
-"""Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
+"""Planned share of an engine's capacity: arrivals are uneven, and an engine may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What one rank of an engine runs on; most engines have one."""
+    """One rank's hardware; most engines have one rank."""
 
     memory: float
     """Bytes."""
@@ -50,7 +50,7 @@ class Hardware:
     """Operations per second of matrix products in bfloat16, without sparsity."""
 
     def times(self, count: int) -> Hardware:
-        """That many of them, if what they tell each other took no time."""
+        """``count`` of them, as if communication took no time."""
         return Hardware(count * self.memory, count * self.bandwidth, count * self.flops)
 
 
@@ -98,7 +98,6 @@ _OF_ENGINE = {setting.name: setting for setting in settings_of(EngineConfig())}
 
 
 def _engine_option(name: str) -> Callable[[Function], Function]:
-    """An option of the engine."""
     setting = _OF_ENGINE[name]
     kind: click.Choice[str] | click.IntRange
     text = f"The engine's {setting.flag}."
@@ -234,9 +233,9 @@ def _step_seconds(cost: StepCost, config: EngineConfig, hardware: Hardware, effi
     stages, together = config.parallel.pipeline_parallel_size, hardware.times(config.parallel.tensor_parallel_size)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
-        """While a stage computes its part of one step, others compute theirs of other steps, with other sequences.
+        """Pipeline stages compute different steps, with different sequences, at the same time.
 
-        A sequence is whole in one step, so fewer sequences than stages make as many steps as there are sequences.
+        A sequence is whole in one step, so there are at most as many steps as sequences.
         """
         steps = min(stages, sampled)
         of_step = cost.step(rows / steps, sampled / steps, seen / steps, cached / steps)
@@ -253,7 +252,7 @@ def _as_json(model: Model, found: Estimate, planned: Plan) -> str:
 
 
 def _refuse_on_gpu(config: EngineConfig) -> None:
-    """Raise ``FatalError`` for what is computed on CPUs alone."""
+    """Raise ``FatalError`` for options of CPUs alone."""
     if config.cache.kv_cache_dtype != "auto":
         refused = unusable_option("kv_cache_dtype", config.cache.kv_cache_dtype, "auto on a GPU")
         raise FatalError(refused, ExitCode.USAGE)
@@ -263,7 +262,7 @@ def _refuse_on_gpu(config: EngineConfig) -> None:
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
-    """A known GPU, with the values that are given in place of its own."""
+    """A known GPU; values that are given replace its own."""
     known = None if gpu is None else GPUS[gpu]
     given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):
@@ -309,7 +308,7 @@ def _as_text(
 
 
 def _of_ranks(ranks: Mapping[str, Memory]) -> str:
-    """What each takes; what several take alike is said once."""
+    """What each rank takes; equal ones are grouped."""
     alike: dict[str, list[str]] = {}
     for name, each in ranks.items():
         alike.setdefault(f"weights {size(each.weights)}, KV cache {size(each.cache)}", []).append(name)

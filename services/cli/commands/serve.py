@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 _SERVICES = Path(__file__).resolve().parents[2]
 _BUNDLED_MODELS = (_SERVICES / "checkpoints" / "tiny", _SERVICES.parent / "checkpoints" / "tiny")
-"""Where an installed wheel has it, and where the repository has it."""
+"""Where an installed wheel and the repository have it."""
 
 _DECIDED_HERE = (
     "uds",
@@ -51,7 +51,7 @@ ENGINE_SETTINGS = (*settings_of(EngineConfig()), *settings_of(EngineServiceSetti
 
 
 def stack_settings() -> list[Setting]:
-    """The options of a stack: its own and those of all its services, except the ones that it sets itself."""
+    """The options of a stack: its own and all its services', except those it sets itself."""
     ring = (*settings_of(ProcessorSettings()), *ENGINE_SETTINGS, *settings_of(DetokenizerSettings()))
     settings = (*ring, *settings_of(StackSettings()), *settings_of(GatewaySettings()))
     return [setting for setting in settings if setting.name not in _DECIDED_HERE]
@@ -102,7 +102,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
 
 
 def bundled_model() -> str:
-    """The directory of the checkpoint that is served where none is named. Raises ``UsageError`` if it is not there."""
+    """The directory of the default checkpoint. Raises ``UsageError`` if it is missing."""
     for directory in _BUNDLED_MODELS:
         if directory.is_dir():
             return str(directory)

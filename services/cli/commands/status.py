@@ -41,7 +41,7 @@ class ServiceStatus:
     address: str
     """A gateway's is a URL."""
     health: str
-    """As the health service answers; else UNREACHABLE, or NOT_RUNNING while a stack restarts the service."""
+    """The health service's answer; else UNREACHABLE, or NOT_RUNNING while a stack restarts the service."""
     pid: int | None = None
     metrics: str | None = None
     models: list[dict[str, Any]] | None = None
@@ -63,7 +63,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class StackStatus:
-    """One ``ringline serve``, or the addresses that were asked for."""
+    """One ``ringline serve``, or the addresses asked for."""
 
     title: str
     services: list[ServiceStatus]
@@ -115,7 +115,7 @@ def status(
 
 
 def _split(targets: Sequence[str]) -> list[str]:
-    """The addresses one by one; each target may be several, separated by commas."""
+    """The addresses; a target may be several, separated by commas."""
     addresses = [address.strip() for target in targets for address in target.split(",")]
     for address in addresses:
         if not valid_address(address):
@@ -137,7 +137,7 @@ async def _everything(connection: Connection) -> list[StackStatus]:
 
 
 async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection, *, named: bool) -> list[StackStatus]:
-    """The stacks of this machine whose processors are asked for, and the other addresses one by one.
+    """The local stacks whose processors are asked for, and the other addresses one by one.
 
     If no address was ``named`` and nothing listens at the default one, nothing is shown for it. A stack is always
     shown, whether its services answer or not.
@@ -159,7 +159,7 @@ async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection, *
 
 
 def _known_stacks() -> list[StackState]:
-    """The stacks of this machine; none if their directory is unusable, which does not matter to other addresses."""
+    """The local stacks; none if their directory is unusable, which does not matter to other addresses."""
     try:
         return running_stacks()
     except FatalError:
@@ -233,7 +233,7 @@ async def _load(channel: grpc.aio.Channel) -> tuple[dict[str, Any], list[dict[st
 
 
 def stack_text(stack: StackStatus) -> str:
-    """What people are shown of a stack."""
+    """A stack's status as text."""
     return "\n".join([stack.title, *(f"  {line}" for service in stack.services for line in _lines(service))])
 
 

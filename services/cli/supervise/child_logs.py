@@ -1,8 +1,8 @@
 """Shows the services' logs, which they write as JSON lines.
 
-In JSON format, lines pass through, and any other line (from a library, or of a traceback) becomes the event ``output``.
-In console format, start-up shows one line per stage of the engine, one when a service serves, and warnings and errors;
-once all services are ready, every line is shown.
+In JSON format, JSON lines pass through, and any other (from a library or traceback) becomes the event ``output``. In
+console format, start-up shows a line per stage of the engine, one when a service serves, and warnings and errors; once
+all services are ready, every line is shown.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ChildLogs:
 
 
 def parse_record(line: str) -> dict[str, Any] | None:
-    """The event in a line of JSON logs; None if the line is no event."""
+    """The event in a line of JSON logs; None for other lines."""
     if not line.startswith("{"):
         return None
     try:

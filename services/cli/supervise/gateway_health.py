@@ -1,4 +1,4 @@
-"""Whether a gateway on this machine is ready for requests, as it says itself over HTTP."""
+"""Asks a gateway on this machine over HTTP whether it is ready for requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TIMEOUT = 2.0
 
 
 def gateway_health(url: str, cert_file: str | None, key_file: str | None) -> str:
-    """As ``check_health``; the gateway of a stack of this user, so that its certificate needs no check."""
+    """Like ``check_health``. The gateway is this user's, so its certificate needs no check."""
     parts = urlsplit(url)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -1,7 +1,7 @@
 """Runtime directories: one private directory per ``ringline serve``, with its sockets, its state and a lock.
 
-A stack holds the lock as long as it lives. The kernel releases the lock however the process dies, so the next process
-that lists the directories recognizes those of dead stacks and removes them.
+A stack holds the lock while it lives. The kernel releases it however the process dies, so the next process that lists
+the directories recognizes those of dead stacks and removes them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RuntimeDirectory:
 
 @contextmanager
 def runtime_directory() -> Iterator[RuntimeDirectory]:
-    """A new directory for this process, removed afterwards; the dead ones beside it are removed first."""
+    """A new directory for this process, removed afterwards; dead stacks' directories are removed first."""
     running_stacks()
     path, lock = _new_locked()
     try:
@@ -145,7 +145,7 @@ def _base_path() -> Path:
 
 
 def _base_directory() -> Path:
-    """The base directory, created if missing; raises ``FatalError`` if its path is too long or it is not private."""
+    """The base directory, created if missing; raises ``FatalError`` if its path is too long or not private."""
     base = _base_path()
     if len(os.fsencode(base / _LONGEST_SOCKET)) > MAX_SOCKET_PATH_BYTES:
         raise FatalError(f"{base} is too long: paths of sockets have at most {MAX_SOCKET_PATH_BYTES} bytes; {_HINT}")

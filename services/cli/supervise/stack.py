@@ -32,12 +32,11 @@ from services.common.security.credentials import own_server_credentials
 SERVICES = ("engine", "detokenizer", "processor", "gateway")
 """The services; each may depend on those before it. A stack without HTTP has no gateway."""
 _METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20, "gateway": 30}
-"""Offsets from the processor's metrics port. For the ring, the defaults are the same ports as for services started one
-by one."""
+"""Offsets from the processor's metrics port. By default, the ring's ports are those of services started one by one."""
 _ATTEMPTS = 100
 """Attempts to find ports that are all free."""
 _CONNECT_PAUSE = 0.05
-"""Seconds between two questions whether the gateway is ready."""
+"""Seconds between checks whether the gateway is ready."""
 
 _DOORS_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
 """Options that only the processor and the gateway get: the other links are private unix sockets."""
@@ -58,7 +57,7 @@ class StackOptions:
     engine_settings: tuple[Setting, ...]
     """The options of the engine process, its own and those of ``engine_core``, which this module may not import."""
     values: Mapping[str, Any]
-    """The given options, keyed by name; each child gets those that it knows."""
+    """The given options, keyed by name; each child gets those it knows."""
     http_port: int | None = None
     """The gateway's port, not 0; None: no gateway."""
 
@@ -74,7 +73,7 @@ class StackOptions:
 
     @property
     def http_url(self) -> str | None:
-        """The gateway's from this machine; None without one."""
+        """The gateway's URL from this machine; None without one."""
         scheme = "http" if self.values.get("tls_cert_file") is None else "https"
         return None if self.http_port is None else f"{scheme}://{join_address(self._local_host, self.http_port)}"
 
@@ -159,8 +158,8 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
 def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, int]:
     """Choose the processor's port and its metrics port.
 
-    ``port`` 0 stands for a free port, ``metrics_port`` None for the default that follows from ``port``, and 0 for a
-    free one. Unless the user gave the number that the metrics ports follow from, those of all services are free, too.
+    ``port`` 0 means a free port, ``metrics_port`` None the default that follows from ``port``, and 0 a free one. All
+    services' metrics ports are free, too, unless the user gave the number that they follow from.
     """
     for _ in range(_ATTEMPTS):
         chosen = port or _free_port(host)
@@ -175,9 +174,9 @@ def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, i
 
 
 def choose_http_port(host: str, port: int | None, taken: Collection[int] = ()) -> int:
-    """Choose the gateway's port: None stands for the default one, or the next that is free; 0 for a free one.
+    """Choose the gateway's port: None means the default, or the next free one; 0 any free one.
 
-    ``taken``: by other services of the stack, which do not listen yet.
+    ``taken``: by the stack's other services, which do not listen yet.
     """
     if port is None:
         after = (each for each in range(GATEWAY_PORT, 65536) if each not in taken)
@@ -192,7 +191,7 @@ def _free_port(host: str) -> int:
 
 
 def _is_free(host: str, port: int, *, reuse: bool = False) -> bool:
-    """``reuse``: it is also free if only closed connections of a process that ended hold it."""
+    """``reuse``: also free if only closed connections of an ended process hold it."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         try:

@@ -1,8 +1,8 @@
 """Keeps child processes running: starts, watches, restarts and stops them, and leaves no orphans.
 
-Until restarts are allowed (once all children have served), a death ends all children, because the user has to see why
-one cannot start. From then on a child that dies is restarted after a pause, and one that dies too often ends all,
-unless the others do not need it.
+Until restarts are allowed (once all children have served), a death ends all children, so that the user sees why one
+cannot start. From then on, dead children are restarted after a pause; one that dies too often ends all, unless the
+others do not need it.
 Children are stopped in reverse order: each drains while those it depends on still run. A child without heartbeats is
 killed. If the supervisor itself is killed, the kernel kills its children (``die_with_parent`` of
 ``services.common.process.run``).
@@ -47,7 +47,7 @@ class ChildSpec:
     env: Mapping[str, str]
     """The child's whole environment, to which the supervisor adds variables for heartbeats and its pid."""
     needed: bool = True
-    """Whether all end when it dies too often. Else it is restarted for ever."""
+    """Whether all end if it dies too often; else it is restarted forever."""
 
 
 class ChildFailed(FatalError):
@@ -65,7 +65,7 @@ class Child:
         self.hung: str | None = None
         """Why the supervisor killed its present or last process; None if it did not."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        """Last lines of output of its present or last process."""
+        """Last output lines of its present or last process."""
         self.ended = asyncio.Event()
         """Set while it does not run."""
         self.ended.set()
@@ -96,8 +96,8 @@ class Supervisor:
     ) -> None:
         """``specs``: a child may depend on those before it.
 
-        ``grace``: seconds that a child has to drain. ``on_line(name, line)`` gets the children's output, and
-        ``on_change()`` is called when a child started or died.
+        ``grace``: seconds that a child has to drain. ``on_line(name, line)`` gets the children's output;
+        ``on_change()`` is called when a child has started or died.
         """
         self.children = [Child(spec) for spec in specs]
         self._grace = grace
@@ -204,7 +204,7 @@ class Supervisor:
             if self.stopping.is_set():  # the stop was requested during the start of this child
                 child.signal(signal.SIGTERM)
             code = await process.wait()
-            child.kill_group()  # processes that the child started and that still run
+            child.kill_group()  # processes that the child left running
             await asyncio.wait({reader}, timeout=_PIPE_TIMEOUT)
         finally:
             reader.cancel()
@@ -259,7 +259,7 @@ class Supervisor:
         return pause
 
     def _reason(self, child: Child, code: int) -> str:
-        """Why ``child`` died, in one line: the signal, and the reason in its own output, or else its exit code."""
+        """Why ``child`` died, in one line: the signal and the reason in its output, or else its exit code."""
         if child.hung is not None:
             return f"it was killed: {child.hung}"
         words = death_reason(list(child.tail))

@@ -75,13 +75,13 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """A call's arguments; the text itself if it is not a JSON object, for instance because the model was cut off."""
+    """A call's arguments; the text itself unless it is a JSON object: the model may have been cut off."""
     if not text.strip():
         return {}
     try:
         value = json.loads(text, strict=False)  # models write line breaks within strings
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # raises for a lone surrogate: stays escaped
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises: the text keeps its escape
     except (ValueError, RecursionError):
         return text
     if value is None:

@@ -64,7 +64,7 @@ def read_request(message: Any, max_model_len: int | None) -> inference_pb2.Gener
 
 
 def as_named_here(status: Status) -> Status:
-    """The error with our field's name replaced by vLLM's."""
+    """The error, with vLLM's name of the field."""
     if (field := status.field) is None:
         return status
     for ours, theirs in _FIELDS.items():
@@ -85,7 +85,7 @@ def _read_truncation(request: inference_pb2.GenerateRequest, tokens: int, max_mo
 
 
 def _read_sampling(sampling: inference_pb2.SamplingParams, params: Any) -> None:
-    # Set every value, so that the model's own defaults do not apply: gateways get those from GetModelInfo.
+    # Set every value, so that the model's defaults do not apply: gateways get them from GetModelInfo.
     sampling.temperature = params.temperature if params.HasField("temperature") else 1.0
     sampling.top_p = params.top_p or 1.0
     sampling.top_k = params.top_k
