@@ -44,7 +44,7 @@ class ClientStream(OutputStream):
         self.draining = False
         """Whether the client was asked to open another stream for new requests."""
         self.ending = False
-        """Whether that grace period is over: new requests are refused, and the stream ends with its last one."""
+        """Whether its grace period is over: new requests are refused, and the stream ends with its last one."""
         self.carrier = carrier or {}
         self._by_client_request_id: dict[str, Request] = {}
         self._by_request_id: dict[str, Request] = {}

@@ -33,7 +33,7 @@ MAX_REPLAYS = 5
 RETRY_AFTER_MS = 500
 """Delay before a request that was in flight is resubmitted, if a full engine rejected it and named no delay."""
 _TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
-"""Reasons to try another engine: during a rollout, it may have the capability or model that this one lacks."""
+"""Reasons to try another engine: during a rollout, it may have the capability or model that the rejecting one lacks."""
 _BLAME_INTERVAL = 0.25
 """Seconds between checks whether engines that died with a request have come back."""
 

@@ -1,6 +1,6 @@
 """Handles the events of the links to engines and detokenizers.
 
-``LinkedPeers`` and the routes are updated first, then the requests: ``Failover`` moves those that an event concerns.
+``LinkedPeers`` and the routes are updated first, then the requests: ``Failover`` moves those affected.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class ProcessorMetrics(ServiceMetrics):
         self.first_token_times.observe(seconds)
 
     def tokens(self, count: int, seconds: float) -> None:
-        """``count`` more tokens of a choice are delivered, ``seconds`` after the ones before."""
+        """``count`` more tokens of a choice are delivered, ``seconds`` after those before."""
         if count:
             self.generation_tokens += count
             self._itl.observe(seconds / count, count)
@@ -176,7 +176,7 @@ class ProcessorMetrics(ServiceMetrics):
         self._ends[_reason(finish_reason)] += 1
 
     def request_refused(self, code: str, tenant: str) -> None:
-        """A request was refused before it had choices. ``code``: the canonical one, such as INVALID_ARGUMENT."""
+        """A request was refused before it had choices. ``code``: a gRPC status code's name, as INVALID_ARGUMENT."""
         self._ends["error"] += 1
         self._refusals[code] += 1
         self._tenants.refused(tenant)

@@ -64,7 +64,7 @@ class ModelLimits:
 
     @property
     def context(self) -> str:
-        """The reason that errors give; gateways recognize too long prompts by it."""
+        """The reason that errors give; gateways recognize prompts that are too long by it."""
         return f"for a context of {self.max_model_len} tokens"
 
     @property

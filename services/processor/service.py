@@ -97,7 +97,7 @@ class InferenceService:
     async def _begin(
         self, stream: ClientStream, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.GenerateResponse | None:
-        """Begin the one request of a Generate call; returns the response if it is refused."""
+        """Begin a Generate call's request; returns the response if it is refused."""
         name, arrived_at = "", time.monotonic()
         try:
             request = await self.parse(inference_pb2.GenerateRequest, data, stream.tenant)

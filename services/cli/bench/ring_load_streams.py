@@ -32,7 +32,7 @@ _FINISH_TIMEOUT = 5.0
 
 
 class RingLoadStream(LoadStream):
-    """Has its own channel. Requests are greedy and ignore eos."""
+    """Has its own channel; requests are greedy and ignore eos."""
 
     def __init__(self, address: str, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None) -> None:
         """``server_name``: the name in the server's certificate, if it is not the host of ``address``."""

@@ -1,4 +1,4 @@
-"""Reads a processor's live page for ``ringline status``, which so shows the same numbers."""
+"""Reads a processor's live page for ``ringline status``, which thus shows the same numbers."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import ringline
 
 
 class AnswerPrinter:
-    """Prints a stream's deltas: the text, or an answer's parts: content, calls, and reasoning, dimmed, on stderr.
+    """Prints a stream's deltas: the text, or an answer's parts: content, calls, and reasoning (dimmed, on stderr).
 
     A call is printed as ``name(arguments)``. Each part begins on a new line.
     """

@@ -81,7 +81,7 @@ async def show_failover(ready: ReadyStack, victim: str, prompt: str) -> bool:
 
 
 async def _undisturbed(client: ringline.AsyncClient, prompt: str) -> Sequence[Answer]:
-    """What the requests receive within some seconds; then they are cancelled."""
+    """The output that requests receive within some seconds; then they are cancelled."""
     answers = [Answer() for _ in range(REQUESTS)]
     tasks = [
         asyncio.create_task(_exhaust(_events(client, prompt, seed, answer))) for seed, answer in enumerate(answers)

@@ -44,8 +44,8 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     configure_logs(settings.telemetry, settings.service)
     config = engine_config(values)
 
-    # Read when torch is loaded. Idle OpenMP threads that spin take the cores from the services beside them, and from
-    # neighbors: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
+    # Read when torch is loaded. Idle OpenMP threads that spin take cores from other services and neighbors: a step has
+    # been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     # Torch and transformers are loaded only once everything else is checked: loading is most of a start.

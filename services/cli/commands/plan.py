@@ -262,7 +262,7 @@ def _refuse_on_gpu(config: EngineConfig) -> None:
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
-    """A known GPU; values that are given replace its own."""
+    """A known GPU, with any given values in place of its own."""
     known = None if gpu is None else GPUS[gpu]
     given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):

@@ -90,10 +90,10 @@ def status(
     as_json: bool,
     connection: Connection,
 ) -> int:
-    """Show the processor at --address: its health, and what it serves. Of a stack that this user runs here with
-    `ringline serve`, all services are shown, with their process ids.
+    """Show the processor at --address: its health and models; if this user runs it here with `ringline serve`, all
+    services of that stack, with process ids.
 
-    An address is host:port or unix:path; if the host is a name, all of its addresses are shown. Exit code 0 if
+    An address is host:port or unix:path; if the host is a name, all of its addresses are shown. The exit code is 0 if
     everything shown is serving, else (or if nothing runs) 1.
     """
     named = any((processors, engines, detokenizers))
@@ -124,7 +124,7 @@ def _split(targets: Sequence[str]) -> list[str]:
 
 
 def _nothing(address: str | None) -> str:
-    """The message if nothing was found: at ``address``, or on the whole machine."""
+    """The message if nothing runs at ``address``, or (None) on this machine."""
     if address is None:
         return "nothing is running here; start it with `ringline serve`, or name a server with --address"
     others = len(_known_stacks())
@@ -139,8 +139,8 @@ async def _everything(connection: Connection) -> list[StackStatus]:
 async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection, *, named: bool) -> list[StackStatus]:
     """The local stacks whose processors are asked for, and the other addresses one by one.
 
-    If no address was ``named`` and nothing listens at the default one, nothing is shown for it. A stack is always
-    shown, whether its services answer or not.
+    If no address was ``named`` and nothing listens at the default, nothing is shown for it. A stack is always shown,
+    whether its services answer or not.
     """
     running = [(state, set(await resolve_target(state.address))) for state in _known_stacks()]
     stacks: list[Awaitable[StackStatus]] = []

@@ -98,7 +98,7 @@ def _calls_beside_form(
 
 
 def _place(error: ConstraintError, admitted: constraint_pb2.Constraint, chat: inference_pb2.Chat | None) -> str | None:
-    """The request's field that is wrong; None if it is no single one."""
+    """The request's invalid field; None if it is no single field."""
     if chat is None:
         return f"constraint.{error.field}" if error.field else None
     if error.field.startswith(_FORM_FIELD):

@@ -55,7 +55,7 @@ def resolve_request(
     reply_to: PeerId,
     traceparent: str = "",
 ) -> ResolvedRequest:
-    """Check, tokenize and resolve; raises ``Refused`` naming the wrong field.
+    """Check, tokenize and resolve; raises ``Refused`` naming the invalid field.
 
     ``reply_to``: this processor. ``traceparent``: trace context; empty if the request is not traced.
     """

@@ -127,7 +127,7 @@ class RequestJob(Job):
         """Raised by ``run`` if no model is known."""
 
     def is_ready(self) -> bool:
-        """Choose the model: the one that a resumed request began on, else the one for new requests."""
+        """Choose the model: that on which a resumed request began, else that for new requests."""
         name, digest = self._message.model, self._message.resumed_model_digest
         self._model = self._models.for_resume(name, digest) if digest else self._models.for_new(name)
         known = self._model is not None or self._models.newest is not None

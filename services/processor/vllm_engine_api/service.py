@@ -26,7 +26,7 @@ from services.ring.errors import Code, Refused
 
 DESCRIPTION = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 _MAX_HELD_BYTES = 128 << 20
-"""Limit on all held output; at least one answer's limit."""
+"""Limit on all answers' held output; at least the limit of one."""
 _PROFILES = "engines are profiled through their own contract, by Profile"
 
 
