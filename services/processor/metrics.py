@@ -176,7 +176,7 @@ class ProcessorMetrics(ServiceMetrics):
         self._ends[_reason(finish_reason)] += 1
 
     def request_refused(self, code: str, tenant: str) -> None:
-        """A request was refused before it had choices. ``code``: a gRPC status code's name, as INVALID_ARGUMENT."""
+        """A request was refused before it had choices. ``code``: a gRPC code's name, such as INVALID_ARGUMENT."""
         self._ends["error"] += 1
         self._refusals[code] += 1
         self._tenants.refused(tenant)
