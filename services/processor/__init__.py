@@ -21,5 +21,5 @@ in_flight          ends requests
 
 Both use served_models (models, their limits, tokenizers and checked_grammars). Not on the path: main (start, drain),
 authentication and json_web_tokens (principal), inference_messages (protobuf), vllm_engine_api/ (vLLM's gRPC API,
-optional), and for operators metrics, request_log, tracing, dashboard/.
+optional), and for operators metrics, request_log, tracing, live_page/.
 """

@@ -20,7 +20,7 @@ from services.ring.liveness import Liveness
 from services.ring.routing_logic import Needs, Route, Routes
 
 MAX_EVENTS = 30
-"""Number of events kept for the dashboard."""
+"""Number of events kept for the live page."""
 
 
 @dataclass(frozen=True, slots=True)

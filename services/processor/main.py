@@ -29,8 +29,6 @@ from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.authentication import client_authorizers
-from services.processor.dashboard.pages import pages
-from services.processor.dashboard.snapshot import DashboardSnapshot
 from services.processor.detokenizer_link import DetokenizerLink
 from services.processor.dispatcher import Dispatcher
 from services.processor.failover import Failover
@@ -38,6 +36,8 @@ from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
 from services.processor.linked_peers import KnownAddresses, LinkedPeers
+from services.processor.live_page.pages import pages
+from services.processor.live_page.snapshot import LivePageSnapshot
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
@@ -143,7 +143,7 @@ class _Processor:
             traces=RequestTraces(self._tracing),
         )
         self._discoveries = self._discover_peers(me)
-        self._snapshot = DashboardSnapshot(me.name, self._peers, self._routes, self._metrics)
+        self._snapshot = LivePageSnapshot(me.name, self._peers, self._routes, self._metrics)
         session_limits = SessionLimits(
             max_live_requests=settings.max_live_requests,
             max_message_bytes=server.max_message_bytes,

@@ -61,6 +61,6 @@ def test_a_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
         assert sources == {name for name in names if name.startswith(package) and name.endswith(".py")}
     kernels = ROOT / "engine_core" / "kernels" / "cpu"
     assert {path.relative_to(ROOT).as_posix() for path in kernels.rglob("*.*")} <= names
-    assert "services/processor/dashboard/page.html" in names
+    assert "services/processor/live_page/page.html" in names
     packages = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     assert packages == {"engine_core", "services", "text_core"}

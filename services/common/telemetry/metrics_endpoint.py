@@ -1,6 +1,6 @@
 """The metrics port: an HTTP server in its own threads, so that no request waits for the event loop.
 
-``/metrics`` is for Prometheus; a service adds its other pages (health, the dashboard). The server's cost is bounded: at
+``/metrics`` is for Prometheus; a service adds its other pages (health, the live page). The server's cost is bounded: at
 most ``MAX_CONNECTIONS``, one request each; a further one closes the oldest.
 """
 

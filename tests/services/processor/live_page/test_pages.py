@@ -17,7 +17,7 @@ from ringline.inference.v1 import inference_pb2_grpc
 
 from services.common.telemetry.metrics_endpoint import MetricsEndpoint
 from services.detokenizer.metrics import DetokenizerMetrics
-from services.processor.dashboard.pages import pages
+from services.processor.live_page.pages import pages
 from tests.browser import Browser, browsing
 from tests.ring import Ring
 from tests.services.streams import ask

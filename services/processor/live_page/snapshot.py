@@ -1,4 +1,4 @@
-"""The numbers of the dashboard (``page.html``): the present state, and rates over the last minutes.
+"""The numbers of the live page (``page.html``): the present state, and rates over the last minutes.
 
 A request with ``n=2`` is one request and two choices. The processor's numbers count requests; an engine's come from its
 ``Load``, which counts running choices and waiting requests. ``ringline status`` shows the same numbers.
@@ -43,7 +43,7 @@ class _Rate:
         return (count - before) / elapsed if elapsed > 0 and then < now else 0.0
 
 
-class DashboardSnapshot:
+class LivePageSnapshot:
     """Samples every second, and serves the latest sample as JSON."""
 
     def __init__(self, name: str, peers: LinkedPeers, routes: Routes, metrics: ProcessorMetrics) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard's numbers: rates and quantiles as they are, bounded, and nothing about single requests."""
+"""The live page's numbers: rates and quantiles as they are, bounded, and nothing about single requests."""
 
 import json
 import random
@@ -15,10 +15,10 @@ from ringline.types.v1 import link_pb2
 from services.cli.commands._live_page import read_live_page
 from services.cli.commands.status import ServiceStatus, StackStatus, stack_text
 from services.common.telemetry.metrics_endpoint import MetricsEndpoint, server_header
-from services.processor.dashboard.pages import pages
-from services.processor.dashboard.snapshot import HISTORY, DashboardSnapshot, quantile
 from services.processor.link_events import LinkEvents
 from services.processor.linked_peers import MAX_EVENTS, LinkedPeers
+from services.processor.live_page.pages import pages
+from services.processor.live_page.snapshot import HISTORY, LivePageSnapshot, quantile
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.ring.identity import PeerId
 from services.ring.routing_logic import Routes
@@ -64,13 +64,13 @@ def joined(links: LinkEvents) -> None:
     links.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(load=load, engines=heard))
 
 
-def told(snapshot: DashboardSnapshot) -> dict:
+def told(snapshot: LivePageSnapshot) -> dict:
     return json.loads(snapshot.json())
 
 
 def test_a_snapshot_has_the_peers_and_their_rates(peers, routes, links) -> None:
     metrics = ProcessorMetrics()
-    snapshot = DashboardSnapshot("me", peers, routes, metrics)
+    snapshot = LivePageSnapshot("me", peers, routes, metrics)
     joined(links)
     for second in range(4):
         load = engine_pb2.Load(
@@ -106,7 +106,7 @@ def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world
     load = engine_pb2.Load(running_choices=world.routes.loads()["engine-0"])
     stream = world.stream()
     world.link_events.engine_frame(stream, stream.engine.me, engine_pb2.AttachResponse(load=load))  # type: ignore[arg-type]
-    snapshot = DashboardSnapshot("me", world.peers, world.routes, world.metrics)
+    snapshot = LivePageSnapshot("me", world.peers, world.routes, world.metrics)
     live, waiting = len(world.in_flight), world.backlog.num_waiting
     snapshot.tick(0.0, ProcessorReading(live_requests=live, waiting_requests=waiting), serving=True)
     endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages(snapshot), name=server_header("processor"))
@@ -129,7 +129,7 @@ def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world
 
 
 def test_a_restarted_peer_has_no_negative_rate(peers, routes, links) -> None:
-    snapshot = DashboardSnapshot("me", peers, routes, ProcessorMetrics())
+    snapshot = LivePageSnapshot("me", peers, routes, ProcessorMetrics())
     joined(links)
     for second, tokens in enumerate((1000, 2000, 10, 20)):
         load = engine_pb2.Load(generated_tokens=tokens)
@@ -139,7 +139,7 @@ def test_a_restarted_peer_has_no_negative_rate(peers, routes, links) -> None:
 
 
 def test_losses_are_events_and_old_events_are_forgotten(peers, routes, links) -> None:
-    snapshot = DashboardSnapshot("me", peers, routes, ProcessorMetrics())
+    snapshot = LivePageSnapshot("me", peers, routes, ProcessorMetrics())
     for _ in range(MAX_EVENTS):
         joined(links)
         links.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(draining=link_pb2.Draining(grace_ms=1)))

@@ -1,1 +1,0 @@
-"""The dashboard on the metrics port: pages serves it, snapshot computes its numbers."""

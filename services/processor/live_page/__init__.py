@@ -1,0 +1,1 @@
+"""The live page on the metrics port: pages serves it, snapshot computes its numbers."""
