@@ -37,7 +37,7 @@ class NamePatterns:
         try:
             compiled = regex.compile(pattern.removeprefix(PREFIX))
         except (regex.error, OverflowError, RecursionError) as error:
-            raise self._refused(pattern, f"is no regular expression: {error}") from error
+            raise self._refused(pattern, f"is not a regular expression: {error}") from error
 
         look = compiled.search if anywhere else compiled.match
 

@@ -238,7 +238,7 @@ def _path_advice(path: str) -> str:
 
 
 def _wrong_method(scope: Scope, allowed: str) -> ApiError:
-    problem = f"{scope['method'][:20]} is no method of {scope['path'][:200]!r}: expected {allowed}"
+    problem = f"{scope['method'][:20]} is not a method of {scope['path'][:200]!r}: expected {allowed}"
     return ApiError(HTTPStatus.METHOD_NOT_ALLOWED, problem, code="method_not_allowed", more_headers={"allow": allowed})
 
 

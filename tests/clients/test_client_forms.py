@@ -234,7 +234,7 @@ def test_what_is_no_form_and_no_tool_is_a_type_error_that_names_the_option(optio
 
 
 def test_a_tool_that_there_is_not_cannot_be_demanded():
-    with pytest.raises(ringline.InvalidRequest, match=r"^tool_choice: 'sub' is no tool of this req.*required, add$"):
+    with pytest.raises(ringline.InvalidRequest, match=r"^tool_choice: 'sub' is not a tool of this req.*required, add$"):
         chat(tools=[ADD], tool_choice="sub")
     with pytest.raises(ringline.InvalidRequest, match=r"t0, t1, .*, t7, …$"):
         chat(tools=[{"name": f"t{number}"} for number in range(512)], tool_choice="sub")

@@ -282,7 +282,7 @@ class _Reader:
                     self.position = low.end()
                     code = 0x10000 + ((code - 0xD800) << 10) + second - 0xDC00
             if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-                self.refuse(f"{code:#x} is no character")
+                self.refuse(f"{code:#x} is not a character")
             return chr(code)
         letter = self._peek()
         following = self.pattern[self.position + 1 : self.position + 2]

@@ -126,7 +126,7 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
         rules.append(f"first_{index}_{number}: {here}" + (f" | first_{index}_{number + 1}" if skip else ""))
         rules.append(f'more_{index}_{number}: ", " {here}' + (f" | more_{index}_{number + 1}" if skip else ""))
     if missing := sorted(set(required) - set(properties)):
-        raise ConstraintError(field, f"required: {missing[0]!r} is no property")
+        raise ConstraintError(field, f"required: {missing[0]!r} is not a property")
     return [*rules, f"first_{index}_{count}: ", f"more_{index}_{count}: ", f"arguments_{index}: first_{index}_0"]
 
 

@@ -82,11 +82,11 @@ class ToolCall:
 
     @property
     def parsed(self) -> dict[str, Any]:
-        """The arguments. Raises ParseError if they are no JSON object: cut off, or not held to a schema."""
+        """The arguments. Raises ParseError if they are not a JSON object: cut off, or not held to a schema."""
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError) as error:
             raise ParseError(f"the arguments of {self.name!r} are not JSON: {error}") from None
         if not isinstance(value, dict):
-            raise ParseError(f"the arguments of {self.name!r} are no JSON object")
+            raise ParseError(f"the arguments of {self.name!r} are not a JSON object")
         return value

@@ -102,6 +102,6 @@ def _set_choice(target: pb.ToolChoice, value: Any, names: Sequence[str]) -> None
     expect(str, "auto, none, required, the name of a tool or a dict that has it", name, "tool_choice")
     if name not in names:
         some = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        problem = f"{name[:80]!r} is no tool of this request: expected auto, none, required, {some}"
+        problem = f"{name[:80]!r} is not a tool of this request: expected auto, none, required, {some}"
         raise invalid("tool_choice", problem)
     target.mode, target.name = pb.ToolChoice.MODE_NAMED, name

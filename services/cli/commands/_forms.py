@@ -31,7 +31,7 @@ def file_text(path: str) -> str:
     except OSError as error:
         raise click.BadParameter(f"cannot read {path!r}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise click.BadParameter(f"{path!r} is no text: expected UTF-8") from None
+        raise click.BadParameter(f"{path!r} is not text: expected UTF-8") from None
 
 
 def tools(path: str) -> list[Mapping[str, Any]]:
@@ -42,7 +42,7 @@ def tools(path: str) -> list[Mapping[str, Any]]:
         raise click.BadParameter(f"{path!r} is not JSON: {error}") from None
     if not isinstance(read, list) or not all(isinstance(tool, dict) for tool in read):
         raise click.BadParameter(
-            f'{path!r} is no list of tools: expected such as [{{"name": "add", "parameters": {{"type": "object"}}}}]'
+            f'{path!r} is not a list of tools: expected such as [{{"name": "add", "parameters": {{"type": "object"}}}}]'
         )
     return read
 

@@ -87,7 +87,7 @@ def _get(place: str) -> dict[str, Any]:
         connection.request("GET", "/ring.json")
         answer = connection.getresponse()
         if answer.getheader("Server") != server_header("processor"):
-            raise ValueError(f"{place} is no processor's metrics port")
+            raise ValueError(f"{place} is not a processor's metrics port")
         page = json.loads(answer.read(_MAX_BYTES))
         if not isinstance(page, dict):
             raise ValueError("not an object")

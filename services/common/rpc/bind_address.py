@@ -67,7 +67,7 @@ def _check_socket_file(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FatalError(f"{path} exists and is no socket: choose another with --uds")
+        raise FatalError(f"{path} exists and is not a socket: choose another with --uds")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

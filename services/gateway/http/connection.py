@@ -187,7 +187,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._refuse(self._problem or invalid(None, f"this is no HTTP/1.1 request: {error}"))
+            self._refuse(self._problem or invalid(None, f"this is not an HTTP/1.1 request: {error}"))
             return
         if self._head_complete and (self._in_message or not self._head_bytes):
             self._head_bytes = 0
@@ -237,7 +237,7 @@ class Connection(HttpToolsProtocol):
             problem = f"HTTP/{version} is not spoken here: use HTTP/1.1"
             self._raise(ApiError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, problem))
         if method == b"CONNECT":
-            self._raise(ApiError(HTTPStatus.METHOD_NOT_ALLOWED, "this is no proxy", code="method_not_allowed"))
+            self._raise(ApiError(HTTPStatus.METHOD_NOT_ALLOWED, "this is not a proxy", code="method_not_allowed"))
         names = Counter(name for name, _ in self.headers)
         if names[b"host"] > 1 or (version == "1.1" and not names[b"host"]):
             self._raise(invalid(None, "a request has exactly one header Host"))
@@ -253,7 +253,7 @@ class Connection(HttpToolsProtocol):
         try:
             super().on_headers_complete()
         except httptools.HttpParserInvalidURLError:
-            self._raise(invalid(None, "the request's target is no URL"))
+            self._raise(invalid(None, "the request's target is not a URL"))
         self._head_complete, self._head_bytes = True, 0
 
     def on_message_complete(self) -> None:

@@ -66,7 +66,7 @@ class CompletionRequest(SamplingFields):
         supported("0 to 20: alternatives for each token. Of the raw logits, before penalties and temperature."),
     ] = None
 
-    suffix: Annotated[Any, refused("write the prompt as the model's form of filling in demands", "")] = None
+    suffix: Annotated[Any, refused("use the model's fill-in-the-middle format", "")] = None
     prompt_embeds: Annotated[Any, refused("a prompt is a text or token ids", [])] = None
 
 

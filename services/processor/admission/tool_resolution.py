@@ -91,7 +91,7 @@ def _mode(choice: inference_pb2.ToolChoice, names: Sequence[str]) -> inference_p
     if choice.name and mode != _Mode.MODE_NAMED:
         raise refuse("chat.tool_choice.name", f"{choice.name[:80]!r} is given: expected none, or MODE_NAMED")
     if mode == _Mode.MODE_NAMED and choice.name not in names:
-        problem = f"{choice.name[:80]!r} is no tool of chat.tools: expected one of {', '.join(names)}"
+        problem = f"{choice.name[:80]!r} is not a tool of chat.tools: expected one of {', '.join(names)}"
         raise refuse("chat.tool_choice.name", problem)
     return mode
 

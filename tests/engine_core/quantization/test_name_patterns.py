@@ -28,7 +28,7 @@ def test_patterns_in_use(pattern: str, found: bool) -> None:
 
 @pytest.mark.parametrize("pattern", ["[", "(" * 2000, "a{99999999999}", "x" * 70_000], ids=["[", "(", "a{…}", "long"])
 def test_what_cannot_be_compiled_is_refused(pattern: str) -> None:
-    with pytest.raises(CheckpointError, match=r"GPTQ: .* in quantization_config (is no regular expression|is longer)"):
+    with pytest.raises(CheckpointError, match=r"GPTQ: .* in quantization_config (is not a regular|is longer)"):
         NamePatterns("GPTQ").matcher(pattern)
 
 

@@ -79,7 +79,7 @@ def test_regular_expressions(pattern: str, fitting: list[str], others: list[str]
         ("a{2,1}", "the count {2,1} ends before it begins"),
         ("\\", "it ends in a backslash"),
         (r"\q", r"the escape '\q' is not supported"),
-        (r"\ud800", "0xd800 is no character"),
+        (r"\ud800", "0xd800 is not a character"),
         ("(?P=a)", "'(?P' is not supported"),
     ],
     ids=lambda value: value[:30],

@@ -262,10 +262,10 @@ async def test_an_answer_without_the_end_of_its_form_is_said_to_be_cut_off(scrip
         (["--chat", "--tools", "text"], "Invalid value for '--tools': 'text' is not JSON: "),
         (
             ["--chat", "--tools", "number"],
-            "Invalid value for '--tools': 'number' is no list of tools: expected",
+            "Invalid value for '--tools': 'number' is not a list of tools: expected",
         ),
         (["--chat", "--tools", "unnamed"], "--tools[0].name: expected str, got int"),
-        (["--chat", "--tools", "tools", "--tool-choice", "ad"], "--tool-choice: 'ad' is no tool of this request: exp"),
+        (["--chat", "--tools", "tools", "--tool-choice", "ad"], "--tool-choice: 'ad' is not a tool of this request"),
     ],
 )
 async def test_what_is_no_form_and_no_tool_is_wrong_usage(scripted_processor, tmp_path, monkeypatch, flags, text):
