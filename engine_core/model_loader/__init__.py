@@ -1,10 +1,10 @@
-"""From a checkpoint to a model with its weights.
+"""Load a model and its weights from a checkpoint.
 
-loader             builds the model and gives it its weights   (read first)
-location, checkpoint   where a checkpoint is, and what it says about itself; formats: what is there instead
+loader             builds the model and loads its weights   (read first)
+location, checkpoint   find a checkpoint and read its configuration; formats: errors for unsupported files
 hub, packaged      checkpoints on the hub, and in Python packages
-gguf               those in GGUF files
-safetensors_reader, dummy   where tensors come from; digest: a hash of every byte of them
-tokenizer, convert_tokenizer   a model's tokenizer, for offline use and for the CPU tiers; made of other files by
+gguf               checkpoints in GGUF files
+safetensors_reader, dummy   sources of tensors; digest: a hash of all their bytes
+tokenizer, convert_tokenizer   a model's tokenizer, for offline use and for the CPU tiers; converted from other files by
                    sentencepiece_bpe, tekken and gguf.tokenizer, with the parts in tokenizer_json
 """

@@ -1,6 +1,6 @@
-"""Find a checkpoint, read what it says about itself, and resolve that against the options.
+"""Find a checkpoint, read its configuration, and resolve it against the options.
 
-No weight is read here: ``loader`` does that. Nothing from a checkpoint is executed.
+``loader`` reads the weights. Nothing from a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -36,31 +36,30 @@ from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
-"""Fields of config.json of which transformers makes lists of that length, by whatever name a model has them."""
+"""Names of the config.json fields whose value is the length of a list that transformers builds."""
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was found and understood; its weights are still on disk."""
+    """A checkpoint whose configuration is read and resolved; its weights are still on disk."""
 
     path: Path
-    """Directory of config.json (of a downloaded snapshot for a hub id), or the GGUF file, the first of several."""
+    """Directory of config.json (for a hub id, of the downloaded snapshot), or the (first) GGUF file."""
     fields: Mapping[str, Any]
-    """Of config.json, or what stands for it in a GGUF file."""
+    """config.json, or its equivalent from a GGUF file."""
     spec: ModelSpec
-    """Resolved: architecture, vocabulary, max_model_len, eos ids, dtype, default sampling."""
+    """Resolved against the options."""
     choice: ModelChoice
-    """The implementation that runs it."""
     config: ModelShape
     dtype: torch.dtype
     """The type of weights, activations and KV cache."""
     quantization: str | None
-    """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
+    """Format to which linear layers are quantized at load, as in ``ModelConfig``."""
     group_size: int | None
-    """Of int4: inputs that are rounded together."""
+    """Inputs per group of int4."""
     stored_quantization: QuantizationConfig | None
-    """How its weights are quantized; None: they are not."""
+    """The quantization of the stored weights; None: they are not quantized."""
     int8_activations: bool
     """As in ``ModelConfig``."""
     load_format: str
@@ -70,25 +69,23 @@ class Checkpoint:
 
     @property
     def rounded_to(self) -> str | None:
-        """What linear layers are rounded to when they are loaded, for a person and for the digest; None: nothing."""
+        """``quantization`` with its group size, for people and for the digest."""
         return self.quantization if self.group_size is None else f"{self.quantization} in groups of {self.group_size}"
 
     @property
     def kept_as(self) -> str:
-        """How weights are kept, for a person: bfloat16, weights in AWQ, 4 bits in groups of 128."""
+        """The weights' format for people: bfloat16, weights in AWQ, 4 bits in groups of 128."""
         kept = self.rounded_to if self.stored_quantization is None else self.stored_quantization.describe()
         return self.spec.dtype if kept is None else f"{self.spec.dtype}, weights in {kept}"
 
     @property
     def is_gguf(self) -> bool:
-        """Whether ``path`` is a GGUF file."""
         return is_gguf(self.path)
 
     def digest(self, weights: WeightsDigest) -> str:
         """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
 
-        Equal for copies with any name, on any device and with any dtype. The tokenizer is left
-        out: the engine core has none.
+        Independent of name, device and dtype. The tokenizer is left out: the engine core has none.
         """
         identity = {
             "config": self.fields,
@@ -104,11 +101,11 @@ class Checkpoint:
 
 
 def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelConfig | None = None) -> Checkpoint:
-    """Find the checkpoint that ``config.model`` names (as ``location`` says) and read its configuration, for one rank
-    unless ``parallel`` says how many.
+    """Find the checkpoint that ``config.model`` names (see ``location``) and read its configuration.
 
-    Raises ``CheckpointError`` when it is missing or damaged, ``UnsupportedModelError`` when it asks for something the
-    engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows, or it cannot be divided.
+    Without ``parallel``, for one rank. Raises ``CheckpointError`` when it is missing or damaged,
+    ``UnsupportedModelError`` when it needs something the engine lacks, ``ConfigError`` when ``max_model_len`` is too
+    long for it or it cannot be divided.
     """
     weights = load.load_format != "dummy"
     path = find_checkpoint(config.model, config.revision, config.download_dir, weights=weights)
@@ -158,7 +155,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
 
 
 def _group_size(config: ModelConfig) -> int | None:
-    """Inputs that --quantization int4 rounds together; None without it. Raises ``ConfigError``."""
+    """Inputs per group of --quantization int4; None without it. Raises ``ConfigError``."""
     size = config.quantization_group_size
     if config.quantization == "int4":
         return DEFAULT_GROUP_SIZE if size is None else size
@@ -168,7 +165,7 @@ def _group_size(config: ModelConfig) -> int | None:
 
 
 def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) -> ModelShape:
-    """``config`` as the ranks divide it among them. Raises ``ConfigError``."""
+    """``config``, divided among the ranks. Raises ``ConfigError``."""
     if parallel.world_size > 1 and choice.impl != RINGLINE:
         flag = "tensor_parallel_size" if parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
         accepted = f"1, as {choice.architecture} runs through transformers (--model-impl), which only one rank can do"
@@ -178,7 +175,7 @@ def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) 
 
 
 def tokenizer_source(config: ModelConfig) -> Path:
-    """The directory, or the GGUF file, of the tokenizer that ``config`` names, or the model's own.
+    """The directory or GGUF file of the tokenizer that ``config`` names, by default the model's.
 
     Raises as ``find_checkpoint`` does.
     """
@@ -192,7 +189,7 @@ def tokenizer_source(config: ModelConfig) -> Path:
 
 
 def _architecture(path: Path, raw: dict[str, Any]) -> str:
-    """The architecture that config.json names first; that of Ministral for a Mistral with types of layers."""
+    """The first architecture in config.json; Ministral's for a Mistral with ``layer_types``."""
     named = raw.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         raise CheckpointError(
@@ -200,16 +197,16 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
             "such as ['LlamaForCausalLM']"
         )
     if named[0] == "MistralForCausalLM" and raw.get("model_type") == "mistral" and "layer_types" in raw:
-        return "MinistralForCausalLM"  # AutoConfig reads it as one
+        return "MinistralForCausalLM"  # as AutoConfig does
     return named[0]
 
 
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
-    """``raw`` as transformers reads it: defaults filled in, older spellings brought to today's."""
+    """``raw`` as transformers reads it: with defaults, and older spellings updated."""
     file = path if is_gguf(path) else path / "config.json"
     _check_names(file, raw, choice)
     _check_counts(raw)
-    if not raw.get("is_causal", True):  # transformers makes any of its decoders an encoder
+    if not raw.get("is_causal", True):  # false makes any of transformers' decoders an encoder
         raise UnsupportedModelError(
             f"{file}: is_causal={raw['is_causal']!r} is not supported: expected true, as no token may attend to later "
             "ones"
@@ -236,7 +233,7 @@ def _contradiction(path: Path, choice: ModelChoice, model_type: object) -> Check
 
 
 def _check_counts(raw: dict[str, Any]) -> None:
-    """Refuse counts of layers, blocks and labels, wherever they are, of which transformers would make endless lists."""
+    """Refuse counts of layers, blocks and labels, at any depth, for which transformers would build huge lists."""
     left: list[tuple[str, Any]] = list(raw.items())
     while left:
         name, value = left.pop()
@@ -249,7 +246,7 @@ def _check_counts(raw: dict[str, Any]) -> None:
 
 
 def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
-    """What the engine must know of the model. A refusal says where the fallback may run it."""
+    """The model's shape. The error for an unsupported model says whether the fallback may run it."""
     if choice.impl == RINGLINE and not choice.model.reads_per_layer_config:
         require_like_layers(config)
     try:
@@ -261,9 +258,9 @@ def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
 
 
 def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:
-    """Refuse names of models and types that transformers does not know, either."""
+    """Refuse a ``model_type`` or dtype with an unknown name."""
     own = [each.model_type for each in ARCHITECTURES.values()]
-    known = own if choice.impl == RINGLINE else list(CONFIG_MAPPING)  # lists, as what is in the file may be unhashable
+    known = own if choice.impl == RINGLINE else list(CONFIG_MAPPING)  # lists: the file's value may be unhashable
     if (model_type := raw.get("model_type")) is not None and model_type not in known:
         raise _contradiction(path, choice, model_type)
     for key in ("dtype", "torch_dtype"):
@@ -275,16 +272,16 @@ def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:
 def _reason(error: Exception) -> str:
     """Why transformers refuses a configuration, in one line."""
     cause = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error
-    reason, _, _ = " ".join(str(cause).split()).partition(". Errors: ")  # the same once more for each accepted type
+    reason, _, _ = " ".join(str(cause).split()).partition(". Errors: ")  # repeats it for each accepted type
     return reason or type(error).__name__
 
 
 def _dtype_name(
     path: Path, config: ModelConfig, load: LoadConfig, hf_config: PretrainedConfig, is_quantized: bool
 ) -> str:
-    """The type asked for, else the one config.json names, else that of the stored tensors.
+    """The type in the options, else in config.json, else of the stored tensors.
 
-    Where there are none, because weights are made up, float32, or bfloat16 for what is quantized.
+    For dummy weights without files, float32, or bfloat16 if quantized.
     """
     if config.dtype != "auto":
         return config.dtype
@@ -301,13 +298,13 @@ def _dtype_name(
 
 
 def _first_dtype(path: Path) -> torch.dtype:
-    """The type of the first floating-point tensor; float32 where there is none, which is refused later."""
+    """The type of the first floating-point tensor; float32 if there is none, which is refused later."""
     dtypes = (tensor.dtype for tensor in find_tensors(path).values())
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
 
 
 def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -> int:
-    """The length asked for or, without one, the longest that the checkpoint allows."""
+    """The length in the options, by default the longest that the checkpoint allows."""
     longest = limits.longest_sequence
     length = longest if config.max_model_len is None else config.max_model_len
     if length > longest:
@@ -328,7 +325,7 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -
 
 
 def _rope_types(limits: ModelShape) -> str:
-    """The rotations that decide how long a sequence may be, as the end of a list."""
+    """The RoPE types that limit a sequence's length, as the end of a list."""
     types = dict.fromkeys(rope.rope_type for rope in limits.distinct_ropes)
     return f", rope type {' and '.join(types)}" if types else ""
 
@@ -336,9 +333,9 @@ def _rope_types(limits: ModelShape) -> str:
 def _eos_token_ids(
     path: Path, generation: dict[str, Any], raw: dict[str, Any], tokenizers: int | None, vocab_size: int
 ) -> tuple[int, ...]:
-    """The eos ids in generation_config.json, or else those in config.json; and the tokenizer's, as in vLLM.
+    """The eos ids in generation_config.json, else in config.json; and the tokenizer's, as in vLLM.
 
-    A model that was tuned for chats may end its turns with a token that only its tokenizer names.
+    A chat model may end its turns with a token that only its tokenizer names.
     """
     value = generation.get("eos_token_id")
     if value is None:
@@ -354,10 +351,10 @@ def _eos_token_ids(
 
 
 def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
-    """The id of the tokenizer's eos token; None where its files name none, or do not list its tokens with their ids."""
+    """The id of the tokenizer's eos token; None if its files name none or do not list its id."""
     own = config.tokenizer in (None, config.model) and config.tokenizer_revision is None
     directory = path if own else tokenizer_source(config)
-    if is_gguf(directory):  # what the model's own names is in its generation_config.json
+    if is_gguf(directory):  # the model's own eos is in its generation config
         return None if own else next(iter(eos_token_ids(read_gguf(directory))), None)
     declared = read_object(directory / "tokenizer_config.json", optional=True)
     listed = declared.get("added_tokens_decoder")
@@ -377,7 +374,7 @@ def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
 
 
 def _default_sampling(path: Path, generation: dict[str, Any]) -> dict[str, float]:
-    """What generation_config.json recommends."""
+    """The sampling parameters in generation_config.json."""
     defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
     for name, value in defaults.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

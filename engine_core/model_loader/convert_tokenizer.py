@@ -1,10 +1,10 @@
-"""Convert a checkpoint's tokenizer of another kind into a ``tokenizer.json``: a program of its own.
+"""Convert a checkpoint's tokenizer of another kind into a ``tokenizer.json``, as a separate program.
 
 Usage: ``python -m engine_core.model_loader.convert_tokenizer CHECKPOINT TARGET``, where CHECKPOINT is a directory or a
 GGUF file. On failure it prints the reason and exits with 1.
 
-It does not run in an engine's process because sentencepiece brings an OpenMP runtime beside torch's, and the memory
-that the conversion takes would be missing from the engine's budget.
+It does not run in an engine's process because sentencepiece brings a second OpenMP runtime beside torch's, and the
+conversion's memory would count against the engine's budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine_core.model_loader.tekken import TEKKEN_FILE, read_tekken
 
 
 def main(checkpoint: str, target: str) -> int:
-    """Write the converted tokenizer's files into the directory ``target``; returns the exit code."""
+    """Write the converted tokenizer's files into the directory ``target``; return the exit code."""
     try:
         if is_gguf(Path(checkpoint)):
             for name, content in tokenizer_files(read_gguf(Path(checkpoint))).items():
@@ -31,7 +31,7 @@ def main(checkpoint: str, target: str) -> int:
             _convert_tekken(Path(checkpoint), Path(target))
         else:
             _convert_by_transformers(Path(checkpoint), Path(target))
-    except Exception as error:  # transformers raises whatever a broken file makes its parsers raise
+    except Exception as error:  # on broken files, transformers' parsers may raise anything
         print(error)
         return 1
     return 0

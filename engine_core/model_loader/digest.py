@@ -1,4 +1,4 @@
-"""The digest of a model's weights: of every byte, computed as they are loaded; and of what one rank takes of them."""
+"""Digests of weights, computed as they are loaded: of every byte of a model, and of the bytes that one rank takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _nothing(count: int) -> None:
 
 
 class Digest(ABC):
-    """Takes note of the bytes that are loaded."""
+    """Records the bytes that are loaded."""
 
     @abstractmethod
     def add(
@@ -33,15 +33,12 @@ class Digest(ABC):
         data: memoryview,
         before: Callable[[int], None] = _nothing,
     ) -> None:
-        """``data``: bytes of a tensor as it is stored, from its byte ``start`` on.
-
-        ``before(n)`` is called before each n of them are read.
-        """
+        """Add ``data``, a tensor's stored bytes from ``start`` on; calls ``before(n)`` before reading n of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBytes:
-    """Bytes of a tensor that a rank has taken."""
+    """A range of a tensor's bytes that a rank has taken."""
 
     name: str
     start: int
@@ -50,14 +47,14 @@ class TakenBytes:
 
     @classmethod
     def of(cls, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> TakenBytes:
-        """Of a tensor of that type and shape."""
+        """``data`` of a tensor of that type and shape."""
         digest = xxhash.xxh3_128(_kind(dtype, shape))
         digest.update(data)
         return cls(name, start, len(data), digest.digest())
 
 
 class RankDigest(Digest):
-    """What one of several ranks has taken."""
+    """Lists the bytes that one of several ranks takes."""
 
     def __init__(self) -> None:
         self.taken: list[TakenBytes] = []
@@ -76,16 +73,16 @@ class RankDigest(Digest):
 
 
 class WeightsDigest(Digest):
-    """A hash of every byte of the tensors that are added, which must be whole.
+    """A hash of every byte of the tensors added, which must be whole.
 
-    A tensor is hashed in blocks of rows whose size depends on its shape and type alone. Tensors count by name, so the
-    digest depends neither on their order nor on the files they are in.
+    A tensor is hashed in blocks of rows whose size depends on its shape and type alone. Tensors are identified by name,
+    so the digest depends neither on their order nor on their files.
     """
 
     def __init__(self) -> None:
         self._tensors: dict[str, bytes] = {}
         self.seconds = 0.0
-        """Time that hashing took."""
+        """Time spent hashing."""
 
     def add(
         self,
@@ -110,7 +107,7 @@ class WeightsDigest(Digest):
         self.seconds += time.perf_counter() - began
 
     def hexdigest(self) -> str:
-        """32 hex digits, of all that was added."""
+        """32 hex digits."""
         return digest_of(*(f"{name} {self._tensors[name].hex()}" for name in sorted(self._tensors)))
 
 
@@ -124,6 +121,6 @@ def digest_of(*parts: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         encoded = part.encode()
-        digest.update(len(encoded).to_bytes(8, "little"))  # so that it matters where a part ends
+        digest.update(len(encoded).to_bytes(8, "little"))  # so that boundaries between parts count
         digest.update(encoded)
     return digest.hexdigest()

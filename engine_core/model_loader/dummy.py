@@ -1,4 +1,4 @@
-"""Random weights of a model's shape, made without reading a file: for measuring."""
+"""Random weights for measuring, made without reading a file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from engine_core.weights.source import ProgressCallback, Staging, TensorRows
 _STANDARD_DEVIATION = 0.02
 _POOL_SIZE = 2**20 + 7
 _INNER_SCALE = 32
-"""Of groups with an outer one."""
+"""The inner scale of formats with two levels of scales."""
 
 
 class DummyWeights:
     """Normal weights of standard deviation 0.02, zero biases, norms of one.
 
-    Drawing billions of normals takes minutes, so one pool of them is repeated, starting elsewhere for each tensor.
+    Drawing billions of normals takes minutes, so one pool is repeated, with a different start for each tensor.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class DummyWeights:
         seed: int,
         on_progress: ProgressCallback | None = None,
     ) -> None:
-        """``shapes`` are the tensors that will be taken; equal arguments make equal weights."""
+        """``shapes`` are those of all tensors that will be taken; equal arguments make equal weights."""
         generator = torch.Generator().manual_seed(seed)
         pool = (torch.randn(_POOL_SIZE, generator=generator) * _STANDARD_DEVIATION).to(dtype)
         self.dtype = dtype
@@ -70,7 +70,7 @@ class DummyWeights:
         return self.take(tensor)
 
     def make_quantized(self, kept: QuantFormat, piece: TensorRows, inputs: int) -> Iterator[QuantizedWeight]:
-        """Random codes, and scales that make weights as large as the others."""
+        """Random codes, with scales that give the same standard deviation as other weights."""
         if kept not in self._quantized:
             self._quantized[kept] = DummyQuantized(kept)
         made, at_once = self._quantized[kept], max(1, _POOL_SIZE // inputs)
@@ -96,7 +96,7 @@ class DummyWeights:
 
     @staticmethod
     def _repeat(name: str, tensor: torch.Tensor, pool: torch.Tensor, first_row: int) -> None:
-        """Fill ``tensor``, which begins with row ``first_row`` of the tensor of that name."""
+        """Fill ``tensor``, which begins at row ``first_row`` of the tensor ``name``."""
         skipped = first_row * math.prod(tensor.shape[1:])
         start = (zlib.crc32(name.encode()) + skipped) % _POOL_SIZE
         for piece in torch.split(tensor.view(-1), _POOL_SIZE):
@@ -104,20 +104,19 @@ class DummyWeights:
 
 
 class DummyQuantized:
-    """Weights of one format: random codes, and the same scales everywhere."""
+    """Weights of one format: random codes and a constant scale."""
 
     def __init__(self, kept: QuantFormat) -> None:
         codebook = torch.tensor(kept.codebook)
         usable = codebook.isfinite().nonzero()[:, 0].to(torch.uint8)
         drawn = torch.randint(len(usable), (_POOL_SIZE,), generator=torch.Generator().manual_seed(0))
         self.codes = usable[drawn].repeat(2)
-        """A pool of them."""
         self._format = kept
         self._scale = _STANDARD_DEVIATION / codebook[usable.int()].std().item()
         self._mean = codebook[usable.int()].mean().item()
 
     def weight(self, codes: torch.Tensor) -> QuantizedWeight:
-        """With these ``codes`` [N, K]."""
+        """The weight with ``codes`` [N, K]."""
         kept, (outputs, inputs) = self._format, codes.shape
         groups = outputs, -(-inputs // kept.group_size)
         zeros = minima = outer = outer_minima = None

@@ -1,4 +1,4 @@
-"""The tensors that a model takes, and the check that a checkpoint has them."""
+"""The tensors that a model needs, and the check that a checkpoint has them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensors:
-    """The tensors that a model takes, all of which must be there; others only if they are redundant."""
+    """The tensors that a model needs; a checkpoint must have all of them, and others only if they are redundant."""
 
     shapes: Mapping[str, tuple[int, ...]]
     is_redundant: Callable[[str], bool] = lambda name: False
     renamed: Callable[[str], str] = lambda name: name
-    """The name in ``shapes`` for that in a file."""
+    """From a name in a file to the name in ``shapes``."""
     repeats: Callable[[str], str | None] = lambda name: None
     """The tensor that a redundant one must equal, if any."""
     share: float = 1.0
-    """About how much of them will be taken."""
+    """About which fraction of them will be taken."""
     quantized: bool = False
-    """Whether there may be integers and numbers of 8 bits among them."""
+    """Whether integer and 8-bit types are allowed."""
 
 
 def check_tensors(path: Path, found: Mapping[str, tuple[int, ...]], expected: ExpectedTensors, source: str) -> None:
-    """Raise ``CheckpointError`` unless the shapes ``found`` are those ``expected``, by what ``source`` says.
+    """Raise ``CheckpointError`` unless the shapes ``found`` are those ``expected`` from ``source`` (for the message).
 
-    Redundant tensors may be of any shape, and any tensor without numbers is one: transformers saves those of shared
-    experts of size 0.
+    Redundant tensors may have any shape, and an empty tensor is redundant: transformers saves those of shared experts
+    of size 0.
     """
     shapes = expected.shapes
     missing = [name for name in shapes if name not in found]
@@ -52,7 +52,7 @@ def check_tensors(path: Path, found: Mapping[str, tuple[int, ...]], expected: Ex
 
 
 def some(names: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
+    """A few names, and the number of the others."""
     ordered = sorted(names)
     more = len(ordered) - _NAMES_SHOWN
     return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""What files hold weights in formats that are not read, and what to do with each: from names and first bytes alone."""
+"""Error messages for weights in unsupported formats, with remedies: from file names and first bytes alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BY_SUFFIX = {
 }
 _CONSOLIDATED = "in its publisher's own format, which is not read: choose the checkpoint in transformers' format"
 _NO_WEIGHTS = ("optimizer", "scheduler", "training_args", "rng_state")
-"""How files begin that training leaves beside weights."""
+"""Prefixes of files that training leaves beside weights."""
 
 _METHODS = {
     "aqlm": "AQLM",
@@ -50,13 +50,13 @@ QUANTIZATION_FILES = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-"""Where AutoGPTQ, AutoAWQ and ModelOpt say how weights are quantized, if config.json does not: the method of each."""
+"""Files in which AutoGPTQ, AutoAWQ and ModelOpt describe quantization if config.json does not, and their methods."""
 
 
 def is_lfs_pointer(file: Path) -> bool:
-    """Whether a file is what Git has in place of a large file that was not downloaded."""
+    """Whether a file is Git's placeholder for a large file that was not downloaded."""
     try:
-        if not file.is_file():  # opening a pipe may never end
+        if not file.is_file():  # opening a pipe may block forever
             return False
         with file.open("rb") as opened:
             return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
@@ -65,19 +65,19 @@ def is_lfs_pointer(file: Path) -> bool:
 
 
 def lfs_problem(file: Path) -> str:
-    """What is wrong where ``is_lfs_pointer``, and what to do."""
+    """The error for an ``is_lfs_pointer`` file."""
     return f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in its directory"
 
 
 def file_problem(file: Path) -> str:
-    """What is wrong with a file that is given as a model."""
+    """The error for a file given as a model."""
     if file.suffix != ".safetensors" and (known := _format_of(file.name)) is not None:
         return f"{file} is {known}"
     return f"{file} is a file: give the directory that has the checkpoint's config.json, or a GGUF file"
 
 
 def missing_weights(directory: Path) -> str:
-    """What is wrong with a directory that has no weights in safetensors: what it has instead."""
+    """The error for a directory without safetensors weights: what it has instead."""
     names = sorted(entry.name for entry in directory.iterdir())
     for name in names:
         if (known := _format_of(name)) is not None:
@@ -91,7 +91,7 @@ def missing_weights(directory: Path) -> str:
 
 
 def missing_config(directory: Path) -> str:
-    """What is wrong with a directory without config.json: what it is instead."""
+    """The error for a directory without config.json: what it is instead."""
     names = sorted(entry.name for entry in directory.iterdir())
     if "adapter_config.json" in names:
         return f"{directory} has no config.json: {_ADAPTER}"
@@ -107,11 +107,11 @@ _ADAPTER = "it is an adapter (PEFT), which is not read: merge it into its base m
 
 
 def quantization_method(fields: dict[str, Any]) -> tuple[str | None, str] | None:
-    """How config.json says that weights are quantized: the method's identifier, if it has one, and its name.
+    """The quantization method in config.json: its identifier, if it has one, and its name.
 
-    None where weights are not quantized.
+    None if weights are not quantized.
     """
-    # MLX writes "quantization", and the same once more as a configuration without a method.
+    # MLX writes "quantization", and again as a "quantization_config" without a method.
     quantized = fields.get("quantization_config") or fields.get("quantization")
     if not quantized:
         return None
@@ -123,12 +123,12 @@ def quantization_method(fields: dict[str, Any]) -> tuple[str | None, str] | None
 
 
 def method_name(method: str) -> str:
-    """What people call a method of quantization with that identifier."""
+    """The usual name of the quantization method with that identifier."""
     return _METHODS.get(method.lower(), method)
 
 
 def _format_of(name: str) -> str | None:
-    """What a file of weights is, and what to do, from its name; None for what is no weights or may be read."""
+    """Description of a weight file and the remedy, from its name; None for other files and supported ones."""
     if name.startswith("consolidated") and name.endswith((".pth", ".safetensors")):
         return _CONSOLIDATED
     return None if name.startswith(_NO_WEIGHTS) else _BY_SUFFIX.get(Path(name).suffix.lower())

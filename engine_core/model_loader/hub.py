@@ -1,7 +1,7 @@
-"""Checkpoints on the hub: how they are named, and their download by huggingface_hub, which finds its token, cache and
-offline mode on its own.
+"""Checkpoints on the hub: their names, and their download by huggingface_hub, which finds its token, cache and offline
+mode itself.
 
-Neither torch nor the hub's library is imported before something is downloaded.
+Neither torch nor the hub's library is imported before a download.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _ID_WITH_FILE = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)/(?P<file
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository, and which of its GGUF models is meant, if one is."""
+    """A repository, and which of its GGUF models, if named."""
 
     repository: str
     gguf: str | None = None
-    """A file's path, or the type of weights with which its name ends."""
+    """A file's path, or the weight type at the end of its name."""
 
     @classmethod
     def parse(cls, model: str) -> HubModel | None:
-        """``org/name``, ``org/name:Q4_K_M`` or ``org/name/file.gguf``; None for what is no hub id."""
+        """Parse ``org/name``, ``org/name:Q4_K_M`` or ``org/name/file.gguf``; None if it is no hub id."""
         if (named := _ID_WITH_FILE.fullmatch(model)) is not None:
             return cls(named["repository"], named["file"])
         if (named := _ID.fullmatch(model)) is None or named["repository"].endswith(SUFFIX):
@@ -41,7 +41,7 @@ class HubModel:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Names of all files of the GGUF model, as ``fnmatch`` has them."""
+        """``fnmatch`` patterns for all files of the GGUF model."""
         if self.gguf is None:
             return ()
         if self.gguf.endswith(SUFFIX):
@@ -51,14 +51,14 @@ class HubModel:
         return tuple(f"{start}{either}{end}" for start in ("", "*[-._/]") for end in ends)
 
     def among(self, names: Iterable[str]) -> list[str]:
-        """The (first) files of models that are meant."""
+        """The (first) files of the models that match."""
         return models_among(name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
 
 def download(model: HubModel, revision: str | None, download_dir: str | None, weights: bool) -> Path:
-    """Download a model, or find it in the cache; returns its directory, or its (first) GGUF file.
+    """Download a model, or find it in the cache; return its directory, or its (first) GGUF file.
 
-    Raises ``CheckpointError`` when it does not exist, may not be read, or cannot be reached.
+    Raises ``CheckpointError`` when it does not exist, is not accessible, or cannot be reached.
     """
     if model.gguf is None:
         directory = _snapshot(model, revision, download_dir, [*_SMALL_FILES, *(_WEIGHTS if weights else ())])
@@ -85,7 +85,7 @@ def _choice(model: HubModel, models: Sequence[str]) -> str:
 
 
 def _ggufs(model: HubModel, revision: str | None, directory: Path) -> list[str]:
-    """The repository's models in GGUF; without a network, those that are in the cache."""
+    """The repository's GGUF models; without a network, those in the cache."""
     from huggingface_hub import HfApi
 
     try:
@@ -99,7 +99,7 @@ def _files_below(directory: Path) -> Iterable[str]:
 
 
 def _snapshot(model: HubModel, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
-    """The directory of a repository's snapshot, with the files of those patterns."""
+    """The directory of a repository's snapshot with the files that match ``patterns``."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -135,7 +135,7 @@ def _snapshot(model: HubModel, revision: str | None, download_dir: str | None, p
 
 
 def _not_cached(model: HubModel, revision: str | None, at: str, download_dir: str | None) -> str:
-    """What is wrong where nothing can be downloaded, and what to do."""
+    """The error when nothing can be downloaded, with remedies."""
     from huggingface_hub import constants
 
     cache = download_dir or constants.HF_HUB_CACHE

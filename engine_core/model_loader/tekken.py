@@ -1,14 +1,13 @@
-"""Tekken, the tokenizer that mistral-common reads from ``tekken.json``, as a ``tokenizer.json``.
+"""Converts Tekken, the tokenizer that mistral-common reads from ``tekken.json``, to a ``tokenizer.json``.
 
-The file has what tiktoken takes: a pattern that splits a text into words, and byte strings in the order of their
-ranks. Within a word, tiktoken joins the two neighbours whose bytes together have the lowest rank, the leftmost of equal
-ones, until no two make a token. The ``tokenizers`` library joins listed pairs, in the order of the list: here every two
-tokens that make a token, ordered by the rank of what they make. Both give the same ids. Where several pairs make one
-token, their order does not matter: its bytes, as long as nothing joins them with others, come down to
-two parts in one way only.
+The file has tiktoken's data: a pattern that splits a text into words, and byte strings ordered by rank. Within a word,
+tiktoken repeatedly joins the two neighbours whose joint bytes have the lowest rank, the leftmost of equals, until no
+two make a token. The ``tokenizers`` library joins listed pairs, in the order of the list: here all pairs of tokens that
+make a token, ordered by its rank. Both give the same ids. If several pairs make the same token, their order does not
+matter: as long as its bytes are joined with no others, they reduce to two parts in one way only.
 
-Special tokens have the ids before the ranks. As with every ``tokenizer.json``, and unlike in mistral-common, a text
-that spells a special token becomes that token: so a chat template writes them.
+Special tokens have the ids before the ranks. As in every ``tokenizer.json``, but not in mistral-common, a text that
+spells a special token becomes that token, so that chat templates can write them.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ _PATTERN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The pattern of the published files. Another one might mean something else to the library's regular expressions."""
+"""The pattern of the published files. The library's regular expressions might read another one differently."""
 _BOS = "<s>"
 _UNLISTED = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
-"""The special tokens of files that list none, which those of ``_VERSIONS_WITHOUT_LIST`` need not."""
+"""The special tokens of files that list none, as ``_VERSIONS_WITHOUT_LIST`` may."""
 _VERSIONS_WITHOUT_LIST = ("v1", "v2", "v3", "v7")
 _ROLES = {"bos_token": _BOS, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def read_tekken(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """What ``tokenizer.json`` and ``tokenizer_config.json`` are for a ``tekken.json``.
+    """The contents of ``tokenizer.json`` and ``tokenizer_config.json`` for a ``tekken.json``.
 
-    The tokenizer adds bos to a text, as mistral-common does to a prompt. Raises ``CheckpointError``, naming the part of
-    the file that cannot be used.
+    The tokenizer adds bos to a text, as mistral-common does to a prompt. Raises ``CheckpointError`` naming the unusable
+    part of the file.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -84,7 +83,7 @@ def _special_tokens(listed: list[dict[str, Any]] | None, version: str, count: in
 
 
 def _tokens(vocab: Sequence[dict[str, Any]], count: int) -> list[bytes]:
-    """The ``count`` tokens that are used, by rank; files have more of them."""
+    """The first ``count`` tokens by rank; files have more, which are unused."""
     used = vocab[:count]
     tokens = [b64decode(entry["token_bytes"], validate=True) for entry in used]
     ranks = [entry["rank"] for entry in used]
@@ -108,7 +107,7 @@ def _tokenizer(special: Sequence[str], tokens: Sequence[bytes]) -> dict[str, Any
         if token[:end] in spelled and token[end:] in spelled
     ]
     return tokenizer_json(
-        # A word that is a token is that token, even if no merges lead to it.
+        # A word that is a token becomes that token, even if no merges lead to it.
         {"ignore_merges": True, "vocab": vocab, "merges": merges},
         [added_token(token_id, content) for token_id, content in enumerate(special)],
         pre_tokenizer={"type": "Sequence", "pretokenizers": [words(_PATTERN), BYTE_LEVEL]},
@@ -118,9 +117,9 @@ def _tokenizer(special: Sequence[str], tokens: Sequence[bytes]) -> dict[str, Any
 
 
 def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: GPT-2's table.
+    """The character for each byte in a byte-level vocabulary: GPT-2's table.
 
-    A byte that prints in Latin-1 stands for itself; the others, in order, are moved to U+0100 and up.
+    A byte that prints in Latin-1 stands for itself; the others map, in order, to U+0100 and up.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = (chr(0x100 + i) for i in range(0x100))

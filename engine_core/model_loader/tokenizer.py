@@ -1,4 +1,4 @@
-"""A model's tokenizer: where its files are, and how a ``tokenizer.json`` is made where there is none."""
+"""Finds a model's tokenizer files, and makes a ``tokenizer.json`` if there is none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OTHER_KINDS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
 )
-"""Sets of files from which a ``tokenizer.json`` can be made: any one of them will do."""
+"""Sets of files, any of which can be converted to a ``tokenizer.json``."""
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s")
 """A token in base64, and its rank."""
 _OTHERWISE = "--tokenizer names another directory or model"
@@ -33,10 +33,10 @@ _OTHERWISE = "--tokenizer names another directory or model"
 
 @contextmanager
 def tokenizer_directory(config: ModelConfig) -> Iterator[Path]:
-    """The directory of the tokenizer's files, with a ``tokenizer.json`` among them.
+    """The directory of the tokenizer's files, including a ``tokenizer.json``.
 
-    Where there is none, as in a GGUF file, the tokenizer is converted, in another process, into a temporary directory.
-    Raises ``CheckpointError``.
+    If there is none, as in a GGUF file, another process converts the tokenizer into a temporary directory. Raises
+    ``CheckpointError``.
     """
     source = tokenizer_source(config)
     if (source / "tokenizer.json").is_file():
@@ -56,7 +56,7 @@ def _require_no_pointer(file: Path) -> None:
 
 
 def _require_convertible(directory: Path) -> None:
-    """Raise ``CheckpointError`` where a ``tokenizer.json`` cannot be made of a directory's files."""
+    """Raise ``CheckpointError`` if a ``tokenizer.json`` cannot be made from a directory's files."""
     kinds = [kind for kind in _OTHER_KINDS if all((directory / name).is_file() for name in kind)]
     for name in chain.from_iterable(kinds):
         _require_no_pointer(directory / name)
@@ -66,7 +66,7 @@ def _require_convertible(directory: Path) -> None:
             f"say how a text is split; {_OTHERWISE}"
         )
     if not kinds:
-        # transformers would make an empty tokenizer of what config.json says.
+        # transformers would make an empty tokenizer from config.json.
         others = ", ".join(" with ".join(kind) for kind in _OTHER_KINDS)
         raise CheckpointError(
             f"{directory} has no tokenizer: expected tokenizer.json, or one of {others}; {_OTHERWISE}"
@@ -87,7 +87,7 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _tiktoken_file(directory: Path) -> Path | None:
-    """A file of tiktoken's format, which may have SentencePiece's usual name."""
+    """A file in tiktoken's format, which may have SentencePiece's usual name."""
     for path in (*sorted(directory.glob("*.tiktoken")), directory / "tiktoken.model", directory / "tokenizer.model"):
         if path.is_file():
             with path.open("rb") as file:

@@ -6,31 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-"""Bytes as GPT-2 writes them, a character for each: as a pre-tokenizer and as a decoder."""
+"""GPT-2's bytes as characters: as a pre-tokenizer and as a decoder."""
 SPACE = "▁"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's character for a space."""
 
 
 def tokenizer_json(model: dict[str, Any], added: Sequence[dict[str, Any]], **parts: Any) -> dict[str, Any]:
-    """A whole file: a BPE model, tokens that are kept whole in a text (``added_token``), and what is around them."""
+    """A whole file: a BPE model, tokens never split in a text (``added_token``), and the ``parts`` around them."""
     around = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
     return {**head, **dict.fromkeys(around), **parts, "model": {"type": "BPE", **model}}
 
 
 def added_token(token_id: int, content: str, special: bool = True, rstrip: bool = False) -> dict[str, Any]:
-    """A token that is kept whole in a text; with ``rstrip`` it takes the blanks after it, too."""
+    """A token that is never split in a text; with ``rstrip`` it takes the blanks after it, too."""
     flags = dict.fromkeys(("single_word", "lstrip", "normalized"), False)
     return {"id": token_id, "content": content, **flags, "rstrip": rstrip, "special": special}
 
 
 def words(pattern: str) -> dict[str, Any]:
-    """A pre-tokenizer that makes a word of each match of a regular expression, and of what is between them."""
+    """A pre-tokenizer that makes a word of each match of a regular expression, and of the text between matches."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def around_text(before: tuple[str, int] | None, after: tuple[str, int] | None = None) -> dict[str, Any] | None:
-    """A post-processor that adds tokens, each given with its id, to a text; None where there are none."""
+    """A post-processor that adds tokens (content, id) to a text; None without tokens."""
     if before is None and after is None:
         return None
     start, end = ([{"SpecialToken": {"id": token[0], "type_id": 0}}] if token else [] for token in (before, after))
@@ -43,7 +43,7 @@ def around_text(before: tuple[str, int] | None, after: tuple[str, int] | None = 
 def sentencepiece_parts(space_before: bool, legacy: bool) -> dict[str, Any]:
     """Normalizer, pre-tokenizer and decoder of a SentencePiece model that does not change texts.
 
-    ``space_before``: a text is encoded with a space before it, as is, if ``legacy``, the text after a special token.
+    ``space_before``: a space is put before a text and, if ``legacy``, after special tokens.
     """
     decoders = [_replace(SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
     metaspace = None
@@ -61,7 +61,7 @@ def sentencepiece_parts(space_before: bool, legacy: bool) -> dict[str, Any]:
 
 
 def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """SentencePiece's merges: every two pieces that make a piece, ordered by its score, the highest first."""
+    """SentencePiece's merges: all pairs of pieces that make a piece, by its score, highest first."""
     return [
         (piece[:end], piece[end:])
         for piece in sorted(scores, key=scores.__getitem__, reverse=True)

@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata and tensors say of a model, as config.json and generation_config.json would say it."""
+"""A GGUF file's metadata and tensors, translated to config.json and generation_config.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.gguf.types import FLOAT_TYPES
 
 _SIGMOID = 2
-"""Of ``expert_gating_func``."""
+"""A value of ``expert_gating_func``."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -27,7 +27,7 @@ _SAMPLING = {
 
 @dataclass(frozen=True, slots=True)
 class GgufDescription:
-    """What stands for a checkpoint's configuration, and where its tensors are."""
+    """A checkpoint's configuration, and where its tensors are."""
 
     config: dict[str, Any]
     """As in config.json."""
@@ -38,7 +38,7 @@ class GgufDescription:
 
 
 def describe(file: GgufFile) -> GgufDescription:
-    """Raises ``CheckpointError`` naming the file and the field, ``UnsupportedModelError`` naming the architecture."""
+    """Raise ``CheckpointError`` naming the file and the field, ``UnsupportedModelError`` naming the architecture."""
     metadata = Metadata.of(file)
     name = metadata.architecture
     if name == "llama" and metadata.integer("expert_count", 0) > 0:
@@ -58,7 +58,7 @@ def describe(file: GgufFile) -> GgufDescription:
 
 
 def _common(metadata: Metadata) -> dict[str, Any]:
-    """What all architectures say alike."""
+    """The fields that all architectures share."""
     file, heads = metadata.file, metadata.integer("attention.head_count")
     table = _tensor(file, "token_embd.weight")
     hidden = metadata.integer("embedding_length")
@@ -151,7 +151,7 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma(metadata: Metadata, *, of_hidden: int, pattern: int) -> dict[str, Any]:
-    """``of_hidden``: how many layers the size has whose scores are scaled by the hidden size."""
+    """``of_hidden``: the layer count of the model size that scales scores by hidden size / heads."""
     layers, heads = metadata.integer("block_count"), metadata.integer("attention.head_count")
     by_hidden = layers == of_hidden and heads > 0
     every = metadata.integer("attention.sliding_window_pattern", pattern)
@@ -214,7 +214,7 @@ def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _routed_experts(metadata: Metadata) -> dict[str, Any]:
-    """DeepSeek's experts. Without groups in the file, there is one, as llama.cpp takes it."""
+    """DeepSeek's experts; one group if the file names none, as in llama.cpp."""
     return {
         "n_routed_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -297,7 +297,7 @@ def _named(architecture: str, model_type: str) -> dict[str, Any]:
 
 
 def _windows(layers: int, every: int) -> list[str]:
-    """The kinds of layers, each ``every``-th of which sees all tokens."""
+    """``layer_types`` in which every ``every``-th layer has full attention."""
     if not 0 <= layers < 2**16 or every < 1:
         return []
     return ["sliding_attention" if layer % every else "full_attention" for layer in range(1, layers + 1)]
@@ -310,7 +310,7 @@ def _tensor(file: GgufFile, name: str) -> GgufTensor:
 
 
 def _generation(metadata: Metadata) -> dict[str, Any]:
-    """Tokens that end an answer, and the sampling that the publisher recommends."""
+    """The eos tokens, and the publisher's sampling parameters."""
     sampling = {
         name: metadata.number(f"general.sampling.{key}")
         for key, name in _SAMPLING.items()

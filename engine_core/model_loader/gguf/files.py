@@ -1,4 +1,4 @@
-"""Which files are a checkpoint in GGUF: those of a directory, and of a repository on the hub."""
+"""Which files of a directory, or of a repository on the hub, are a GGUF checkpoint."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from engine_core.errors import CheckpointError
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-"""The name of one of the files of a model that was split."""
+"""The name of a file of a split model."""
 _BESIDE_MODELS = ("mmproj", "imatrix")
-"""How files begin that are in GGUF and no language model: what reads images, and statistics of weights."""
+"""Prefixes of GGUF files that are not language models: image encoders, and statistics of weights."""
 _MOST_NAMED = 20
 
 
 def is_gguf(path: PurePath) -> bool:
-    """Whether that is the name of a GGUF file."""
+    """Whether ``path`` has the name of a GGUF file."""
     return path.suffix.lower() == SUFFIX
 
 
 def models_among(names: Iterable[str]) -> list[str]:
-    """The files that are models, by name; of a model in several files, the first."""
+    """The files that are models, sorted; of a split model, the first file."""
     return sorted(
         name
         for name in names
@@ -33,21 +33,21 @@ def models_among(names: Iterable[str]) -> list[str]:
 
 
 def model_name(path: PurePath) -> str:
-    """The name of a model whose (first) file this is."""
+    """The name of the model with this (first) file."""
     part = PART.fullmatch(path.name)
     return part["stem"] if part else path.stem
 
 
 def parts_of(name: str) -> str:
-    """A pattern, as ``fnmatch`` has it, of all the files of the model whose (first) file has that name."""
+    """An ``fnmatch`` pattern for all files of the model whose (first) file is ``name``."""
     part = PART.fullmatch(name)
     return f"{part['stem']}-?????-of-{part['count']}.gguf" if part else name
 
 
 def model_file(directory: Path) -> Path | None:
-    """The model of a directory that has no weights in safetensors; None where there is none.
+    """The GGUF model in a directory; None if it has none, or safetensors files.
 
-    Raises ``CheckpointError`` where it has several.
+    Raises ``CheckpointError`` if it has several.
     """
     if any(directory.glob("*.safetensors")):
         return None
@@ -58,6 +58,6 @@ def model_file(directory: Path) -> Path | None:
 
 
 def several(models: Sequence[str]) -> str:
-    """How many models there are, and their names."""
+    """The number of models, and their names."""
     more = ", …" if len(models) > _MOST_NAMED else ""
     return f"{len(models)} models in GGUF ({', '.join(models[:_MOST_NAMED])}{more})"

@@ -1,4 +1,4 @@
-"""Typed access to a GGUF file's metadata: what is missing or unusable is an error naming the field and the file."""
+"""Typed access to a GGUF file's metadata; a missing or unusable field is an error naming field and file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_core.model_loader.gguf.reader import GgufFile, Value
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The fields of ``file``, those of its architecture without the architecture's name."""
+    """The fields of ``file``; the architecture's own are named without its prefix."""
 
     file: GgufFile
     architecture: str
@@ -21,7 +21,7 @@ class Metadata:
 
     @classmethod
     def of(cls, file: GgufFile) -> Metadata:
-        """Raises ``CheckpointError`` where ``general.architecture`` is no name."""
+        """Raise ``CheckpointError`` unless ``general.architecture`` is a name."""
         architecture = file.metadata.get("general.architecture")
         if not isinstance(architecture, str) or not architecture:
             raise CheckpointError(f"{file.path} names no architecture (general.architecture={architecture!r})")
@@ -31,7 +31,7 @@ class Metadata:
         return self._value(name) is not None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number; of a list of one for each layer, which must be equal, that one."""
+        """A whole number, or the common value of a list with an entry per layer."""
         value = self._value(name)
         if isinstance(value, Sequence) and not isinstance(value, str) and value:
             if len(set(value)) > 1:
@@ -44,7 +44,7 @@ class Metadata:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number: of those that round to the file's, which is a float32, the one with the fewest digits."""
+        """A finite number: the shortest decimal that rounds to the file's float32."""
         value = self._value(name)
         if value is None and default is not None:
             return default

@@ -1,7 +1,7 @@
-"""Which tensor of a GGUF file, or which rows of it, is each tensor of a checkpoint in transformers' format.
+"""Maps each tensor of a checkpoint in transformers' format to a tensor of a GGUF file, or to rows of it.
 
-What convert_hf_to_gguf.py (llama.cpp) does to tensors is undone: rows of queries and keys that were put in the order of
-neighbouring pairs, 1 that was added to Gemma's norms, experts in one tensor, latent attention's projection in two.
+This undoes what convert_hf_to_gguf.py (llama.cpp) does: it reorders rows of queries and keys into neighbouring pairs,
+adds 1 to Gemma's norms, joins experts in one tensor, and splits latent attention's projection in two.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class GgufRows:
     shape: tuple[int, ...]
     """[rows, inputs], or [numbers]."""
     first: int = 0
-    """Rows before them, if all dimensions but the last are counted as one."""
+    """Index of the first row, with all dimensions but the last flattened."""
     paired_heads: int | None = None
-    """Heads whose halves' rows take turns; None: rows are in the order of a checkpoint's."""
+    """Number of heads whose halves' rows are interleaved; None: rows are in the checkpoint's order."""
     added: float = 0.0
-    """What was added to each number."""
+    """Was added to each number."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufLatents:
-    """The projection from latents to keys and values, in two tensors."""
+    """The projection from latents to keys and values, split in two tensors."""
 
     keys: GgufTensor
     """[heads, latents, keys]"""
@@ -40,7 +40,7 @@ class GgufLatents:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[heads · (keys + values), latents]: of each head, its keys and then its values."""
+        """[heads · (keys + values), latents]: per head, keys and then values."""
         heads, latents, keys = self.keys.shape
         return heads * (keys + self.values.shape[1]), latents
 
@@ -60,7 +60,7 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""What most architectures have, without ``blk.0.`` and ``model.layers.0.``, ``.weight`` and ``.bias``."""
+"""Names common to most architectures, without ``blk.0.`` and ``model.layers.0.``, ``.weight`` and ``.bias``."""
 _EXPERTS = {"ffn_gate_inp": "mlp.gate"}
 _SHARED_EXPERTS = {f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")}
 _GEMMA = {
@@ -78,7 +78,7 @@ _MLA = {
 }
 _FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 _UNUSED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|(.*\.)?attn_rot_embd(\.weight)?")
-"""Tensors that say how to rotate, which ``config`` reads."""
+"""RoPE tensors, which ``config`` reads."""
 _IN_LAYER = re.compile(r"blk\.(?P<layer>\d{1,5})\.(?P<part>.+?)(?P<kind>\.weight|\.bias)?")
 
 
@@ -87,11 +87,11 @@ class NamesOfArchitecture:
     """How an architecture's names and tensors differ from Llama's."""
 
     layer: Mapping[str, str] = field(default_factory=dict)
-    """More names, and other ones."""
+    """Additional and overriding names."""
     is_paired: bool = False
-    """Whether rows of queries and keys were put in the order of pairs."""
+    """Whether rows of queries and keys were reordered into pairs."""
     norms_added: float = 0.0
-    """What was added to norms' weights."""
+    """Was added to norms' weights."""
     experts: str = "mlp.experts"
     projections: Mapping[str, str] = field(
         default_factory=lambda: {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
@@ -141,7 +141,7 @@ NAMES: dict[str, NamesOfArchitecture] = {
         }
     ),
 }
-"""By ``general.architecture``, but for Mixtral, which is a ``llama`` with experts."""
+"""By ``general.architecture``, except Mixtral, which is a ``llama`` with experts."""
 _BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")
 """Names without ``.weight`` and ``.bias``."""
 _OUTER = {
@@ -154,15 +154,15 @@ _OUTER = {
 _EXPERT_PART = re.compile(r"ffn_(gate|up|down|gate_up)_exps")
 _LATENT_PARTS = {"attn_k_b": "keys", "attn_v_b": "values"}
 _PAIRED_PARTS = {"attn_q": 0, "attn_k": 1}
-"""Which of the counts of heads a projection has."""
+"""Index of a projection's head count in ``heads``."""
 _MOST_EXPERTS = 4096
 _MOST_SOURCES = 2**20
 
 
 def sources_of(file: GgufFile, architecture: str, heads: tuple[int, int]) -> dict[str, Source]:
-    """Each tensor by its name in transformers' format; what has none keeps its own.
+    """Each tensor by its name in transformers' format; unknown tensors keep their names.
 
-    ``architecture`` is one of ``NAMES``, ``heads`` are those of queries and of keys. Raises ``CheckpointError``.
+    ``architecture`` is one of ``NAMES``; ``heads`` counts query and key heads. Raises ``CheckpointError``.
     """
     names = NAMES[architecture]
     found: dict[str, Source] = {}
@@ -208,7 +208,7 @@ def _rows(tensor: GgufTensor, part: str, own: str, names: NamesOfArchitecture, h
 def _experts(
     names: NamesOfArchitecture, prefix: str, which: str, kind: str, tensor: GgufTensor
 ) -> Iterator[tuple[str, Source]]:
-    """The rows of each expert's projection, or of two, which are in one tensor."""
+    """The rows of each expert's projection, or of two projections that share a tensor."""
     projections = ["gate", "up"] if which == "gate_up" else [which]
     count, *shape = tensor.shape
     if len(shape) != (1 if kind == ".bias" else 2) or shape[0] % len(projections) or count > _MOST_EXPERTS:
@@ -221,7 +221,7 @@ def _experts(
 
 
 def _latents(file: GgufFile, prefix: str, layer: str, tensor: GgufTensor) -> Iterator[tuple[str, Source]]:
-    """What was made of one projection; once, for the two tensors, and not where that one is there, too."""
+    """The projection that was split in two: yielded once, for its keys, and not if the file has the whole, too."""
     parts = [file.tensors.get(f"blk.{layer}.{part}.weight") for part in ("attn_kv_b", *_LATENT_PARTS)]
     whole, keys, values = parts
     if whole is not None or tensor is not keys:
@@ -240,7 +240,7 @@ def _name_of(source: Source) -> str:
 
 
 def types_of(sources: Mapping[str, Source]) -> dict[str, str]:
-    """The type of each tensor; those of latents' two, under names of their own."""
+    """The type of each tensor; ``GgufLatents`` have an entry for ``.keys`` and for ``.values``."""
     types: dict[str, str] = {}
     for name, source in sources.items():
         if isinstance(source, GgufRows):

@@ -1,7 +1,7 @@
-"""How a byte-level tokenizer splits a text into words: ``tokenizer.ggml.pre`` names one of llama.cpp's ways.
+"""How byte-level tokenizers split a text into words, by the name in ``tokenizer.ggml.pre``.
 
-A GGUF file has only the name. Here it stands for what the published ``tokenizer.json`` of such models has, which
-llama.cpp follows with regular expressions of its own kind: the same words, but for a few rare characters.
+A GGUF file has only the name. The patterns here are those of the models' published ``tokenizer.json``. llama.cpp
+follows these in its own kind of regular expressions, with the same words but for a few rare characters.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What comes before the merges."""
+    """The steps before the merges."""
 
     patterns: tuple[str, ...]
-    """Each splits what those before it left, into its matches and what is between them."""
+    """Applied in turn: each splits the pieces so far into its matches and the text between them."""
     nfc: bool = False
-    """The text is brought to Unicode's form NFC first."""
+    """Normalize the text to NFC first."""
     ignore_merges: bool = False
-    """A word that is a token is that token, even if no merges lead to it."""
+    """A word that is a token becomes that token, even if no merges lead to it."""
     adds_bos: bool = False
-    """A text begins with bos, where the file does not say."""
+    """Begin a text with bos if the file does not say."""
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -29,7 +29,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _cl100k(digits: str) -> str:
-    """OpenAI's pattern of that name, with numbers of so many digits."""
+    """OpenAI's pattern of that name; ``digits`` matches a number."""
     return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
 
 
@@ -42,7 +42,7 @@ def _o200k(digits: str, contractions: str) -> str:
 
 
 def _characters(ranges: str) -> str:
-    """A class of characters, given by ranges of code points, so that no editor changes what looks alike."""
+    """A character class from ranges of code points, so that no editor changes lookalikes."""
     return "[" + "".join(rf"\x{{{one.replace('-', '}-' + chr(92) + 'x{')}}}" for one in ranges.split()) + "]"
 
 
@@ -55,7 +55,7 @@ _DEEPSEEK_LETTERS = _characters(
     "a680-a69b a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 "
     "104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943"
 )
-"""Letters of scripts with capitals, as that tokenizer lists them."""
+"""Letters of scripts with capitals, as in DeepSeek's tokenizer."""
 _DEEPSEEK_MARKS = _characters("21-2f 3a-7e ff01-ff0f ff1a-ff5e 2018-201f 3000-3002")
 _DEEPSEEK_IDEOGRAPHS = _characters("4e00-9fa5 800-4e00 ac00-d7ff")
 _IDEOGRAPHS_AND_KANA = _characters("4e00-9fa5 3040-309f 30a0-30ff")

@@ -1,7 +1,7 @@
-"""What a GGUF file holds: its metadata, and the places of its tensors. No number of a tensor is read.
+"""Reads a GGUF file's metadata and the places of its tensors, but not their data.
 
-Every length, count, type and offset is checked before it is used, so that a damaged or hostile file costs one error,
-and no more time and memory than its size. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Every length, count, type and offset is checked before use, so that a damaged or hostile file causes one error and costs
+no more time and memory than its size. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine_core.model_loader.gguf.types import TYPES, GgufType
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_HEADER_BYTES = 128 << 20
-"""Of metadata and the list of tensors; a vocabulary of 262,144 tokens has about 10 MiB."""
+"""Limit of metadata plus tensor list; a vocabulary of 262,144 tokens takes about 10 MiB."""
 _MOST_FIELDS = 2**14
 _MOST_TENSORS = 2**17
 _MOST_NAME_BYTES = 2**10
@@ -34,7 +34,7 @@ _MOST_ALIGNMENT = 2**16
 _DEFAULT_ALIGNMENT = 32
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
-"""The types of metadata that have a fixed size, as ``struct`` writes them."""
+"""Metadata types of fixed size: their ``struct`` codes."""
 
 Value = bool | int | float | str | Sequence[bool | int | float | str]
 
@@ -47,25 +47,25 @@ class GgufTensor:
     name: str
     type: GgufType
     shape: tuple[int, ...]
-    """As torch has it: the last dimension is contiguous."""
+    """In torch's order: the last dimension is contiguous."""
     offset: int
-    """Byte of the file at which it begins."""
+    """In bytes from the start of the file."""
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A file, or all the files that a checkpoint was split into."""
+    """A file, or all files of a split checkpoint."""
 
     path: Path
     """The first file."""
     metadata: Mapping[str, Value]
-    """A list of numbers is an ``array.array``; of the first file, where there are several."""
+    """Of the first file; a list of numbers is an ``array.array``."""
     tensors: Mapping[str, GgufTensor]
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read a file, and those beside it where it is the first of a split checkpoint.
+    """Read a file, and its siblings if it is the first of a split checkpoint.
 
     Raises ``CheckpointError`` naming the file and the field or tensor.
     """
@@ -110,7 +110,7 @@ def _read_file(path: Path) -> GgufFile:
     try:
         with open(path, "rb", opener=_without_waiting) as opened:
             found = os.fstat(opened.fileno())
-            if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never end
+            if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may block forever
                 raise CheckpointError(f"{path} is not a regular file")
             if opened.read(len(MAGIC)) != MAGIC:
                 raise CheckpointError(lfs_problem(path) if is_lfs_pointer(path) else f"{path} is not a GGUF file")
@@ -121,22 +121,22 @@ def _read_file(path: Path) -> GgufFile:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a pipe at once, if it is one."""
+    """An opener that does not block on a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 class _Header:
-    """The part of a file that comes before the tensors' numbers, read from its start to its end."""
+    """The part of a file before the tensor data, read in order."""
 
     def __init__(self, path: Path, content: mmap.mmap, size: int) -> None:
         self._path = path
         self._content = content
         self._size = size
-        """Of the file."""
+        """Of the file, in bytes."""
         self._end = min(size, _MOST_HEADER_BYTES)
         self._at = len(MAGIC)
         self._where = "the header"
-        """What is being read, for an error."""
+        """What is being read, for error messages."""
 
     def read(self) -> GgufFile:
         (version,) = self._unpack("<I")
@@ -160,7 +160,7 @@ class _Header:
         return GgufFile(self._path, metadata, self._placed(described, self._alignment(metadata)))
 
     def _tensors(self, count: int) -> dict[str, tuple[GgufType, tuple[int, ...], int]]:
-        """Type, shape and offset, from where the numbers begin, of each."""
+        """Type, shape and offset (from the start of the data) by name."""
         described: dict[str, tuple[GgufType, tuple[int, ...], int]] = {}
         for index in range(count):
             self._where = f"tensor {index}"
@@ -190,7 +190,7 @@ class _Header:
     def _placed(
         self, described: Mapping[str, tuple[GgufType, tuple[int, ...], int]], alignment: int
     ) -> dict[str, GgufTensor]:
-        """The tensors, none of which reaches into another or beyond the end of the file."""
+        """The tensors, checked not to overlap or to reach beyond the end of the file."""
         begin = -(-self._at // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, (kept, shape, offset) in described.items():
@@ -242,7 +242,7 @@ class _Header:
         return [bool(each) for each in numbers]
 
     def _strings(self, count: int) -> list[str]:
-        """Like ``_string`` for each: vocabularies have hundreds of thousands."""
+        """Like ``count`` calls of ``_string``, but faster: vocabularies have hundreds of thousands."""
         strings: list[str] = []
         at, end, content = self._at, self._end, self._content
         length_at = struct.Struct("<Q").unpack_from

@@ -1,6 +1,6 @@
-"""What a GGUF file says of rotations, as ``rope_parameters`` of config.json would say it.
+"""A GGUF file's RoPE fields, translated to ``rope_parameters`` of config.json.
 
-Defaults are llama.cpp's. A field that is not known is refused: it would change the angles.
+Defaults are llama.cpp's. Unknown fields are refused: they would change the angles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIELDS = {
     "scale_linear",
     "scaling.attn_factor",
     "scaling.factor",
-    "scaling.finetuned",  # says how the model was trained, not how it is computed
+    "scaling.finetuned",  # about training, not inference
     "scaling.original_context_length",
     "scaling.type",
     "scaling.yarn_attn_factor",
@@ -33,7 +33,7 @@ _FIELDS_OF = {"deepseek2": {"scaling.yarn_log_multiplier"}, "gemma3": {"freq_bas
 
 
 def rope_parameters(metadata: Metadata, default_head_dim: int) -> dict[str, Any]:
-    """Rotations: of a part of each head, stretched, or with a factor for each pair, which is in a tensor.
+    """``rope_parameters``, including partial rotation, scaling, and per-pair factors that are read from tensors.
 
     Raises ``CheckpointError``, and ``UnsupportedModelError`` naming the field.
     """
@@ -79,13 +79,13 @@ def _check_fields(metadata: Metadata) -> None:
 
 
 def _factor(metadata: Metadata) -> float:
-    """By which contexts are stretched; also under its old name, and 0 for not at all."""
+    """The context scaling factor, also under its old name; 0 in the file means 1."""
     factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 0.0))
     return 1.0 if factor == 0.0 else factor
 
 
 def _attention_factor(metadata: Metadata, kind: str) -> float:
-    """What cosines and sines are multiplied by, beside what YaRN itself says."""
+    """The factor of cosines and sines, on top of YaRN's."""
     mixed, usual = metadata.number("rope.scaling.yarn_ext_factor", -1.0), 1.0 if kind == "yarn" else 0.0
     if mixed not in (usual, -1.0):  # -1 is "not set"
         raise _unsupported(metadata, "scaling.yarn_ext_factor", mixed, f"{usual:g} with scaling.type {kind}")
@@ -101,7 +101,7 @@ def _yarn(metadata: Metadata, factor: float, attention_factor: float) -> dict[st
     }
     if attention_factor == 1.0:
         return parameters
-    if metadata.architecture == "deepseek2":  # whose scores it would scale, too
+    if metadata.architecture == "deepseek2":  # it would scale scores, too
         raise _unsupported(metadata, "scaling.attn_factor", attention_factor, "1")
     if factor < 1.0:
         raise _unsupported(metadata, "scaling.factor", factor, "at least 1 with scaling.type yarn")
@@ -109,7 +109,7 @@ def _yarn(metadata: Metadata, factor: float, attention_factor: float) -> dict[st
 
 
 def _factors_of_pairs(metadata: Metadata) -> dict[str, Any] | None:
-    """Of short and of long contexts. Llama 3's rotations, too, come as factors, which are the same for both."""
+    """Factors for short and for long contexts; Llama 3's are the same for both."""
     tensors = metadata.file.tensors
     both = tensors.get("rope_freqs.weight")
     short = both or tensors.get("rope_factors_short.weight")
@@ -120,7 +120,7 @@ def _factors_of_pairs(metadata: Metadata) -> dict[str, Any] | None:
 
 
 def _numbers(tensor: GgufTensor) -> array.array[float]:
-    """Those of a short vector of float32."""
+    """The numbers of a short float32 vector."""
     if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 2**12:
         raise CheckpointError(
             f"{tensor.file}: {tensor.name} is {tensor.type.name} {list(tensor.shape)}: expected a short vector of F32"

@@ -1,8 +1,8 @@
-"""A GGUF file's tokenizer and chat template, as the files that the CPU tiers read.
+"""A GGUF file's tokenizer and chat template, converted to the files that the CPU tiers read.
 
-Three kinds are read: byte-level BPE (``gpt2``), SentencePiece's BPE (``llama``, Gemma's among them), and one of the
-same form that lists its merges (``gemma4``). Texts get the ids that llama.cpp gives them, which are those of the
-``tokenizer.json`` that a model was published with, as far as the file says what that does.
+Three kinds are supported: byte-level BPE (``gpt2``), SentencePiece's BPE (``llama``, Gemma's among them), and a variant
+of the latter with listed merges (``gemma4``). Texts get the same ids as in llama.cpp. These are the ids of the model's
+published ``tokenizer.json``, as far as the file describes it.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ _ROLES = {
     "mask_token": "mask_token_id",
 }
 _SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-"""Where a file does not say."""
+"""Defaults for files without them."""
 _NO_ID = 2**32 - 1
-"""−1, as some converters write the id of a token that a model does not have."""
+"""−1 as uint32: some converters write it for a token that the model lacks."""
 _ENDING_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ENDING = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>",
     "<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "</s>", "<EOT>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
-"""Tokens that end a turn or a text in every model that has them, of which files name one."""
+"""Tokens that end a turn or a text in every model that has them; a file names only one."""
 _HARMONY = {"<|return|>", "<|call|>"}
-"""Where both are, ``<|end|>`` ends a message, after which the turn goes on."""
+"""With both in the vocabulary, ``<|end|>`` ends a message, but not the turn."""
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _NO_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")
-"""Special tokens of Phi-3 that leave the blanks after them; the others take them away, which no field says."""
+"""Special tokens of Phi-3 that keep the blanks after them; its others strip them, which no field says."""
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, dict[str, Any]]:
     """The contents of ``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``.
 
-    Raises ``CheckpointError`` naming the field that cannot be used.
+    Raises ``CheckpointError`` naming the unusable field.
     """
     vocabulary = _Vocabulary(file)
     ids = {role: vocabulary.id_of(name) for role, name in _ROLES.items()}
@@ -70,16 +70,16 @@ def tokenizer_files(file: GgufFile) -> dict[str, dict[str, Any]]:
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
-    """The ids of the tokens that end an answer; that of the tokenizer's eos is the first.
+    """The ids of the tokens that end an answer, first the tokenizer's eos; empty for a file without tokens.
 
-    Empty where a file has no tokens. Raises as the above.
+    Raises as ``tokenizer_files`` does.
     """
     return _Vocabulary(file).ending_ids if "tokenizer.ggml.tokens" in file.metadata else []
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Metadata below a name, checked when it is taken."""
+    """Metadata below a prefix, checked on access."""
 
     file: GgufFile
     below: str
@@ -122,7 +122,7 @@ class _Fields:
 
 
 class _Vocabulary:
-    """A file's tokens, and what it says of them."""
+    """A file's tokens and the metadata about them."""
 
     def __init__(self, file: GgufFile) -> None:
         self._fields = _Fields(file, "tokenizer.ggml.")
@@ -145,7 +145,7 @@ class _Vocabulary:
         return tokens
 
     def id_of(self, name: str) -> int | None:
-        """The id of a token with a role; None where the model has none."""
+        """The id of the token with a role; None if the model has none."""
         found = self._fields.file.metadata.get(f"tokenizer.ggml.{name}")
         if found is None:
             default = _SENTENCEPIECE_IDS.get(name) if self.model == "llama" else None
@@ -160,7 +160,7 @@ class _Vocabulary:
 
     @cached_property
     def ending_ids(self) -> list[int]:
-        """The tokens that end an answer: those that the file names, and those known by their text."""
+        """Ids of the tokens that end an answer: those the file names, and those known by their text."""
         named = [token_id for name in _ENDING_IDS if (token_id := self.id_of(name)) is not None]
         known = {
             token: token_id
@@ -192,7 +192,7 @@ class _Vocabulary:
         return self.types[token_id] in _SPECIAL or token_id in self.ending_ids
 
     def _added(self, role: str, default: bool) -> tuple[str, int] | None:
-        """The token that every text begins or ends with."""
+        """The token added at every text's beginning or end, if any."""
         adds = self._fields.flag(f"add_{role}_token")
         if not (default if adds is None else adds):
             return None
@@ -200,7 +200,7 @@ class _Vocabulary:
             raise self._fields.problem(f"{role}_token_id", f"is missing, although add_{role}_token is true")
         return self.tokens[token_id], token_id
 
-    # What follows gives the model, the parts around it, and whether a text begins with bos where the file does not say.
+    # The following return the model, the parts around it, and whether a text begins with bos by default.
 
     def byte_level(self) -> tuple[dict[str, Any], dict[str, Any], bool]:
         name = self._fields.text("pre")
@@ -263,7 +263,7 @@ _KINDS: dict[str, Callable[[_Vocabulary], tuple[dict[str, Any], dict[str, Any], 
 
 
 def _chat_templates(fields: _Fields) -> dict[str, Any]:
-    """The template, or those with names; as ``tokenizer_config.json`` has them."""
+    """The template, or the named ones, in the form of ``tokenizer_config.json``."""
     default, names = fields.text("chat_template"), fields.texts("chat_templates") or ()
     if not names:
         return {} if default is None else {"chat_template": default}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GgufType:
-    """Numbers along a row are kept in blocks."""
+    """A tensor type; numbers along a row are stored in blocks."""
 
     name: str
     block_size: int
-    """Numbers of a block."""
+    """Numbers per block."""
     block_bytes: int
 
 
@@ -54,6 +54,6 @@ TYPES: dict[int, GgufType] = {
         41: ("Q1_0", 128, 18),
     }.items()
 }
-"""By the number that a file has for them."""
+"""By ``ggml_type`` number."""
 FLOAT_TYPES = ("F32", "F16", "BF16")
-"""The names of those that are not quantized."""
+"""Names of the types that are not quantized."""

@@ -20,17 +20,17 @@ from engine_core.weights.source import ProgressCallback, Staging, TensorRows
 
 _FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SHORT = 2
-"""Bytes of a number that tables keep."""
+"""Bytes per number of the types that ``take_table`` does not convert."""
 _EXPANDED_AT_ONCE = 2**20
 """Numbers."""
 _READ_AHEAD = 2**27
 """Bytes."""
 _MAPPED_AT_ONCE = 2**26
-"""Bytes read before pages are given back: until then they count as this process's memory."""
+"""Bytes read before pages are released: until then they count as this process's memory."""
 
 
 class GgufWeights:
-    """Reads the tensors of a checkpoint, after checking that they are exactly those a model needs."""
+    """Reads a checkpoint's tensors, after checking that they are exactly those a model needs."""
 
     make_quantized = None
 
@@ -44,7 +44,7 @@ class GgufWeights:
         on_progress: ProgressCallback | None = None,
         digest: Digest | None = None,
     ) -> None:
-        """What is taken is added to ``digest``; what ranks take parts of, to a ``RankDigest``.
+        """Tensors taken are added to ``digest``: whole, or to a ``RankDigest`` only the bytes taken.
 
         Raises ``CheckpointError`` naming missing, unexpected and mis-shaped tensors.
         """
@@ -60,22 +60,22 @@ class GgufWeights:
         self._digest = digest
         self._files = {tensor.file: _mapped(tensor.file) for tensor in self._tensors.values()}
         self._asked: dict[Path, int] = {}
-        """Where what the system was asked to read ends."""
+        """The end, in bytes, of each file's read-ahead."""
         self._counted: set[str] = set()
         self._read = 0
-        """Bytes, since pages were last given back."""
+        """Bytes since pages were last released."""
         self._done = 0
         self._total = int(sum(tensor.nbytes for tensor in self._tensors.values()) * expected.share)
 
     def hash_all(self, stop: threading.Event) -> None:
-        """Add all tensors to the digest, taking none; until ``stop`` is set."""
+        """Add all tensors to the digest without taking them, until ``stop`` is set."""
         for tensor in self._tensors.values():
             if stop.is_set():
                 return
             self._count_whole(tensor)
 
     def differs(self, taken: TakenBytes) -> bool:
-        """Whether these bytes are others here."""
+        """Whether the same range has other bytes here."""
         tensor = self._tensors[taken.name]
         content = self._content(tensor)[taken.start : taken.start + taken.count]
         return taken != TakenBytes.of(taken.name, torch.uint8, _bytes_shape(tensor), taken.start, content)
@@ -99,7 +99,7 @@ class GgufWeights:
         return self._expanded([self._piece(name)], Staging(torch.float32, self._device))
 
     def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
-        """Rows of blocks [N, bytes] uint8."""
+        """Rows of blocks, [N, bytes] uint8."""
         source, rows = self._sources[name], place[0]
         assert isinstance(source, GgufRows)
         assert isinstance(rows, slice)
@@ -112,7 +112,7 @@ class GgufWeights:
         return TensorRows(tensor, count, range(count))
 
     def _expanded(self, pieces: list[TensorRows], staging: Staging) -> torch.Tensor:
-        """Joined along the first dimension."""
+        """``pieces`` joined along the first dimension."""
         counts = [len(piece.rows) for piece in pieces]
         joined = staging.make((sum(counts), *self._sources[pieces[0].name].shape[1:]))
         for piece, place in zip(pieces, torch.split(joined, counts), strict=True):
@@ -126,7 +126,7 @@ class GgufWeights:
         return joined
 
     def _numbers(self, source: GgufRows, rows: range) -> Iterator[torch.Tensor]:
-        """Those rows, a few at a time, in float32 or a shorter type; of a vector, its numbers."""
+        """``rows`` (of a vector, numbers), a few at a time, in float32 or a shorter type."""
         width = math.prod(source.shape[1:])
         step = max(1, _EXPANDED_AT_ONCE // width)
         for first in range(rows.start, rows.stop, step):
@@ -137,7 +137,7 @@ class GgufWeights:
             yield numbers.view(len(part), *source.shape[1:])
 
     def _latents(self, source: GgufLatents, rows: range) -> Iterator[torch.Tensor]:
-        """Those rows, which are of whole heads, a head's keys or values at a time."""
+        """``rows``, which must be of whole heads, a head's keys or values at a time."""
         heads, latents, keys = source.keys.shape
         values = source.values.shape[1]
         assert rows.start % (keys + values) == rows.stop % (keys + values) == 0
@@ -149,7 +149,7 @@ class GgufWeights:
             yield from self._numbers(of_values, range(head * values, (head + 1) * values))
 
     def _rows(self, source: GgufRows, rows: range) -> torch.Tensor:
-        """[rows, bytes] uint8, as they are stored but for their order; of a vector, numbers are rows."""
+        """[rows, bytes] uint8 as stored, but in the checkpoint's order; a vector's rows are its numbers."""
         tensor = source.tensor
         stored = tensor.shape[-1] if len(source.shape) > 1 else 1
         row_bytes = stored // tensor.type.block_size * tensor.type.block_bytes
@@ -180,7 +180,7 @@ class GgufWeights:
         self._count(tensor, 0, tensor.nbytes)
 
     def _count(self, tensor: GgufTensor, start: int, nbytes: int) -> None:
-        """Count these bytes of a tensor as taken."""
+        """Add bytes of a tensor to digest and progress."""
         if self._digest is not None:
             content = self._content(tensor)[start : start + nbytes]
             self._digest.add(tensor.name, torch.uint8, _bytes_shape(tensor), start, content, self._give_back)
@@ -189,7 +189,7 @@ class GgufWeights:
             self._on_progress(min(self._done, self._total), self._total)
 
     def _read_ahead(self, tensor: GgufTensor) -> None:
-        """Have the system read this tensor and what follows it in its file, while others are computed with."""
+        """Have the system read this tensor and the following bytes of its file in the background."""
         content, start = self._files[tensor.file], max(tensor.offset, self._asked.get(tensor.file, 0))
         end = min(tensor.offset + tensor.nbytes + _READ_AHEAD, len(content))
         if start < end:
@@ -198,7 +198,7 @@ class GgufWeights:
             self._asked[tensor.file] = end
 
     def _give_back(self, nbytes: int) -> None:
-        """Let go of the pages read so far, if they and ``nbytes`` more are many; to read them again is no error."""
+        """Release the pages read so far if they and ``nbytes`` more are many; they may be read again."""
         self._read += nbytes
         if self._read > _MAPPED_AT_ONCE:
             for content in self._files.values():
@@ -207,7 +207,7 @@ class GgufWeights:
 
 
 def _mapped(file: Path) -> mmap.mmap:
-    """What is written to it stays in this process; nothing is."""
+    """A private (copy-on-write) mapping; nothing is written to it."""
     with file.open("rb") as opened:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
 
@@ -217,13 +217,13 @@ def _tensors_of(source: Source) -> tuple[GgufTensor, ...]:
 
 
 def _bytes_shape(tensor: GgufTensor) -> tuple[int, ...]:
-    """[rows, blocks, bytes of a block]."""
+    """[rows, blocks, bytes per block]."""
     blocks = tensor.shape[-1] // tensor.type.block_size
     return math.prod(tensor.shape[:-1]), blocks, tensor.type.block_bytes
 
 
 def _decoded(tensor: GgufTensor, rows: torch.Tensor) -> torch.Tensor:
-    """[N, K] of ``rows`` [N, bytes] uint8."""
+    """[N, K] from ``rows`` [N, bytes] uint8."""
     if (block := BLOCK_TYPES.get(tensor.type.name)) is not None:
         return block.weight(rows).dequantized()
     kept = _FLOAT_TYPES[tensor.type.name]
@@ -233,7 +233,7 @@ def _decoded(tensor: GgufTensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _paired_order(rows: range, size: int) -> torch.Tensor:
-    """Where the ``rows`` of heads of that ``size`` are, if a head's first half and its second take turns."""
+    """Where the ``rows`` of heads of ``size`` are stored if each head's two halves are interleaved."""
     row = torch.arange(rows.start, rows.stop)
     place = row % size
     return row - place + place % (size // 2) * 2 + place // (size // 2)
