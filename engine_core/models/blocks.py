@@ -1,4 +1,4 @@
-"""The blocks that many families' layers have: attention over heads, and a feed-forward block with a gate."""
+"""The blocks of many families' layers: multi-head attention, and a gated feed-forward block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_core.weights.features import Features
 
 
 class SelfAttention:
-    """Attention with one fused projection for queries, keys and values, or, over another layer's cache, for queries."""
+    """Attention with a fused QKV projection, or, over another layer's cache, with one for queries alone."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class SelfAttention:
         o_name: str = "o_proj",
         normalize_values: bool = False,
     ) -> None:
-        """``qkv_names`` are the configuration's unless given. ``normalize_values``: per head, with weights of one."""
+        """``qkv_names`` default to the configuration's. ``normalize_values``: per head, with weights of one."""
         shape, norms = heads_shape(config, index), None
         names = (qkv_names or config.qkv_names)[: None if shape.num_kv_heads else 1]
         self.qkv_proj = parts.qkv_linear(
@@ -51,22 +51,22 @@ class SelfAttention:
         self._select_rows = parts.backend.select_rows
 
     def __call__(self, x: torch.Tensor, context: LayerContext, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[R, H] of the wanted rows of ``x`` [T, H], or [T, H] of all, plus those rows of ``residual`` [T, H]."""
+        """[R, H] for the wanted rows of ``x`` [T, H], or [T, H] for all, plus the same rows of ``residual`` [T, H]."""
         return self.attend(self.project(x), context, residual)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values [T, Hq + 2 · Hkv, D] of ``x`` [T, H], of this rank's heads."""
+        """Queries, keys and values [T, Hq + 2 · Hkv, D] of ``x`` [T, H], for this rank's heads."""
         return self.qkv_proj(x).view(len(x), self._num_heads, -1)
 
     def attend(self, heads: torch.Tensor, context: LayerContext, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """What ``__call__`` makes of x, of what ``project`` has made of it."""
+        """Like ``__call__``, from ``project``'s output."""
         attended = self._gather_heads(self._select_rows(self.attn(heads, context), context.rows))
         residual = None if residual is None else self._select_rows(residual, context.rows)
         return self.o_proj(attended, residual, self._residual_scale)
 
 
 def heads_shape(config: ArchitectureConfig, index: int) -> HeadsShape:
-    """The heads of layer ``index``: queries alone where another layer writes what it attends over."""
+    """The heads of layer ``index``: only query heads if it attends over another layer's cache."""
     rope, spec = config.ropes[index], config.cache_specs[index]
     assert isinstance(spec, AttentionSpec)
     return HeadsShape(
@@ -84,7 +84,7 @@ class GatedMLP:
     def __init__(
         self, config: ArchitectureConfig, prefix: str, parts: PartFactory, *, intermediate_size: int | None = None
     ) -> None:
-        """``intermediate_size`` is the configuration's unless given."""
+        """``intermediate_size`` defaults to the configuration's."""
         hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
         names = tuple(f"{prefix}.{name}" for name in config.gate_up_names)
         self.gate_up_proj = parts.merged_linear(names, hidden, inner, bias=config.mlp_bias)
@@ -95,6 +95,6 @@ class GatedMLP:
         self._residual_scale = config.residual_scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, H] of ``x`` [T, H], plus ``residual`` if given."""
+        """[T, H] for ``x`` [T, H], plus ``residual`` if given."""
         inner = self._gather_columns(self._act_and_mul(self.gate_up_proj(x), self._activation))
         return self.down_proj(inner, residual, self._residual_scale)

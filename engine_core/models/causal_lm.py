@@ -1,7 +1,6 @@
-"""What the decoders written here have in common: embedding, layers, norm, head.
+"""The base class of Ringline's own decoders: embedding, layers, norm, head.
 
-Symbols in shapes: T rows of a step, R rows that are wanted, H hidden size, padded as the backend wants it, V vocabulary
-size.
+Symbols in shapes: T rows of a step, R wanted rows, H hidden size with the backend's padding, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -25,35 +24,35 @@ from engine_core.weights.source import Weights
 
 
 class DecoderLayer(Protocol):
-    """Attention and feed-forward, each added to what went in."""
+    """Attention and feed-forward, each added to the residual stream."""
 
     def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
-        """[R, H] of the wanted rows of ``hidden`` [T, H], or [T, H] of all; writes to the layer's cache."""
+        """[R, H] for the wanted rows of ``hidden`` [T, H], or [T, H] for all; writes to the layer's cache."""
 
 
 class CausalLM(StagedModel):
-    """An embedding, layers that its family makes, a norm and a head; or one of several stages of that.
+    """An embedding, a family's layers, a norm and a head; or one of its pipeline stages.
 
-    The first stage has the embedding, with the head if that is the same table, and the last one norm and head.
+    The first stage has the embedding, and the head if the two are tied; the last one has norm and head.
     """
 
     model_type: ClassVar[str]
-    """What config.json calls the family."""
+    """``model_type`` in config.json."""
     prefix: ClassVar[str] = "model"
-    """What the names of all tensors but the head's begin with."""
+    """The prefix of all tensors' names but the head's."""
     layer_class: ClassVar[Callable[..., DecoderLayer]]
-    """Takes the configuration, the layer's index, what its tensors' names begin with, and the factory of parts."""
+    """Takes the configuration, the layer's index, its tensors' prefix, and the part factory."""
     config: ArchitectureConfig
     rotaries: list[Rotary]
-    """One for each of ``config.distinct_ropes``; set by ``load``."""
+    """For ``config.distinct_ropes``; set by ``load``."""
 
     @classmethod
     @abstractmethod
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        """What ``config`` describes. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+        """Read ``config``. Raises ``CheckpointError``, ``UnsupportedModelError``."""
 
     def __init__(self, config: ArchitectureConfig, parts: PartFactory, max_model_len: int) -> None:
-        """Make the parts, in the order in which they load."""
+        """Make the parts, in loading order."""
         super().__init__(config, parts, max_model_len)
         tied = config.tie_word_embeddings
         if self.has_head or (self.is_first_stage and tied):
@@ -72,17 +71,17 @@ class CausalLM(StagedModel):
         self._set_layers(self.stage_layers)
 
     def make_layers(self, parts: PartFactory) -> list[DecoderLayer]:
-        """Those of ``stage_layers``."""
+        """The layers of ``stage_layers``."""
         make = type(self).layer_class
         return [make(self.config, index, f"{self.prefix}.layers.{index}", parts) for index in self.stage_layers]
 
     def make_norm(self, parts: PartFactory) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What is between the last layer and the head: a norm."""
+        """The norm between the last layer and the head."""
         config = self.config
         return parts.rms_norm(f"{self.prefix}.norm", config.hidden_size, config.norm_eps, config.norm_offset)
 
     def make_stack(self, layers: Sequence[tuple[DecoderLayer, LayerPlace]]) -> DecoderStack:
-        """What is between the embedding and the head, of these ``layers``."""
+        """Everything between embedding and head, with these ``layers``."""
         return LayersAndNorm(layers, self._norm)
 
     def layer_kind(self, index: int) -> Hashable:
@@ -92,7 +91,7 @@ class CausalLM(StagedModel):
         return config.sliding_windows[index], config.ropes[index], config.cache_specs[index], is_caching, is_sparse
 
     def is_redundant(self, name: str) -> bool:
-        """True for rotary frequencies, which older releases saved, and for a tied output projection."""
+        """True for rotary frequencies, saved by older releases, and for a tied output projection."""
         return name.endswith(".rotary_emb.inv_freq") or self.repeats(name) is not None
 
     def repeats(self, name: str) -> str | None:
@@ -103,7 +102,7 @@ class CausalLM(StagedModel):
         return name.startswith(f"{self.prefix}.layers.")
 
     def load(self, weights: Weights) -> None:
-        """Compute the angles of all positions, and then load as ``LanguageModel`` does."""
+        """Compute the angles of all positions, then load as ``LanguageModel`` does."""
         self.rotaries = [Rotary(rope, self._max_model_len, self._factory.device) for rope in self.config.distinct_ropes]
         super().load(weights)
 
@@ -128,13 +127,13 @@ class CausalLM(StagedModel):
         return IntermediateTensors(hidden)
 
     def _made_up(self, input_ids: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """Numbers from −1 to 1, exact in every type, that depend on a row's id and their place in it."""
+        """Numbers from −1 to 1, exact in every type, that depend on a row's id and their position in it."""
         places = torch.arange(math.prod(shape[1:]), device=input_ids.device).view(shape[1:])
         mixed = (input_ids.view(-1, *[1] * places.ndim) * 31 + places * 7919) % 255 - 127
         return mixed.to(self._factory.dtype).div_(128)
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What the first layer takes: [T, H] for ``input_ids`` at ``positions`` [T] int64."""
+        """The first layer's input [T, H] for ``input_ids`` at ``positions`` [T] int64."""
         return self.embed_tokens(input_ids)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -152,7 +151,7 @@ class CausalLM(StagedModel):
     def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
         if self._is_head_plain:
             return self.lm_head.greatest(hidden, allowed)
-        return super().greatest(hidden, allowed)  # what is rounded may be equal that was not
+        return super().greatest(hidden, allowed)  # scaling and capping may round different logits to equal ones
 
     @property
     def _is_head_plain(self) -> bool:
@@ -170,7 +169,7 @@ class CausalLM(StagedModel):
 
 
 class LayersAndNorm:
-    """Layers, one after the other, and the norm after them; None where other stages follow, which take all rows."""
+    """Layers in sequence, then the norm; without a norm, other stages follow, which take all rows."""
 
     def __init__(
         self, layers: Sequence[tuple[DecoderLayer, LayerPlace]], norm: Callable[[torch.Tensor], torch.Tensor] | None

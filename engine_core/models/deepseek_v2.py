@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V2-Lite: latent attention; experts chosen by softmax, in V2 only of a token's best groups."""
+"""DeepSeek V2 and V2-Lite: latent attention; experts chosen by softmax, in V2 only from a token's best groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1: latent attention; experts after some dense layers, chosen by sigmoids and groups, one shared."""
+"""DeepSeek V3 and R1: latent attention; after some dense layers, experts chosen by sigmoids and groups, one shared."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from engine_core.weights.experts import ExpertsShape
 from engine_core.weights.features import Features
 
 _LATENT_EPS = 1e-6
-"""The epsilon of the norms of latents; ``rms_norm_eps`` is that of the other norms."""
+"""The epsilon of the latents' norms; the other norms have ``rms_norm_eps``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepseekConfig(ArchitectureConfig):
-    """``num_kv_heads`` and ``head_dim`` are those of the cache: one head, and its rotated part."""
+    """``num_kv_heads`` and ``head_dim`` describe the cache: one head, and its rotated part."""
 
     mla: MLAShape
     q_lora_rank: int | None
-    """Numbers of the latent that queries are made from; None: they are made from hidden states."""
+    """Width of the queries' latent; None: queries are projected from hidden states."""
     softmax_scale: float
 
     @property
@@ -53,7 +53,7 @@ class DeepseekConfig(ArchitectureConfig):
 
 
 class DeepseekLayer:
-    """Attention over latents, then a feed-forward block or experts, each after a norm and added to what went in."""
+    """Latent attention, then a feed-forward block or experts, each with a norm before it and a residual."""
 
     def __init__(self, config: DeepseekConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps = config.hidden_size, config.norm_eps
@@ -68,7 +68,7 @@ class DeepseekLayer:
 
 
 class LatentAttention:
-    """Queries through a latent of their own or none; keys and values through the one that is cached."""
+    """Queries through their own latent or none; keys and values through the cached latent."""
 
     def __init__(self, config: DeepseekConfig, prefix: str, parts: PartFactory) -> None:
         shape, hidden, rank, bias = config.mla, config.hidden_size, config.q_lora_rank, config.qkv_bias
@@ -77,7 +77,7 @@ class LatentAttention:
         if rank is not None:
             names, rows, outputs = [f"{prefix}.q_a_proj", *names], [rank, *rows], [rank, *outputs]
             self.q_a_layernorm = parts.rms_norm(f"{prefix}.q_a_layernorm", rank, _LATENT_EPS)
-        # One projection of hidden states to both latents.
+        # One projection makes both latents.
         features = Features(1, sum(outputs), parts=tuple(outputs))
         self.a_proj = parts.replicated_linear(tuple(names), hidden, features, bias=bias, rows=tuple(rows))
         self.kv_a_layernorm = parts.rms_norm(f"{prefix}.kv_a_layernorm", shape.kv_lora_rank, _LATENT_EPS)
@@ -94,7 +94,7 @@ class LatentAttention:
         self._select_rows = parts.backend.select_rows
 
     def __call__(self, x: torch.Tensor, context: LayerContext, residual: torch.Tensor) -> torch.Tensor:
-        """[R, H] of the wanted rows of ``x`` [T, H], or [T, H] of all, plus those rows of ``residual`` [T, H]."""
+        """[R, H] for the wanted rows of ``x`` [T, H], or [T, H] for all, plus the same rows of ``residual`` [T, H]."""
         *query_latent, latent, rope = torch.split(self.a_proj(x), self._split, dim=1)
         queries = self.q_proj(self.q_a_layernorm(query_latent[0]) if query_latent else x)
         heads = queries.view(len(x), self._num_heads, -1)
@@ -104,7 +104,7 @@ class LatentAttention:
 
 
 class DeepseekMoe:
-    """Experts that a router chooses, and perhaps one that every row goes through."""
+    """Routed experts, and perhaps a shared one."""
 
     def __init__(self, config: ArchitectureConfig, mixture: Mixture, prefix: str, parts: PartFactory) -> None:
         bias = f"{prefix}.gate.e_score_correction_bias" if mixture.correction_bias else None
@@ -128,7 +128,7 @@ def deepseek_mlp(config: ArchitectureConfig, index: int, prefix: str, parts: Par
 
 
 class DeepseekV3ForCausalLM(CausalLM):
-    """Layers that predict further tokens are skipped."""
+    """Multi-token prediction layers are skipped."""
 
     model_type = "deepseek_v3"
     layer_class = DeepseekLayer
@@ -140,7 +140,7 @@ class DeepseekV3ForCausalLM(CausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> DeepseekConfig:
-        if config.head_dim != config.qk_rope_head_dim:  # transformers makes it equal where it is not given
+        if config.head_dim != config.qk_rope_head_dim:  # transformers' default makes them equal
             raise UnsupportedModelError(
                 f"head_dim={config.head_dim!r} is not supported: expected qk_rope_head_dim={config.qk_rope_head_dim!r}"
             )
@@ -152,27 +152,24 @@ class DeepseekV3ForCausalLM(CausalLM):
 
 
 DEEPSEEK_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
-"""The only values of these fields that DeepSeek V3 and the models after it have."""
+"""The only values of these fields in DeepSeek V3 and its descendants."""
 
 
 def check_only(raw: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Refuse a configuration with another value than the ``known`` one of a field that transformers passes over.
-
-    Raises ``UnsupportedModelError``.
-    """
+    """Raise ``UnsupportedModelError`` if a field that transformers ignores differs from its ``known`` value."""
     for name, value in known.items():
         if (given := raw.get(name)) is not None and given != value:
             raise UnsupportedModelError(f"{name}={given!r} is not supported: expected {value!r}")
 
 
 def is_unused(name: str, config: ArchitectureConfig) -> bool:
-    """Whether a tensor belongs to layers after the last, which predict further tokens (MTP) and are not run."""
+    """Whether a tensor belongs to the multi-token prediction layers after the last, which are not run."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return found is not None and int(found[1]) >= config.num_layers
 
 
 def deepseek_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str, Any]:
-    """The fields of ``DeepseekConfig`` but ``mixture``. Raises ``CheckpointError``."""
+    """The fields of ``DeepseekConfig`` except ``mixture``. Raises ``CheckpointError``."""
     nope, rope = positive(config, "qk_nope_head_dim"), positive(config, "qk_rope_head_dim")
     if rope % 2:
         raise CheckpointError(f"qk_rope_head_dim={rope} is not an even number")
@@ -196,9 +193,9 @@ def deepseek_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str,
 
 
 def _softmax_scale(parameters: Mapping[str, Any], ropes: tuple[RopeParameters | None, ...], head_dim: int) -> float:
-    """1 / √head size, times the square of YaRN's factor for all dimensions, where there is one.
+    """1 / √head size, times the square of YaRN's factor for all dimensions, if any.
 
-    Every type of rotation has it but ``default``, also ``dynamic``, whose angles no factor changes here.
+    The factor applies to every rope type but ``default``, even to ``dynamic``, whose angles it does not change here.
     """
     scale, weight = 1 / math.sqrt(head_dim), parameters.get("mscale_all_dim")
     rope = next((each for each in ropes if each is not None), None)
@@ -212,9 +209,9 @@ def _softmax_scale(parameters: Mapping[str, Any], ropes: tuple[RopeParameters | 
 def deepseek_mixture(
     config: PretrainedConfig, fields: dict[str, Any], is_sparse: tuple[bool, ...] | None = None
 ) -> Mixture:
-    """The experts of models in DeepSeek V3's line (https://arxiv.org/abs/2412.19437): a bias corrects their choice, and
-    groups count by their two highest. Layers from ``first_k_dense_replace`` on have them, unless ``is_sparse`` is
-    given. Raises ``CheckpointError``.
+    """The experts of DeepSeek V3 and its descendants (https://arxiv.org/abs/2412.19437): a bias corrects their choice,
+    and a group's score is the sum of its two highest. ``is_sparse`` defaults to the layers from
+    ``first_k_dense_replace`` on. Raises ``CheckpointError``.
     """
     experts = routed_experts(config, fields)
     return Mixture(
@@ -227,12 +224,12 @@ def deepseek_mixture(
 
 
 def routed_experts(config: PretrainedConfig, fields: dict[str, Any]) -> ExpertsShape:
-    """The experts that a router chooses. Raises ``CheckpointError``."""
+    """The routed experts. Raises ``CheckpointError``."""
     return read_experts(config, fields, num_experts="n_routed_experts", intermediate_size="moe_intermediate_size")
 
 
 def sparse_from(config: PretrainedConfig, num_layers: int) -> tuple[bool, ...]:
-    """Which layers have experts: those from ``first_k_dense_replace`` on. Raises ``CheckpointError``."""
+    """Whether each layer has experts: those from ``first_k_dense_replace`` on. Raises ``CheckpointError``."""
     first = whole_number(config, "first_k_dense_replace")
     if first > num_layers:
         raise CheckpointError(
@@ -242,12 +239,12 @@ def sparse_from(config: PretrainedConfig, num_layers: int) -> tuple[bool, ...]:
 
 
 def shared_size(config: PretrainedConfig, shape: ExpertsShape) -> int | None:
-    """Inner size of ``n_shared_experts``, which are one as large as all of them; None for 0 of them."""
+    """Inner size of the ``n_shared_experts``, which are stored as a single expert; None without any."""
     return shape.intermediate_size * whole_number(config, "n_shared_experts") or None
 
 
 def grouped_routing(config: PretrainedConfig, shape: ExpertsShape, group_best: int, **options: Any) -> Routing:
-    """Routing among the experts of ``topk_group`` of ``n_group`` groups. Raises ``CheckpointError``."""
+    """Routing to experts in the best ``topk_group`` of ``n_group`` groups. Raises ``CheckpointError``."""
     groups, chosen = positive(config, "n_group"), positive(config, "topk_group")
     if shape.num_experts % groups:
         raise CheckpointError(

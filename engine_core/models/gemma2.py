@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after each block, caps on attention's scores and on logits, every other layer a window."""
+"""Gemma 2: norms before and after each block, caps on attention scores and logits, a window in every other layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine_core.models.model_config import (
 
 
 class Gemma2Layer:
-    """Attention, then a feed-forward block, each between two norms and added to what went in."""
+    """Attention, then a feed-forward block, each between two norms and with a residual."""
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
         def norm(name: str) -> RMSNorm:
@@ -44,7 +44,7 @@ class Gemma2Layer:
 
 
 def gemma_fields(config: PretrainedConfig) -> dict[str, Any]:
-    """What Gemma 2 and 3 read alike."""
+    """The fields that Gemma 2 and 3 share."""
     if config.use_bidirectional_attention:
         raise UnsupportedModelError(
             "use_bidirectional_attention=True is not supported: no token may attend to later ones"
@@ -54,14 +54,14 @@ def gemma_fields(config: PretrainedConfig) -> dict[str, Any]:
         "embedding_scale": fields["hidden_size"] ** 0.5,
         "qkv_bias": config.attention_bias,
         "o_bias": config.attention_bias,
-        "norm_offset": 1.0,  # norms are saved as the difference of their weights from it
+        "norm_offset": 1.0,  # checkpoints hold norm weights minus 1
         "softmax_scale": positive_number(config, "query_pre_attn_scalar") ** -0.5,
         "logit_softcap": optional_number(config, "final_logit_softcapping"),
     }
 
 
 class Gemma2ForCausalLM(CausalLM):
-    """Attention's scores are capped, too."""
+    """Attention scores are capped, too."""
 
     model_type = "gemma2"
     layer_class = Gemma2Layer

@@ -1,4 +1,4 @@
-"""Gemma 3, its text model: Gemma 2's layers with norms of queries and keys, and other rotations where windows are."""
+"""Gemma 3's text model: Gemma 2's layers with QK norms, and other rotations in layers with windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine_core.models.model_config import ArchitectureConfig
 
 
 class Gemma3ForCausalLM(CausalLM):
-    """Each type of layers has an entry in ``rope_parameters``."""
+    """``rope_parameters`` has an entry per layer type."""
 
     model_type = "gemma3_text"
     layer_class = Gemma2Layer

@@ -1,4 +1,4 @@
-"""Gemma 4, its text model: attention of two shapes, caches that layers share, embeddings per layer, and experts."""
+"""Gemma 4's text model: attention of two shapes, caches shared between layers, per-layer embeddings, and experts."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from engine_core.weights.features import Features
 
 @dataclass(frozen=True, slots=True)
 class PerLayerShape:
-    """Sizes of the second table of embeddings."""
+    """Sizes of the second embedding table."""
 
     vocab_size: int
     size: int
-    """P: numbers that a layer is given of a token, without padding."""
+    """P: numbers per token and layer, without padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Config(ArchitectureConfig):
-    """Layers differ by their type; the last ones may attend over the caches of earlier ones. Where there is a
-    ``mixture``, all layers have experts beside their dense blocks.
+    """Layers differ by type; the last ones may attend over the caches of earlier ones. With a ``mixture``, all layers
+    have experts beside their dense blocks.
     """
 
     heads: tuple[AttentionSpec, ...]
     """Key/value heads of each layer."""
     owners: tuple[int, ...]
     keys_as_values: tuple[bool, ...]
-    """Which layers project keys alone, and take them as values, too."""
+    """Per layer, whether the projected keys are also its values."""
     double_wide_mlp: bool
-    """Whether layers without a cache of their own have feed-forward blocks of twice the size."""
+    """Whether layers without their own cache have feed-forward blocks of twice the size."""
     per_layer: PerLayerShape | None
 
     @property
@@ -69,8 +69,8 @@ class Gemma4Config(ArchitectureConfig):
 
 
 class Gemma4Layer:
-    """Attention, then a feed-forward block, each between two norms and added to what went in; and then, in some models,
-    what the layer is given of each token.
+    """Attention, then a feed-forward block, each between two norms and with a residual; in some models, then the
+    per-layer embedding of each token.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Gemma4Layer:
             return parts.rms_norm(f"{prefix}.{name}", config.hidden_size, config.norm_eps, scale=scale)
 
         mixture, attention = config.mixture, f"{prefix}.self_attn"
-        scale = f"{prefix}.layer_scalar" if gate is None else 1.0  # it is applied to a layer's result
+        scale = f"{prefix}.layer_scalar" if gate is None else 1.0  # scales the layer's result
         self.input_layernorm = norm("input_layernorm")
         self.post_attention_layernorm = norm("post_attention_layernorm")
-        # Beside experts, the dense block has a norm of its own, of that name.
+        # With experts, that name is the norm of the dense block alone.
         self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm") if mixture is None else None
         self.post_feedforward_layernorm = norm("post_feedforward_layernorm", scale)
         is_wide = config.double_wide_mlp and config.owners[index] != index
@@ -104,7 +104,7 @@ class Gemma4Layer:
 
 
 class DenseAndExperts:
-    """A dense block and experts side by side, each with norms of its own. The router sees what neither norm has."""
+    """A dense block and experts side by side, each with its own norms. The router has its own norm of the input."""
 
     def __init__(
         self, dense: GatedMLP, config: Gemma4Config, mixture: Mixture, prefix: str, parts: PartFactory
@@ -128,8 +128,8 @@ class DenseAndExperts:
 
 
 class PerLayerEmbeddings:
-    """What every layer is given of a token besides hidden states, as in Gemma 3n: a short embedding from a second
-    table, plus a projection of the token's own embedding. L layers of the model take P numbers each, padded.
+    """Every layer's second input, as in Gemma 3n: per token, a short embedding from a second table, plus a projection
+    of the token's own embedding. L is the number of layers, P the padded numbers per layer.
     """
 
     def __init__(self, config: Gemma4Config, shape: PerLayerShape, prefix: str, parts: PartFactory) -> None:
@@ -143,17 +143,17 @@ class PerLayerEmbeddings:
         self._scale = hidden**-0.5
 
     def __call__(self, of_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, L, P] of rows of the table [T, L · P] and the embeddings ``hidden`` [T, H] that the first layer takes."""
+        """[T, L, P] from rows of the table [T, L · P] and the first layer's input ``hidden`` [T, H]."""
         of_layers = len(hidden), self._num_layers, -1
         projected = self.projection(hidden, scale=self._scale)
         return self.norm(projected.view(of_layers), residual=of_tokens.view(of_layers))
 
 
 class PerLayerGate:
-    """Adds what a layer is given of each token, through a gate."""
+    """Adds a layer's per-layer embeddings through a gate."""
 
     def __init__(self, config: Gemma4Config, shape: PerLayerShape, place: int, prefix: str, parts: PartFactory) -> None:
-        """``place``: the layer's among those that are given something. ``layer_scalar`` is a factor of the sum."""
+        """``place``: the layer's index in ``context.per_layer``. ``layer_scalar`` scales the sum."""
         hidden, eps = config.hidden_size, config.norm_eps
         self.gate = parts.linear(f"{prefix}.per_layer_input_gate", hidden, shape.size)
         self.projection = parts.linear(f"{prefix}.per_layer_projection", shape.size, hidden)
@@ -163,7 +163,7 @@ class PerLayerGate:
         self._activate, self._select_rows = parts.backend.activate, parts.backend.select_rows
 
     def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
-        """``hidden`` has the wanted rows alone."""
+        """``hidden`` has only the wanted rows."""
         assert context.per_layer is not None
         given = self._select_rows(context.per_layer[:, self._place], context.rows)
         gated = self._activate(self.gate(hidden), self._activation, given)
@@ -171,7 +171,7 @@ class PerLayerGate:
 
 
 class StackWithEmbeddings:
-    """Layers that are each given something of every token."""
+    """Layers with per-layer embeddings."""
 
     def __init__(self, embeddings: PerLayerEmbeddings, stack: DecoderStack) -> None:
         self._embeddings = embeddings
@@ -183,7 +183,7 @@ class StackWithEmbeddings:
 
 
 class Gemma4ForCausalLM(CausalLM):
-    """Only text is read: no images, no sound."""
+    """Text only: no images, no sound."""
 
     model_type = "gemma4_text"
     reads_per_layer_config = True
@@ -237,7 +237,7 @@ class Gemma4ForCausalLM(CausalLM):
 
     def make_stack(self, layers: Sequence[tuple[DecoderLayer, LayerPlace]]) -> DecoderStack:
         stack = super().make_stack(layers)
-        # Other stages need what is made for their layers, which is then made before the stack.
+        # With other stages, the embeddings are made before the stack, to be passed on to them.
         return stack if self.per_layer is None or not self.has_head else StackWithEmbeddings(self.per_layer, stack)
 
     def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
@@ -259,7 +259,7 @@ class Gemma4ForCausalLM(CausalLM):
         return IntermediateTensors(hidden, left)
 
     def is_redundant(self, name: str) -> bool:
-        """True also for keys and values of layers that attend over another layer's."""
+        """True also for keys and values of layers that attend over another layer's cache."""
         found = re.fullmatch(rf"{self.prefix}\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.\w+", name)
         owners = self.config.owners
         shares = found is not None and (index := int(found[1])) < len(owners) and owners[index] != index
@@ -270,7 +270,7 @@ class Gemma4ForCausalLM(CausalLM):
 
 
 def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpec, ...]:
-    """Raises ``CheckpointError`` for impossible sizes, or where layers of one type differ."""
+    """The cache of each layer. Raises ``CheckpointError`` for impossible sizes, or if layers of one type differ."""
     if unknown := (config.per_layer_attributes or set()) - {"head_dim", "num_key_value_heads"}:
         raise UnsupportedModelError(
             f"per_layer_config: {', '.join(sorted(unknown))} may not differ between layers; only head_dim and "
@@ -302,8 +302,8 @@ def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpe
 
 
 def _check_ropes(config: PretrainedConfig, kinds: Sequence[str]) -> None:
-    """Refuse a rotation of a part of each head, but for the type that has it."""
-    config.standardize_rope_params()  # gives every type what stands beside them all
+    """Refuse partial rotation, except for rope type ``proportional``."""
+    config.standardize_rope_params()  # copies the shared parameters to every type
     for kind in dict.fromkeys(kinds):
         parameters = (config.rope_parameters or {}).get(kind)
         if not isinstance(parameters, dict):
@@ -317,7 +317,7 @@ def _check_ropes(config: PretrainedConfig, kinds: Sequence[str]) -> None:
 
 
 def _owners(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[int, ...]:
-    """The last ``num_kv_shared_layers`` attend over what the last layer of their type before them keeps."""
+    """Each layer's cache owner: for the last ``num_kv_shared_layers``, the last layer of their type before them."""
     shared = whole_number(config, "num_kv_shared_layers")
     if shared >= len(kinds):
         raise CheckpointError(

@@ -1,5 +1,5 @@
-"""GLM-4 in its first format: Llama's layers with a fused feed-forward projection and neighbouring elements rotated as
-pairs, in a part of each head.
+"""GLM-4 in its first format: Llama's layers with a fused feed-forward projection, and partial rotation of neighbouring
+elements as pairs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields
 
 
 class GlmForCausalLM(CausalLM):
-    """Biases on the query, key and value projections only, where the configuration asks for them."""
+    """Optional biases on the QKV projections only."""
 
     model_type = "glm"
     layer_class = LlamaLayer

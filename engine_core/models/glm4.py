@@ -14,7 +14,7 @@ from engine_core.models.model_config import ArchitectureConfig
 
 
 class Glm4Layer:
-    """Attention, then a feed-forward block, each between two norms and added to what went in."""
+    """Attention, then a feed-forward block, each between two norms and with a residual."""
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps = config.hidden_size, config.norm_eps

@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: heads that are rotated in part; experts after some dense layers, one of them shared."""
+"""GLM-4.5 and 4.6: partial rotation; after some dense layers, experts, one of them shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields
 
 
 class Glm4MoeLayer:
-    """Attention, then a dense feed-forward block or experts, each after a norm and added to what went in."""
+    """Attention, then a dense feed-forward block or experts, each with a norm before it and a residual."""
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps = config.hidden_size, config.norm_eps
@@ -32,7 +32,7 @@ class Glm4MoeLayer:
 
 
 class Glm4MoeForCausalLM(CausalLM):
-    """Experts as in DeepSeek V3; layers that predict further tokens are skipped."""
+    """Experts as in DeepSeek V3; multi-token prediction layers are skipped."""
 
     model_type = "glm4_moe"
     layer_class = Glm4MoeLayer

@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash and its like: DeepSeek V3's layers, of which ``mlp_layer_types`` says where experts are."""
+"""GLM-4.7-Flash and similar models: DeepSeek V3's layers, with experts where ``mlp_layer_types`` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-oss: attention with sinks, every other layer a window; experts with biases and a limited SwiGLU."""
+"""gpt-oss: attention with sinks, a window in every other layer; experts with biases and a clamped SwiGLU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GptOssConfig(ArchitectureConfig):
 
 
 class GptOssLayer:
-    """Attention, then experts, each after a norm and added to what went in."""
+    """Attention, then experts, each with a norm before it and a residual."""
 
     def __init__(self, config: GptOssConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps, mixture = config.hidden_size, config.norm_eps, config.mixture
@@ -50,7 +50,7 @@ class GptOssLayer:
 
 
 class GptOssForCausalLM(CausalLM):
-    """The weights of a row's experts are the softmax of their logits alone."""
+    """The softmax of expert weights spans only a row's chosen experts."""
 
     model_type = "gpt_oss"
     layer_class = GptOssLayer
@@ -64,7 +64,7 @@ class GptOssForCausalLM(CausalLM):
             read_experts(config, fields, num_experts="num_local_experts", intermediate_size="intermediate_size"),
             activation=Activation.CLAMPED_SWIGLU,
             bias=True,
-            # Older transformers know neither, and compute with these numbers.
+            # Older transformers lack both fields and compute with these defaults.
             swiglu_limit=positive_number(config, "swiglu_limit", 7.0),
             swiglu_alpha=positive_number(config, "swiglu_alpha", 1.702),
         )

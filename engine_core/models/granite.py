@@ -10,7 +10,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields, p
 
 
 class GraniteForCausalLM(CausalLM):
-    """Biases only where the configuration asks for them."""
+    """Biases are optional."""
 
     model_type = "granite"
     layer_class = LlamaLayer

@@ -1,4 +1,4 @@
-"""What kind of model a configuration describes, so that a refusal can say why Ringline does not run it."""
+"""What kind of model a configuration describes, so that errors can say why Ringline does not run it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from transformers.models.auto import modeling_auto
 from engine_core.errors import UnsupportedModelError
 
 ATTENTION_TYPES = ("full_attention", "sliding_attention")
-"""What ``layer_types`` may name in a dense decoder."""
+"""The ``layer_types`` of a dense decoder."""
 
 _PARTS = ("audio", "image", "text", "thinker", "vision", "vq")
-"""How the configurations of a multimodal model's parts begin."""
+"""Prefixes of the names of a multimodal model's sub-configurations."""
 
 _DIFFUSION = ("diffusion", "dreammodel", "llada", "sdar")
 _SCORING = ("Classification", "MultipleChoice", "QuestionAnswering", "RewardModel", "RewardModeling", "Scoring")
@@ -31,20 +31,20 @@ _RECURRENT = {
     "conv_L_cache": "convolutions",
     "conv_kernel": "convolutions",
 }
-"""Parts of the names of fields that only such models have, with what these compute."""
+"""Substrings of field names that only such models have, with the layers they imply."""
 
 
 def not_supported(architecture: str, reason: str) -> UnsupportedModelError:
-    """The refusal of a model, which ``reason`` explains."""
+    """The error for an unsupported model; ``reason`` explains it."""
     return UnsupportedModelError(
         f"architecture {architecture!r} is not supported: {reason}; supported architectures: docs/models.md"
     )
 
 
 def kind_of(architecture: str, fields: Mapping[str, Any]) -> str | None:
-    """What the model is, as the end of "it is …"; None where it may be a dense decoder of text.
+    """What the model is, as the end of "it is …"; None if it may be a dense decoder of text.
 
-    ``fields`` are config.json's, unchecked, or those that transformers makes of them, defaults included.
+    ``fields`` are config.json's, unchecked, or as read by transformers, with defaults.
     """
     return (
         _multimodal(architecture, fields)
@@ -68,7 +68,7 @@ def _multimodal(architecture: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def _other_task(architecture: str, fields: Mapping[str, Any]) -> str | None:
-    """What a model is that generates no text, or not token by token; None for others."""
+    """The kind of a model that generates no text, or not token by token; None for others."""
     if any(name in architecture.lower() for name in _DIFFUSION):
         return "a diffusion language model, which does not generate token by token"
     if architecture.endswith(_SCORING):
@@ -84,7 +84,7 @@ def _other_task(architecture: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def _hybrid(fields: Mapping[str, Any]) -> str | None:
-    """Models with layers that neither attend over all earlier tokens nor over those in a window."""
+    """Models with layers other than full or sliding-window attention."""
     listed = fields.get("layer_types")
     types = {each for each in listed if isinstance(each, str)} if isinstance(listed, list) else set()
     if others := sorted(types - set(ATTENTION_TYPES)):
@@ -113,7 +113,7 @@ def _mixture(fields: Mapping[str, Any]) -> str | None:
 
 
 def _other_class(architecture: str) -> str | None:
-    """A class without a head that predicts tokens, or of a name that the fallback does not try."""
+    """A class without a head that predicts tokens, or with a name that the fallback does not try."""
     if architecture in _classes("CAUSAL_LM"):
         tried = architecture.endswith("ForCausalLM")
         return None if tried else "not named …ForCausalLM, and only such classes run through transformers"
@@ -128,7 +128,7 @@ def is_known(architecture: str) -> bool:
 
 
 def _classes(*tasks: str) -> set[str]:
-    """The names of transformers' classes for ``tasks``, or of those without a head."""
+    """The names of transformers' classes for ``tasks``, by default those without a head."""
     names = [f"MODEL_FOR_{task}_MAPPING_NAMES" for task in tasks] or ["MODEL_MAPPING_NAMES"]
     return {name for mapping in names for name in getattr(modeling_auto, mapping, {}).values() if isinstance(name, str)}
 

@@ -1,7 +1,6 @@
 """A decoder-only language model as workers see it.
 
-Symbols in shapes: T rows of a step, R rows that are wanted, H hidden size, padded as the backend wants it, V vocabulary
-size.
+Symbols in shapes: T rows of a step, R wanted rows, H hidden size with the backend's padding, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -26,20 +25,19 @@ from engine_core.weights.source import Weights
 
 
 class LanguageModel(ABC):
-    """Made of parts without weights, which ``load`` fills; keeps no state between calls but the KV cache.
+    """Consists of parts whose weights ``load`` fills in; keeps no state between calls but the KV cache.
 
-    With batch-invariant backends, a row's result is meant to have the same bits whatever else is in the step; a
-    self-test has to confirm it.
+    With batch-invariant backends, a row's result should have the same bits whatever else is in the step; a self-test
+    has to confirm it.
     """
 
     config: ModelShape
     reads_per_layer_config: ClassVar[bool] = False
-    """Whether ``read_config`` knows ``per_layer_config``; for the others it is refused."""
+    """Whether ``read_config`` supports ``per_layer_config``; other models refuse it."""
 
     @classmethod  # noqa: B027
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
-        """Refuse what transformers would pass over, or stumble over without saying what it is, in ``raw``, config.json
-        as it is.
+        """Refuse fields of ``raw``, the unprocessed config.json, that transformers would ignore or report unclearly.
 
         Raises ``CheckpointError``, ``UnsupportedModelError``.
         """
@@ -47,19 +45,19 @@ class LanguageModel(ABC):
     @classmethod
     @abstractmethod
     def read_config(cls, config: PretrainedConfig) -> ModelShape:
-        """What ``config`` describes. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+        """Read ``config``. Raises ``CheckpointError``, ``UnsupportedModelError``."""
 
     def __init__(self, config: ModelShape, parts: PartFactory, max_model_len: int) -> None:
-        """Make the parts by ``parts``, in the order in which they load."""
+        """Make the parts by ``parts``, in loading order."""
         self.config = config
         self._factory = parts
         self._max_model_len = max_model_len
         self.stage_layers = config.stage_layers(parts.rank.pp_size)[parts.rank.pp]
-        """The layers that there are here: all, unless the model is one of several stages."""
+        """This stage's layers: all, if it is the only stage."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights that are not quantized, and of hidden states."""
+        """The type of hidden states and of weights that are not quantized."""
         return self._factory.dtype
 
     @property
@@ -69,48 +67,47 @@ class LanguageModel(ABC):
 
     @property
     def has_head(self) -> bool:
-        """Whether its layers are the last ones, and the norm and the head follow."""
+        """Whether its layers are the last ones, followed by norm and head."""
         return self._factory.rank.is_last_stage
 
     @property
     def vocab_size(self) -> int:
-        """Logits of a row."""
         return self.config.vocab_size
 
     @property
     def embedding_size(self) -> int:
-        """Width of embeddings and of what the head takes, without padding."""
+        """Width of embeddings and of the head's input, without padding."""
         return self.config.hidden_size
 
     @property
     def numerics(self) -> tuple[str, ...]:
-        """What decides a result's bits besides the backends of layers and attention."""
+        """What determines a result's bits besides the backends of layers and attention."""
         return ()
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All, in the order in which they load."""
+        """In loading order."""
         return tuple(self._factory.parts)
 
     @property
     def layer_parts(self) -> tuple[Part, ...]:
-        """The parts of layers that have tensors."""
+        """The layers' parts that have tensors."""
         return tuple(part for part in self.parts if any(self.is_of_layer(name) for name in part.tensors()))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor that the parts take from a checkpoint."""
+        """The shapes of all tensors that the parts take from a checkpoint, by name."""
         return {name: shape for part in self._factory.parts for name, shape in part.tensors().items()}
 
     def renamed(self, name: str) -> str:
-        """What ``tensors`` calls a tensor that a checkpoint calls ``name``."""
+        """The name in ``tensors`` for a checkpoint's ``name``."""
         return name
 
     @abstractmethod
     def is_redundant(self, name: str) -> bool:
-        """Whether a tensor may be there without being used: it only repeats the configuration or another tensor."""
+        """Whether a tensor may be present but unused: it only repeats the configuration or another tensor."""
 
     def repeats(self, name: str) -> str | None:
-        """The tensor that a redundant one must equal, if there is one."""
+        """The tensor that a redundant one must equal, if any."""
         return None
 
     @abstractmethod
@@ -118,57 +115,56 @@ class LanguageModel(ABC):
         """Whether a tensor belongs to one of the layers."""
 
     def load(self, weights: Weights) -> None:
-        """Give each part its weights, one after the other, in the order in which they were made."""
+        """Load the parts' weights, in the order in which the parts were made."""
         for part in self._factory.parts:
             part.load(weights)
 
     @property
     def is_part(self) -> bool:
-        """Whether other ranks have further parts of the model."""
+        """Whether other ranks have the rest of the model."""
         return self._factory.rank.world_size > 1
 
     @property
     def num_weights(self) -> int:
-        """Numbers in the checkpoint that it takes."""
+        """Count of numbers that it takes from the checkpoint."""
         return sum(part.num_weights for part in self._factory.parts)
 
     @property
     def expected_weight_bytes(self) -> int:
-        """Bytes that the weights will take, before any is loaded; what padding adds is left out."""
+        """Bytes of the weights, known before loading, without padding."""
         return sum(part.weight_bytes(self._factory.dtype.itemsize) for part in self._factory.parts)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights as they are kept, packed and padded."""
+        """Bytes of the loaded weights, packed and padded."""
         return sum(part.nbytes for part in self._factory.parts)
 
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Final hidden states (after the last norm) of a step with ``input_ids`` [T] int64 at ``positions`` [T] int64:
-        [R, H] of the rows that are wanted, or [T, H] of all.
+        [R, H] for the wanted rows, or [T, H] for all.
         """
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] float32 of hidden states [R, H]; pass only the rows that are sampled."""
+        """Logits [R, V] float32 for hidden states [R, H]; pass only rows to sample."""
 
     @property
     def masks_argmax(self) -> bool:
-        """Whether ``greatest`` takes ``allowed``."""
+        """Whether ``greatest`` supports ``allowed``."""
         return False
 
     def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
-        """The tokens with the greatest logits, the lowest id of equals, for hidden states [R, H]; and these logits.
+        """The greatest logits for hidden states [R, H], and their tokens; ties go to the lowest id.
 
-        Tokens are of those whose bits are set in ``allowed`` [R, ⌈V / 32⌉] int32 (bit i of word w: token 32 · w + i),
-        if given.
+        ``allowed`` [R, ⌈V / 32⌉] int32, if given, is a bit mask of tokens (bit i of word w: token 32 · w + i).
         """
         assert allowed is None
         return greatest_of(self.compute_logits(hidden))
 
     @property
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
-        """The groups of layers that have a block table each; those of the whole model, but with the layers here."""
+        """Groups of layers that share a block table: the whole model's groups, restricted to the layers here."""
         if len(self._layer_indices) < len(self.stage_layers):
             return self.config.groups_of(self._caching_layers)  # cut down
         layers, places = self.config.caching_layers, {index: at for at, index in enumerate(self._caching_layers)}
@@ -178,7 +174,7 @@ class LanguageModel(ABC):
         )
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
-        """What the attention backend has to allocate for this model."""
+        """The cache that the attention backend must allocate for this model."""
         specs = self.config.rank_cache_specs
         return KVCacheSpec(
             tuple(specs[index].padded(self._factory.backend.padded) for index in self._caching_layers),
@@ -190,39 +186,39 @@ class LanguageModel(ABC):
 
     @property
     def cache_of_layers(self) -> tuple[int, ...]:
-        """For each layer, which of the caches for ``kv_cache_spec`` it attends over."""
+        """For each layer, the index of its cache in ``kv_cache_spec``."""
         return tuple(self._caching_layers.index(owner) for owner in self._owners)
 
     @abstractmethod
     def layer_kind(self, index: int) -> Hashable:
-        """Equal for layers that take equal memory and time and compute by the same kernels."""
+        """Equal for layers with equal memory, time and kernels."""
 
     def layers_by_kind(self) -> list[list[int]]:
-        """The indices of the layers of each kind."""
+        """The layers' indices, grouped by kind."""
         kinds: dict[Hashable, list[int]] = {}
         for index in self._layer_indices:
             kinds.setdefault(self.layer_kind(index), []).append(index)
         return list(kinds.values())
 
     def one_layer_of_each_kind(self) -> Self:
-        """The same model cut down to the first layer of each kind, sharing weights: for profiling and self-tests.
+        """A copy with only the first layer of each kind, sharing weights: for profiling and self-tests.
 
-        Those whose caches they attend over are left in, too.
+        The layers whose caches they attend over remain, too.
         """
         first = [indices[0] for indices in self.layers_by_kind()]
         return self.with_layers(sorted({*first, *(self.config.cache_owners[index] for index in first)}))
 
     def with_layers(self, indices: Sequence[int]) -> Self:
-        """The same model with only the layers ``indices``, sharing weights; its ``kv_cache_spec`` counts only them.
+        """A copy with only the layers ``indices``, sharing weights; its ``kv_cache_spec`` counts only them.
 
-        A layer that attends over what a missing one writes has a cache that nothing writes: good for measuring alone.
+        A layer that attends over a missing layer's cache gets one that nothing writes: good only for measuring.
         """
         model = copy.copy(self)
         model._set_layers(indices)
         return model
 
     def _set_layers(self, indices: Sequence[int]) -> None:
-        """Run only these of all layers."""
+        """Run only these layers."""
         self._layer_indices = tuple(indices)
         owners = self.config.cache_owners
         self._owners = tuple(owners[index] if owners[index] in indices else index for index in indices)
@@ -230,31 +226,31 @@ class LanguageModel(ABC):
 
 
 class StagedModel(LanguageModel):
-    """A model that can be one of several stages of consecutive layers."""
+    """A model that can be a pipeline stage of consecutive layers."""
 
     @abstractmethod
     def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
-        """What the first layer here takes of ``input_ids`` [T] int64 at ``positions`` [T] int64.
+        """The input of this stage's first layer for ``input_ids`` [T] int64 at ``positions`` [T] int64.
 
-        In a stage that is not the first it is made up, of the ids alone: to measure and to test the stage by itself.
+        In a later stage it is made up from the ids alone, to measure and test the stage by itself.
         """
 
     @abstractmethod
     def forward_stage(
         self, given: IntermediateTensors, positions: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """What ``forward`` makes of tokens, of what the first layer here is ``given`` of them.
+        """Like ``forward``, from the input ``given`` to this stage's first layer.
 
-        [T, H] without the last norm where other stages follow.
+        [T, H] without the last norm if other stages follow.
         """
 
     @abstractmethod
     def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
-        """Shapes of the ``IntermediateTensors`` that the stage before sends for a step of ``rows``."""
+        """Shapes of the ``IntermediateTensors`` that the previous stage sends for a step of ``rows``."""
 
     @abstractmethod
     def for_next_stage(self, given: IntermediateTensors, hidden: torch.Tensor) -> IntermediateTensors:
-        """What the next stage takes, of what this one was ``given`` and the ``hidden`` states it has made of that."""
+        """The next stage's input, from this stage's input ``given`` and its output ``hidden``."""
 
 
 def group_of_layers(groups: Sequence[KVCacheGroup]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and the many checkpoints in their format: pre-norm, rotary, a gated feed-forward block."""
+"""Llama 2 and 3, and the many checkpoints in their format: pre-norm, rotary embeddings, a gated feed-forward block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields
 
 
 class LlamaLayer:
-    """Attention, then a feed-forward block, each after a norm and added to what went in."""
+    """Attention, then a feed-forward block, each with a norm before it and a residual."""
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps = config.hidden_size, config.norm_eps
@@ -28,7 +28,7 @@ class LlamaLayer:
 
 
 class LlamaForCausalLM(CausalLM):
-    """Biases only where the configuration asks for them."""
+    """Biases are optional."""
 
     model_type = "llama"
     layer_class = LlamaLayer

@@ -10,7 +10,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields, w
 
 
 class MinistralForCausalLM(CausalLM):
-    """Without ``layer_types``, a window applies to every layer."""
+    """Without ``layer_types``, the window applies to every layer."""
 
     model_type = "ministral"
     layer_class = LlamaLayer

@@ -1,5 +1,5 @@
-"""Ministral 3, its text model: Mistral's layers with queries that grow with their position, against flat attention over
-long contexts.
+"""Ministral 3's text model: Mistral's layers with queries that grow with position, against flat attention over long
+contexts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields, u
 
 
 class Ministral3ForCausalLM(CausalLM):
-    """A window, where there is one, applies to every layer."""
+    """A window, if any, applies to every layer."""
 
     model_type = "ministral3"
     layer_class = LlamaLayer

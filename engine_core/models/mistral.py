@@ -10,7 +10,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields, u
 
 
 class MistralForCausalLM(CausalLM):
-    """A window, where there is one, applies to every layer."""
+    """A window, if any, applies to every layer."""
 
     model_type = "mistral"
     layer_class = LlamaLayer

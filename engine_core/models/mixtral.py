@@ -1,4 +1,4 @@
-"""Mixtral: Mistral's layers with experts in all of them."""
+"""Mixtral: Mistral's layers, all with experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_core.weights.expert_tensors import SeparateExperts
 
 
 class MixtralLayer:
-    """Attention, then experts, each after a norm and added to what went in."""
+    """Attention, then experts, each with a norm before it and a residual."""
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps, mixture = config.hidden_size, config.norm_eps, config.mixture

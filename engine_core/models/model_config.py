@@ -1,4 +1,4 @@
-"""The architecture config: what the engine must know of a decoder, read from a checkpoint's configuration."""
+"""The shape and options of a decoder, read from a checkpoint's configuration."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine_core.ops.base import Routing
 from engine_core.weights.experts import ExpertsShape
 
 _MOST, MOST_LAYERS = 2**24, 4096
-"""Limits of any size, and of layers."""
+"""Upper limits of any size, and of layers."""
 _MOST_EXPERTS = 4096
-"""The most experts of a layer, each of which has tensors of its own."""
+"""The most experts of a layer; each has its own tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What the engine must know of any model."""
+    """The sizes that the engine needs of any model."""
 
     vocab_size: int
     hidden_size: int
@@ -37,12 +37,12 @@ class ModelShape:
     head_dim: int
     max_position_embeddings: int
     sliding_windows: tuple[int | None, ...]
-    """How many tokens a token sees in each layer, itself included; None: all before it."""
+    """Tokens that a token sees in each layer, itself included; None: all before it."""
     tensor_parallel_size: int = 1
     """Ranks that share each layer."""
 
     def for_ranks(self, tensor_parallel_size: int, *, expert_parallel: bool = False) -> Self:
-        """The same, of which each layer is shared by that many ranks. Raises ``ConfigError`` where it cannot be."""
+        """The same, with each layer shared by that many ranks. Raises ``ConfigError`` if impossible."""
         size = tensor_parallel_size
         if size > 1:
             self._require_shares(size, expert_parallel)
@@ -62,7 +62,7 @@ class ModelShape:
                 raise refuse(f"at most {-(-count // UNIT)}, as {name}={count} is cut in units of {UNIT}")
 
     def _shared_widths(self, expert_parallel: bool) -> dict[str, int]:
-        """Outputs that ranks share, by what config.json calls them."""
+        """Numbers of outputs that ranks share, by their names in config.json."""
         return {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -70,9 +70,7 @@ class ModelShape:
         }
 
     def stage_layers(self, stages: int) -> list[range]:
-        """The layers of each of ``stages``, which take about the same time. Raises ``ConfigError`` where there are too
-        few.
-        """
+        """The layers of each stage, balanced by time. Raises ``ConfigError`` if there are too few layers."""
         ranges = cut_layers(self.cache_owners, stages, work_of_layers(self), work_of_head(self))
         if ranges is None:
             most = next(count for count in reversed(range(stages)) if cut_layers(self.cache_owners, count))
@@ -84,18 +82,18 @@ class ModelShape:
         return ranges
 
     def within(self, max_model_len: int) -> Self:
-        """The same without windows that change nothing for sequences of up to ``max_model_len``."""
+        """The same without windows that have no effect on sequences of up to ``max_model_len``."""
         windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
         return replace(self, sliding_windows=tuple(windows))
 
     @property
     def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
-        """What each layer attends over of a token, without padding. A family with unlike layers overrides it."""
+        """What each layer's cache holds per token, without padding. A family with unlike layers overrides it."""
         return (AttentionSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
 
     @property
     def cache_owners(self) -> tuple[int, ...]:
-        """Which layer writes what each layer attends over: itself, or an earlier one with as much and as wide a window.
+        """Each layer's cache owner: itself, or an earlier layer with the same cache size and window.
 
         A family whose layers share caches overrides it.
         """
@@ -103,16 +101,16 @@ class ModelShape:
 
     @property
     def caching_layers(self) -> tuple[int, ...]:
-        """The layers with a cache of their own, in ascending order."""
+        """The layers with their own cache, in ascending order."""
         return tuple(sorted(set(self.cache_owners)))
 
     @property
     def rank_cache_specs(self) -> tuple[LayerCacheSpec, ...]:
-        """What one rank keeps of ``cache_specs``."""
+        """One rank's share of ``cache_specs``."""
         return tuple(spec.of_rank(self.tensor_parallel_size) for spec in self.cache_specs)
 
     def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
-        """The groups of a rank's cache of these layers; a group has their places in ``layers``."""
+        """The groups of a rank's cache for these layers; groups contain indices into ``layers``."""
         specs = self.rank_cache_specs
         return group_layers([self.sliding_windows[layer] for layer in layers], [specs[layer] for layer in layers])
 
@@ -124,7 +122,7 @@ class ModelShape:
 
     @property
     def has_plain_layers(self) -> bool:
-        """Whether all layers see all tokens, and keep the same of each."""
+        """Whether all layers see all tokens, and have their own, equal caches."""
         alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
         return (
             alike
@@ -134,17 +132,17 @@ class ModelShape:
 
     @property
     def is_plainly_attending(self) -> bool:
-        """Whether all that attention does is the softmax of scores / √head_dim over all tokens, alike in all layers."""
+        """Whether attention in all layers is a plain softmax of scores / √head_dim over all tokens."""
         return self.has_plain_layers
 
     @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:
-        """The rotations whose angles are computed at the start, in the order in which they first occur."""
+        """The distinct rotations, whose angles are computed at the start, in order of first occurrence."""
         return ()
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens a sequence may have."""
+        """In tokens."""
         return self.max_position_embeddings
 
 
@@ -157,22 +155,22 @@ class Mixture:
     is_sparse: tuple[bool, ...]
     """Which layers have experts; the others have a dense feed-forward block."""
     shared_size: int | None = None
-    """Inner size of the expert that every row goes through, if there is one."""
+    """Inner size of the shared expert, if any."""
     correction_bias: bool = False
-    """Whether each expert has a bias that is added to its scores for the choice of experts alone."""
+    """Whether experts have biases that are added to scores only for choosing experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchitectureConfig(ModelShape):
-    """What all families have. A family that needs more extends it in its own file."""
+    """The options that families share. A family that needs more extends it in its own file."""
 
     activation: Activation
     norm_eps: float
     tie_word_embeddings: bool
     ropes: tuple[RopeParameters | None, ...]
-    """How each layer rotates queries and keys; None: it does not."""
+    """Each layer's rotation of queries and keys; None: it has none."""
     qkv_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """What a checkpoint calls these projections; one name where it keeps them as one. ``gate_up_names`` likewise."""
+    """The projections' names in a checkpoint; one name if they are fused. ``gate_up_names`` likewise."""
     gate_up_names: tuple[str, ...] = ("gate_proj", "up_proj")
     qkv_bias: bool = False
     o_bias: bool = False
@@ -180,15 +178,15 @@ class ArchitectureConfig(ModelShape):
     qk_norm: bool = False
     """Whether queries and keys are normalized per head before rotation."""
     norm_offset: float = 0.0
-    """What is added to the weights of all norms."""
+    """Added to the weights of all norms."""
     softmax_scale: float | None = None
-    """The factor of attention's scores; None: 1 / √head_dim."""
+    """The factor of attention scores; None: 1 / √head_dim."""
     attn_logit_softcap: float | None = None
     """Scores s become c · tanh(s / c)."""
     attention_sinks: bool = False
-    """Whether each head has a logit that takes part in the softmax and has no value."""
+    """Whether each head has an extra logit in the softmax, without a value."""
     residual_scale: float = 1.0
-    """The factor of what attention and feed-forward blocks add to the residual."""
+    """The factor of attention and feed-forward outputs when they are added to the residual."""
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -242,13 +240,13 @@ def common_fields(
     head_dims: Sequence[int] | None = None,
     windows: Callable[[PretrainedConfig, int], tuple[int | None, ...]] | None = None,
 ) -> dict[str, Any]:
-    """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
+    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation`` names a field.
 
-    ``partial_rotary``, ``query_scaling``: whether the family knows ``partial_rotary_factor``, ``llama_4_scaling_beta``.
-    ``interleaved``: neighbouring elements are rotated as pairs. ``head_dim`` is the configuration's unless given, and
-    that of all layers unless ``head_dims`` has theirs. ``windows`` reads those of so many layers; without it, they have
+    ``partial_rotary``, ``query_scaling``: whether the family has ``partial_rotary_factor``, ``llama_4_scaling_beta``.
+    ``interleaved``: neighbouring elements are rotated as pairs. ``head_dim`` defaults to the configuration's, and
+    ``head_dims``, per layer, to ``head_dim``. ``windows`` reads the sliding windows of that many layers, by default
     none. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
-    that the engine does not have.
+    that the engine lacks.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -289,10 +287,8 @@ def common_fields(
 
 
 def require_like_layers(config: PretrainedConfig) -> None:
-    """Refuse ``per_layer_config`` that changes something: any configuration may have it. Raises
-    ``UnsupportedModelError``.
-    """
-    if not getattr(config, "is_heterogeneous", False):  # not known to transformers of before 5.14
+    """Raise ``UnsupportedModelError`` for a ``per_layer_config`` with an effect; any configuration may have one."""
+    if not getattr(config, "is_heterogeneous", False):  # transformers has it since 5.14
         return
     if changed := sorted(config.per_layer_attributes or ()):
         raise UnsupportedModelError(
@@ -310,7 +306,7 @@ def read_experts(
     intermediate_size: str,
     top_k: str = "num_experts_per_tok",
 ) -> ExpertsShape:
-    """The experts that ``config`` describes; the last three arguments name its fields. Raises ``CheckpointError``."""
+    """Read the experts of ``config``; the last three arguments name its fields. Raises ``CheckpointError``."""
     count, chosen = positive(config, num_experts, _MOST_EXPERTS), positive(config, top_k)
     if chosen > count:
         raise CheckpointError(f"{top_k}={chosen} is not usable: expected at most {num_experts}={count}")
@@ -319,8 +315,8 @@ def read_experts(
 
 
 def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
-    """``sliding_window`` for the layers to which ``layer_types`` gives one. Raises ``CheckpointError``, and
-    ``UnsupportedModelError`` for a type that is not known.
+    """``sliding_window`` for the layers with one in ``layer_types``. Raises ``CheckpointError``, and
+    ``UnsupportedModelError`` for an unknown type.
     """
     kinds = layer_types(config, num_layers)
     unused = getattr(config, "use_sliding_window", True) is False
@@ -337,7 +333,7 @@ def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | 
 
 def uniform_windows(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
     """``sliding_window``, which may be null, for all layers. Raises ``CheckpointError``, and ``UnsupportedModelError``
-    where ``layer_types`` wants something else.
+    if ``layer_types`` disagrees.
     """
     window = sliding_window(config)
     kind = "full_attention" if window is None else "sliding_attention"
@@ -350,7 +346,7 @@ def uniform_windows(config: PretrainedConfig, num_layers: int) -> tuple[int | No
 
 
 def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
-    """The kind of each layer. Raises ``CheckpointError`` where there are more or fewer than layers."""
+    """The type of each layer. Raises ``CheckpointError`` if their number is not ``num_layers``."""
     kinds = config.layer_types
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         named = f"names {len(kinds)} layers" if isinstance(kinds, list) else f"is {kinds!r}"
@@ -359,12 +355,12 @@ def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
 
 
 def sliding_window(config: PretrainedConfig) -> int | None:
-    """``sliding_window`` of a configuration, which may be null. Raises ``CheckpointError``."""
+    """``sliding_window``, which may be null. Raises ``CheckpointError``."""
     return None if config.sliding_window is None else positive(config, "sliding_window", MOST_POSITIONS)
 
 
 def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
-    """A size from 1 to ``most``: sizes beyond those of any model are refused before anything is allocated."""
+    """A size from 1 to ``most``, so that absurd sizes raise ``CheckpointError`` before anything is allocated."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"{name}={value!r} is not usable: expected a positive whole number")
@@ -374,7 +370,7 @@ def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
 
 
 def positive_number(config: PretrainedConfig, name: str, default: float | None = None) -> float:
-    """A finite number above 0; ``default``, if given, where there is none. Raises ``CheckpointError``."""
+    """A finite number above 0; ``default`` replaces a missing field. Raises ``CheckpointError``."""
     value = getattr(config, name) if default is None else getattr(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise CheckpointError(f"{name}={value!r} is not usable: expected a positive number")
@@ -409,11 +405,11 @@ def _ropes(
     query_scaling: bool,
     interleaved: bool,
 ) -> tuple[RopeParameters | None, ...]:
-    """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
-    # As transformers' modules do: this puts an original_max_position_embeddings beside the parameters in theirs' place.
+    """``rope_parameters``, common to all layers or given per layer type."""
+    # As transformers' modules do: this copies a top-level original_max_position_embeddings into the parameters.
     try:
         config.standardize_rope_params()
-    except TypeError as error:  # a field may have the name of what this calls
+    except TypeError as error:  # a field may shadow a method that this calls
         raise CheckpointError(f"rope_parameters cannot be read: {error}") from error
     given: Mapping[str, Any] = config.rope_parameters or {}
     by_kind: list[Mapping[str, Any]] = [parameters for parameters in given.values() if isinstance(parameters, dict)]

@@ -16,8 +16,8 @@ from engine_core.weights.features import Features
 
 
 class Olmo2Layer:
-    """Attention, then a feed-forward block, each before a norm and added to what went in. One more norm spans all query
-    heads, another all key heads.
+    """Attention, then a feed-forward block, each followed by a norm and added to the residual. One more norm spans all
+    query heads, another all key heads.
     """
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
@@ -43,7 +43,7 @@ class Olmo2Layer:
 
 
 class Olmo2ForCausalLM(CausalLM):
-    """Biases of attention only where the configuration asks for them."""
+    """Biases of attention are optional."""
 
     model_type = "olmo2"
     layer_class = Olmo2Layer

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2's layers, most of them over a sliding window; context is extended only in those without one."""
+"""OLMo 3: OLMo 2's layers, most with a sliding window; only those without one have their context extended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine_core.models.olmo2 import Olmo2Layer
 
 
 class Olmo3ForCausalLM(CausalLM):
-    """Layers rotate as ``rope_parameters`` says for their type."""
+    """``rope_parameters`` has an entry per layer type."""
 
     model_type = "olmo3"
     layer_class = Olmo2Layer

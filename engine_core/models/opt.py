@@ -1,5 +1,5 @@
 """OPT (https://arxiv.org/abs/2205.01068): learned positions, layer norms, a feed-forward block without a gate, and, in
-one of its sizes, norms after the residual, and embeddings narrower than the layers. Galactica has this format, too.
+one size, post-norm and embeddings narrower than the layers. Galactica has this format, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine_core.models.model_config import MOST_LAYERS, ArchitectureConfig, pos
 
 _NORM_EPS = 1e-5
 _FIRST_POSITION = 2
-"""The row of the first token's position: those before it are left over from padding."""
+"""The table row of position 0; the rows before it were for padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class OPTConfig(ArchitectureConfig):
 
     norm_weights: bool
     pre_norm: bool
-    """Norms are before the blocks, instead of after the residual."""
+    """Norms before the blocks, instead of after the residual."""
     final_norm: bool
     embedding_size: int
 
 
 class OPTLayer:
-    """Attention, then a feed-forward block, each after a norm and added to what went in, or before a norm of the sum
+    """Attention, then a feed-forward block, with a residual each, and a norm before the block or after the sum
     (https://arxiv.org/abs/1706.03762).
     """
 
@@ -68,7 +68,7 @@ def _norm(config: OPTConfig, name: str, parts: PartFactory) -> LayerNorm:
 
 
 class OPTForCausalLM(CausalLM):
-    """Positions are limited by their table."""
+    """The position table limits positions."""
 
     model_type = "opt"
     prefix = "model.decoder"
@@ -132,22 +132,22 @@ class OPTForCausalLM(CausalLM):
         return places + tokens if self.project_in is None else self.project_in(tokens, places)
 
     def renamed(self, name: str) -> str:
-        """Some checkpoints were saved without a head, and their tensors' names begin with ``decoder``."""
+        """Checkpoints saved without a head have names that begin with ``decoder``."""
         return f"model.{name}" if name.startswith("decoder.") else name
 
     def is_redundant(self, name: str) -> bool:
-        """A number of the format's version may be there, too."""
+        """True also for the format's version number."""
         return name == f"{self.prefix}.version" or super().is_redundant(name)
 
 
 class OPTOutput:
-    """The norm after the last layer and the projection to the size of embeddings; None where there is none."""
+    """The norm after the last layer and the projection to the embedding size, both optional."""
 
     def __init__(self, norm: LayerNorm | None, project_out: ColumnParallelLinear | None) -> None:
         self._norm = norm
         self._project_out = project_out
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, embedding size] of ``hidden`` [R, H]."""
+        """[R, embedding size] for ``hidden`` [R, H]."""
         hidden = hidden if self._norm is None else self._norm(hidden)
         return hidden if self._project_out is None else self._project_out(hidden)

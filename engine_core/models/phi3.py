@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: Llama's layers from fused projections, with LongRoPE and heads that are rotated in part."""
+"""Phi-3, Phi-3.5 and Phi-4: Llama's layers with fused projections, LongRoPE and partial rotation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields, u
 
 
 class Phi3ForCausalLM(CausalLM):
-    """No biases. A window, where there is one, applies to every layer."""
+    """No biases. A window, if any, applies to every layer."""
 
     model_type = "phi3"
     layer_class = LlamaLayer

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on the query, key and value projections; some layers may attend over a sliding window."""
+"""Qwen2 and Qwen2.5: biases on the QKV projections; some layers may have a sliding window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention; experts, and a shared one, whose output a gate scales."""
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention; experts, and a shared expert with a gate on its output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engine_core.weights.expert_tensors import SeparateExperts
 
 
 class QwenMoeBlock:
-    """Experts that a router chooses, and perhaps one that every row goes through, times the sigmoid of a gate."""
+    """Routed experts, and perhaps a shared one, times the sigmoid of a gate."""
 
     def __init__(self, config: ArchitectureConfig, mixture: Mixture, prefix: str, parts: PartFactory) -> None:
         router, experts = RouterTensors(f"{prefix}.gate"), SeparateExperts(f"{prefix}.experts")
@@ -43,7 +43,7 @@ class QwenMoeBlock:
 
 
 class QwenMoeLayer:
-    """Attention, then a dense feed-forward block or experts, each after a norm and added to what went in."""
+    """Attention, then a dense feed-forward block or experts, each with a norm before it and a residual."""
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps, mixture = config.hidden_size, config.norm_eps, config.mixture
@@ -79,7 +79,7 @@ class Qwen2MoeForCausalLM(CausalLM):
 
 
 def qwen_mixture(config: PretrainedConfig, fields: dict[str, Any], shared_size: int | None) -> Mixture:
-    """The experts of Qwen2-MoE and Qwen3-MoE: in every ``decoder_sparse_step``th layer that is not one of
+    """The experts of Qwen2-MoE and Qwen3-MoE: in every ``decoder_sparse_step``th layer that is not in
     ``mlp_only_layers``. Raises ``CheckpointError``.
     """
     experts = read_experts(config, fields, num_experts="num_experts", intermediate_size="moe_intermediate_size")

@@ -10,7 +10,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields, w
 
 
 class Qwen3ForCausalLM(CausalLM):
-    """Biases only where the configuration asks for them; some layers may attend over a sliding window."""
+    """Biases are optional; some layers may have a sliding window."""
 
     model_type = "qwen3"
     layer_class = LlamaLayer

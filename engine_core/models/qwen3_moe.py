@@ -10,7 +10,7 @@ from engine_core.models.qwen2_moe import QwenMoeLayer, qwen_mixture
 
 
 class Qwen3MoeForCausalLM(CausalLM):
-    """No expert is shared; a window, where there is one, applies to every layer."""
+    """No expert is shared; a window, if any, applies to every layer."""
 
     model_type = "qwen3_moe"
     layer_class = QwenMoeLayer

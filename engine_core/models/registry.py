@@ -70,7 +70,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 
 
 RINGLINE, TRANSFORMERS = "ringline", "transformers"
-"""Whose modules compute a model."""
+"""Values of ``ModelChoice.impl``: whose modules compute a model."""
 _UNKNOWN = f"transformers {transformers.__version__} does not know it"
 
 
@@ -83,16 +83,16 @@ class ModelChoice:
     impl: str
     """``RINGLINE`` or ``TRANSFORMERS``."""
     model_types: tuple[str, ...]
-    """What config.json may call the family."""
+    """Allowed values of ``model_type`` in config.json."""
     reason: str
-    """For a person."""
+    """For people."""
 
 
 def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) -> ModelChoice:
-    """What runs an architecture, as config.json names it, where ``model_impl`` is that of ``ModelConfig``.
+    """Choose what runs an architecture in config.json, with ``model_impl`` from ``ModelConfig``.
 
-    ``fields`` are config.json's. Raises ``UnsupportedModelError`` that says why nothing runs it, as far as these show:
-    whether the fallback can run what it is chosen for, a trial decides.
+    ``fields`` are config.json's. Raises ``UnsupportedModelError`` with the reason if they show that nothing runs it;
+    a later trial decides whether the fallback can.
     """
     own = ARCHITECTURES.get(architecture)
     if own is not None and model_impl != TRANSFORMERS:
@@ -121,7 +121,7 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
 
 
 def _way_out(architecture: str, fields: Mapping[str, Any]) -> str:
-    """The end of a refusal: what runs instead, if there is something."""
+    """The end of an error: what runs instead, if anything."""
     if architecture in ARCHITECTURES:
         return ", as --model-impl auto chooses"
     if (headless := architecture.removesuffix("Model")) != architecture:
@@ -133,26 +133,26 @@ def _way_out(architecture: str, fields: Mapping[str, Any]) -> str:
 
 
 def _served() -> set[str]:
-    """The architectures that are tested."""
+    """The tested architectures."""
     from engine_core.models.fallback.rules import TESTED
 
     return {*ARCHITECTURES, *TESTED}
 
 
 def _class_of(model_type: object) -> str | None:
-    """The causal language model that transformers has for ``model_type``."""
+    """The causal language model of transformers for ``model_type``."""
     return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) if isinstance(model_type, str) else None
 
 
 def _why_unknown(fields: Mapping[str, Any]) -> str:
-    """Why nothing is known about a class."""
+    """Why a class is unknown."""
     if fields.get("auto_map"):
         return "it needs code from its checkpoint (auto_map in config.json), which is never executed"
     return f"{_UNKNOWN}; it may be misspelt, or newer"
 
 
 def fallback_may_run(config: PretrainedConfig) -> bool:
-    """Whether ``config`` describes a dense decoder that transformers has; a trial of its module may refuse it yet."""
+    """Whether ``config`` describes a dense decoder of transformers; a trial of its module may still refuse it."""
     from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
 
     try:

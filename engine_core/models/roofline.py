@@ -1,11 +1,10 @@
-"""What a step of a model must read and compute, and the shortest time in which a machine could do that (the roofline
+"""The bytes and operations of a model's step, and the shortest time in which a machine could do them (the roofline
 model: Williams, Waterman and Patterson, 2009, https://doi.org/10.1145/1498765.1498785).
 
-A step reads once every weight that any of its rows uses, and what the cache holds of every sequence; a token costs two
-operations per weight that it meets. Of experts a row meets those that it is routed to, and a step those of its rows: a
-share that is estimated as if all experts were equally likely. A step takes the longer of the two times. Activations,
-norms and sampling are left out, so this is a lower bound, but for sliding windows: attention is taken to read and see
-all tokens.
+A step reads, once, every weight that any row uses, and every sequence's cache; a token costs two operations per weight
+that it uses. A row uses the experts that it is routed to, and a step those of all its rows: a share that is estimated
+as if all experts were equally likely. A step takes the longer of the two times. Activations, norms and sampling are
+left out, so this is a lower bound, except with sliding windows: attention is assumed to read and see all tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from engine_core.models.language_model import LanguageModel
 
 
 class Speed(Protocol):
-    """What a machine can do at best."""
+    """A machine's peak speed."""
 
     @property
     def bandwidth(self) -> float:
@@ -28,12 +27,12 @@ class Speed(Protocol):
 
     @property
     def flops(self) -> float:
-        """Operations of matrix products per second, two for each multiply-add."""
+        """Operations of matrix products per second, two per multiply-add."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one or several steps cost."""
+    """The cost of one or several steps."""
 
     read: float = 0.0
     """Bytes."""
@@ -46,23 +45,23 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a model's steps cost."""
+    """The costs of a model's steps."""
 
     layers: tuple[StepWeights, ...]
-    """The weights of all layers, one entry for each way in which rows choose experts."""
+    """The weights of all layers, with an entry per way to choose experts."""
     heads: tuple[StepWeights, ...]
     """The weights of the output projection."""
     kv_bytes: int
-    """Bytes of what all layers keep of one token."""
+    """Bytes per token in all layers' caches."""
     kv_read: int
-    """Bytes that all layers read of one token that is seen: what several attend over, each of them reads."""
+    """Bytes that all layers read per seen token: each layer of a shared cache reads it."""
     attention: int
-    """Operations of one token per token that it sees."""
+    """Operations of a token per token that it sees."""
 
     @classmethod
     def of_model(cls, model: LanguageModel, itemsize: int = 2, cache_itemsize: int | None = None) -> Self:
-        """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and of the cache's unless
-        ``cache_itemsize`` says otherwise.
+        """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and the default of
+        ``cache_itemsize``.
         """
         shape, specs = model.config, model.config.cache_specs
         of_cache = cache_itemsize or itemsize
@@ -86,11 +85,11 @@ class StepCost:
 
     @property
     def active(self) -> float:
-        """Weights that a token meets, the output projection among them."""
+        """Weights that a token uses, including the output projection."""
         return sum(weights.per_row for weights in (*self.layers, *self.heads))
 
     def with_weight_bytes(self, size: float) -> Self:
-        """The same with ``size`` bytes for each weight: 2 for bfloat16, 1 for 8 bits."""
+        """The same with ``size`` bytes per weight: 2 for bfloat16, 1 for 8 bits."""
         layers, heads = (
             tuple(replace(weights, nbytes=weights.count * size) for weights in group)
             for group in (self.layers, self.heads)
@@ -98,8 +97,8 @@ class StepCost:
         return replace(self, layers=layers, heads=heads)
 
     def step(self, rows: float, sampled: float, seen: float, cached: float) -> Cost:
-        """The cost of ``rows`` tokens of which ``sampled`` go through the head; ``seen`` is the sum over rows of the
-        tokens that each sees, ``cached`` the tokens of which the cache is read.
+        """The cost of ``rows`` tokens, ``sampled`` of which go through the head; ``seen`` sums the tokens that each row
+        sees, ``cached`` counts the tokens read from the cache.
         """
         met = ((self.layers, rows), (self.heads, sampled))
         return Cost(
@@ -110,7 +109,7 @@ class StepCost:
 
 
 def _merged(parts: Iterable[Part], itemsize: int) -> tuple[StepWeights, ...]:
-    """The weights of ``parts``, those together of which rows choose alike."""
+    """The weights of ``parts``, summed per way to choose experts."""
     sums: dict[tuple[int, int], StepWeights] = {}
     for weights in (each for part in parts for each in part.step_weights(itemsize)):
         kind = weights.num_experts, weights.top_k

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's layers, some of which rotate nothing (NoPE, https://arxiv.org/abs/2305.19466) and may attend over a
+"""SmolLM3: Llama's layers, some without rotation (NoPE, https://arxiv.org/abs/2305.19466), and some perhaps with a
 sliding window.
 """
 
@@ -17,7 +17,7 @@ from engine_core.models.model_config import ArchitectureConfig, common_fields, w
 
 
 class SmolLM3ForCausalLM(CausalLM):
-    """``no_rope_layers`` has a 1 for each layer that rotates; else, one in ``no_rope_layer_interval`` does not."""
+    """``no_rope_layers`` has a 1 for layers that rotate; by default, one per ``no_rope_layer_interval`` does not."""
 
     model_type = "smollm3"
     layer_class = LlamaLayer

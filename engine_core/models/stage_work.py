@@ -1,4 +1,4 @@
-"""How much work each layer of a model is in a step, so that the stages of a pipeline take about the same time."""
+"""Estimates each layer's work in a step, so that pipeline stages take about the same time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 
 _SEQUENCES = 16
-"""Of a step, for which stages are balanced: so many meet a part of the experts."""
+"""Sequences per step for which stages are balanced; they use only a part of the experts."""
 
 
 class Layers(Protocol):
-    """What is read of a ``ModelShape``, and of its ``mixture``, if it has one."""
+    """The properties used of a ``ModelShape``, besides its ``mixture``, if any."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -31,12 +31,12 @@ class Layers(Protocol):
 
 
 def work_of_layers(config: Layers) -> list[int]:
-    """About how many weights a step of some sequences reads of each layer."""
+    """About how many of each layer's weights a step of ``_SEQUENCES`` reads."""
     return [_attention(config, layer) + _feed_forward(config, layer) for layer in range(config.num_layers)]
 
 
 def work_of_head(config: Layers) -> int:
-    """Likewise."""
+    """How many of the head's weights a step reads."""
     return config.vocab_size * config.hidden_size
 
 

@@ -76,7 +76,7 @@ class CallThread:
     def close(self) -> None:
         """Wait until the call in progress has returned, and end the thread. Idempotent.
 
-        From the thread itself, which may be the last to know of what owns it, it only asks for the end.
+        Called from the thread itself, which may hold the last reference to its owner, it does not wait.
         """
         self._end()
         if self._thread is not threading.current_thread():
@@ -102,4 +102,4 @@ def _run(orders: SimpleQueue[_Order | None]) -> None:
             order.outcome.put((order.work(order.call), None))
         except BaseException as error:
             order.outcome.put((None, error))
-        del order  # else it would keep the call's objects in memory until the next call
+        del order  # otherwise the call's objects would stay in memory until the next call

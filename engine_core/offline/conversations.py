@@ -1,4 +1,4 @@
-"""Conversations as callers of ``LLM.chat`` write them, in OpenAI's form: one list of messages, or a list of such lists.
+"""Reads conversations for ``LLM.chat``, in OpenAI's form: a list of messages, or a list of such lists.
 
 Anything else raises ``TypeError`` or ``ValueError``, which name the place: ``messages[0].content[1]``.
 """
@@ -18,15 +18,15 @@ _CALL = 'a call such as {"function": {"name": "add", "arguments": {"a": 1}}}'
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in the form that chat templates take."""
+    """Messages in the form for chat templates."""
 
     place: str
-    """Where the caller wrote it, such as ``messages[3]``."""
+    """In the caller's input, such as ``messages[3]``."""
     messages: tuple[Mapping[str, Any], ...]
 
 
 def read_conversations(messages: object) -> list[Conversation]:
-    """Every conversation, in order."""
+    """All conversations, in order."""
     items = _listed(messages, "messages", f"{_MESSAGE}, or a list of such lists")
     if all(isinstance(item, Mapping) for item in items):
         return [_read(items, "messages")]
@@ -59,7 +59,7 @@ def _message(message: object, place: str) -> Mapping[str, Any]:
 
 
 def _content(content: object, place: str, *, optional: bool) -> str:
-    """A text, or the text of parts, which are joined with a newline."""
+    """A text, or the texts of parts joined with newlines."""
     if content is None and optional:
         return ""
     if not isinstance(content, list | tuple):
@@ -94,7 +94,7 @@ def _call(call: object, place: str) -> Mapping[str, Any]:
 
 
 def as_json(value: object, kind: type, place: str) -> Any:
-    """``value`` as it comes back from JSON, which templates are written for. Raises ``TypeError`` or ``ValueError``."""
+    """``value`` after a JSON round trip, as templates expect. Raises ``TypeError`` or ``ValueError``."""
     try:
         read = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The form of a text, as callers of ``LLM`` ask for it: one of the parameters ``FORMS``, checked for its type."""
+"""The form of a text that callers of ``LLM`` ask for by one of the parameters ``FORMS``; checks types."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from engine_core.errors import InvalidRequestError
 
 FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
-"""Parameters that give the text a form; it has at most one."""
+"""Parameters that give a text its form; at most one may be set."""
 
 
 def form_of(params: Any, place: str) -> tuple[str, Any] | None:
-    """The name of the form that ``params`` ask for, and its value: schemas as JSON text, choices as a tuple.
+    """The name and value of the form in ``params``, if any: schemas as JSON text, choices as a tuple.
 
-    None if they ask for none. Raises ``InvalidRequestError``, naming ``place``, for several, and for a wrong type.
+    Raises ``InvalidRequestError``, naming ``place``, for several forms or a wrong type.
     """
     given = [name for name in FORMS if getattr(params, name) is not (False if name == "json_object" else None)]
     if len(given) > 1:

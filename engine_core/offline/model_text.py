@@ -1,7 +1,7 @@
-"""Text for ``LLM``: prompts to ids, chats to prompts, ids to text, stop strings, forms to grammars.
+"""Text for ``LLM`` by the model's tokenizer: prompts to ids, chats to prompts, ids to text, stop strings, grammars.
 
-By ``text_core``, so a result has the same text here as in the ring. ``LLM`` loads this module with the first text;
-token ids alone need none of it.
+It uses ``text_core``, so that texts are the same as in the ring. ``LLM`` loads this module with the first text; token
+ids alone need none of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from text_core.tokenizer_files import read_tokenizer_files
 
 
 class ModelText:
-    """By the tokenizer and the templates of a model, as in the ring."""
+    """Text by a model's tokenizer and templates, as in the ring."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Read the files that ``config`` names. Raises ``CheckpointError``."""

@@ -1,4 +1,4 @@
-"""Converts callers' numbers to Python's own. numpy's would overflow, and mixed arithmetic keeps their types."""
+"""Converts callers' numbers to Python's, because numpy's overflow and keep their types in mixed arithmetic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Real):
         try:
             return float(value)
-        except OverflowError:  # of a fraction; the check of its type will refuse it
+        except OverflowError:  # from a fraction, which the type check will refuse
             return value
     if isinstance(value, Mapping):
         return {plain(key): plain(each) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""Options of ``LLM``: by name, from any section of ``EngineConfig``, as callers write them."""
+"""Options of ``LLM``: callers' values by name, for any section of ``EngineConfig``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_core.offline.numpy_to_python import plain
 from engine_core.vllm_options import instead_of_vllm_options
 
 _TYPO_SIMILARITY = 0.8
-"""Least similarity, by ``difflib``, of a name to the one that it is taken to be a misspelling of."""
+"""Least similarity, by ``difflib``, at which a name counts as a misspelling of another."""
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _LONGEST = 64
@@ -24,9 +24,9 @@ _LONGEST = 64
 
 
 def configure(**options: Any) -> EngineConfig:
-    """An ``EngineConfig`` from options by name; sizes as text (512MiB), paths and numpy's numbers are accepted, too.
+    """An ``EngineConfig`` from options by name; also accepts sizes as text (512MiB), paths and numpy's numbers.
 
-    Raises ``UnknownOptionError``, which says what there is instead, and ``ConfigError`` for unusable values.
+    Raises ``UnknownOptionError``, which suggests alternatives, and ``ConfigError`` for unusable values.
     """
     sections: dict[str, type[Any]] = {section.name: section.default_factory for section in fields(EngineConfig)}  # type: ignore[misc]
     known = {option: name for name, section in sections.items() for option in options_of(section)}
@@ -39,7 +39,7 @@ def configure(**options: Any) -> EngineConfig:
 
 
 def _instead_of(option: str, known: Iterable[str]) -> str:
-    """What to say of an option that does not exist."""
+    """The error for an option that does not exist."""
     instead = instead_of_vllm_options(str).get(option)
     if instead is not None:
         return f"{option} {instead}"
@@ -49,7 +49,7 @@ def _instead_of(option: str, known: Iterable[str]) -> str:
 
 
 def _value(name: str, value: Any, declared: Mapping[str, Any]) -> Any:
-    """The value of an option as its section takes it."""
+    """The option's value in the form that its section takes."""
     if declared.get("unit") != "bytes" or not isinstance(value, str):
         return fspath(value) if isinstance(value, PathLike) else plain(value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip()[: _LONGEST + 1])

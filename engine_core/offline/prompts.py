@@ -1,7 +1,7 @@
-"""Prompts as callers of ``LLM.generate`` write them: text, token ids, or a dictionary of either, alone or in a list.
+"""Reads prompts for ``LLM.generate``: text, token ids, or a dictionary of either, alone or in a list.
 
-Anything else raises ``TypeError``; a dictionary with other keys, and text that is empty or no UTF-8, ``ValueError``.
-Both name the place.
+Anything else raises ``TypeError``; a dictionary with other keys, or text that is empty or not valid UTF-8,
+``ValueError``. Both name the place.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: its ids, or text that is still to be tokenized."""
+    """A prompt: its ids, or text to tokenize."""
 
     place: str
-    """Where the caller wrote it, such as ``prompts[3]``."""
+    """In the caller's input, such as ``prompts[3]``."""
     text: str | None
     token_ids: tuple[int, ...] | None
 
 
 def read_prompts(prompts: object) -> list[Prompt]:
-    """Every prompt, in order. A list of numbers is one prompt of token ids."""
+    """All prompts, in order. A list of numbers is one prompt of token ids."""
     if isinstance(prompts, str | Mapping):
         return [_read(prompts, "prompts")]
     items = _items(prompts)
@@ -93,8 +93,8 @@ def _token_ids(value: object, place: str, accepted: str) -> tuple[int, ...]:
 
 
 def _items(value: object) -> Sequence[Any] | None:
-    """The items of a sequence, an array or a tensor; None of anything else."""
-    if hasattr(value, "tolist"):  # numpy's arrays and torch's tensors, as Python's numbers
+    """The items of a sequence, an array or a tensor; None for anything else."""
+    if hasattr(value, "tolist"):  # numpy arrays and torch tensors, to Python's numbers
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
         return value

@@ -1,4 +1,4 @@
-"""Sampling parameters as callers of ``LLM`` set them: the engine's, and those of text."""
+"""The sampling parameters of ``LLM``: the engine's, and those of text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_VLLM = {
         "the form of the text is json_schema, json_object, regex, choice or grammar",
     ),
 }
-"""Parameters of vLLM's class that there are not, with what there is instead."""
+"""Unsupported parameters of vLLM's class, with alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class SamplingParams(request.SamplingParams):
     """The engine's parameters, how a choice becomes text, and the form of the text."""
 
     grammar: str | None = None
-    """The text is one of this grammar: Lark's notation with a rule ``start``, or GBNF with a rule ``root``."""
+    """The text follows this grammar: Lark's notation with a rule ``start``, or GBNF with a rule ``root``."""
 
     stop: str | Sequence[str] | None = None
     """One string or several (at most 64, of at most 1,024 UTF-8 bytes each and 8,192 together): the choice ends with
-    STOP as soon as its text has one of them. The text ends before it, the ids with the token that completes it."""
+    STOP as soon as its text contains one. The text ends before it, the ids with the token that completes it."""
     include_stop_str_in_output: bool = False
     """Keep the stop string in the text, or the text of the eos or stop token."""
     skip_special_tokens: bool = True
@@ -40,14 +40,14 @@ class SamplingParams(request.SamplingParams):
     json_object: bool = False
     """The text is a JSON object."""
     regex: str | None = None
-    """The text matches it as a whole."""
+    """The whole text matches it."""
     choice: Sequence[str] | None = None
     """The text is one of these."""
     any_whitespace: bool = False
-    """White space of JSON is where the model puts it. Default: one blank after each comma and colon."""
+    """The model chooses JSON's white space. Default: one blank after each comma and colon."""
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
-        """Raises TypeError for a parameter of vLLM's that there is not, with what there is instead."""
+        """Raise TypeError for an unsupported parameter of vLLM's, naming the alternative."""
         for name in _OF_VLLM.keys() & params.keys():
             raise TypeError(f"parameter {name!r} is not supported: {_OF_VLLM[name]}")
         return object.__new__(cls)
@@ -58,15 +58,15 @@ class SamplingParams(request.SamplingParams):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def for_engine(self, grammar: str | None = None) -> request.SamplingParams:
-        """The engine's part, which knows token ids alone; ``grammar`` is that of the form, as the engine reads it."""
+        """The engine's parameters, which concern token ids alone; ``grammar`` is the form's, in the engine's format."""
         names = [f.name for f in fields(request.SamplingParams) if f.name != "grammar"]
         return request.SamplingParams(**{name: getattr(self, name) for name in names}, grammar=grammar)
 
 
 def read_params(given: request.SamplingParams, place: str) -> SamplingParams:
-    """``given`` with Python's own numbers, and with the defaults of text where they are the engine's alone.
+    """``given`` with Python's numbers, and with default text parameters if it has only the engine's.
 
-    Raises ``InvalidRequestError``, naming ``place``, for a parameter of text of the wrong type.
+    Raises ``InvalidRequestError``, naming ``place``, for a text parameter of the wrong type.
     """
     names = [f.name for f in fields(SamplingParams) if hasattr(given, f.name)]
     params = SamplingParams(**{name: plain(getattr(given, name)) for name in names})

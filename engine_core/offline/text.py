@@ -1,4 +1,4 @@
-"""What ``LLM`` needs of text, and text by a tokenizer of the caller's, which can only encode and decode."""
+"""The interface to text that ``LLM`` needs, and text by a caller's tokenizer, which can only encode and decode."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from engine_core.offline.sampling_params import SamplingParams
 from engine_core.request import Finish
 
 _CONTEXT_TOKENS = 16
-"""How many of a prompt's last tokens decide how the text after it begins."""
+"""The number of a prompt's last tokens that affect how the text after it begins."""
 _MOST_BYTES = 4
-"""The most bytes of a character, each of which may be a token."""
+"""The most bytes of a character; each may be a token."""
 _REPLACEMENT = "\ufffd"
 
 
@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
     """Text to token ids and back."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, with the special tokens that belong around it."""
+        """The ids of a prompt, with its surrounding special tokens."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""
@@ -32,31 +32,31 @@ class Stopped(NamedTuple):
 
     stop: str
     end: int
-    """Ids of the choice, through the one that completes the stop string."""
+    """Number of the choice's ids, through the one that completes the stop string."""
 
 
 class ChoiceText(Protocol):
-    """The text of one choice, as its ids come."""
+    """The growing text of a choice."""
 
     def add(self, token_ids: Sequence[int], finish: Finish | None) -> Stopped | None:
-        """Take the next ids, and with the last ones the choice's end; after a stop string nothing may be added."""
+        """Add the next ids, and ``finish`` with the last ones; nothing may be added after a stop string."""
 
     @property
     def text(self) -> str:
-        """The text of the ids so far, without an end of it that may become a stop string."""
+        """The text so far, without an ending that may become a stop string."""
 
 
 class Text(Protocol):
-    """A tokenizer, and what can be made with it."""
+    """A tokenizer, and everything made with it."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
 
     def check(self, params: SamplingParams, place: str) -> None:
-        """Raise ``InvalidRequestError``, naming ``place``, for parameters of text that cannot be met."""
+        """Raise ``InvalidRequestError``, naming ``place``, for unusable text parameters."""
 
     def grammar(self, form: str, value: Any, params: SamplingParams, place: str) -> str:
-        """What the engine reads of a form (see ``offline.forms``). Raises ``InvalidRequestError``, naming ``place``."""
+        """The engine's grammar for a form (see ``offline.forms``). Raises ``InvalidRequestError``, naming ``place``."""
 
     def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
         """A conversation as a prompt: its text and its ids. Raises ``InvalidRequestError``, naming ``place``."""
@@ -65,7 +65,7 @@ class Text(Protocol):
 
 
 class CustomText:
-    """By a tokenizer of the caller's."""
+    """Text by a caller's tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -102,13 +102,13 @@ class _CustomChoice:
 
 
 def text_after(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
-    """What ``output`` adds to the text of ``prompt``: decoded alone, it may lose the space that it begins with."""
+    """The text that ``output`` adds to that of ``prompt``: decoded alone, it might lose its leading space."""
     for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MOST_BYTES):
         context = list(prompt[-size:])
         text = tokenizer.decode([*context, *output])
-        if not text.startswith(_REPLACEMENT):  # else it may begin inside a character, and spoil those after it
+        if not text.startswith(_REPLACEMENT):  # otherwise it may begin inside a character, and spoil the following ones
             break
-    # Drop as much of the prompt's text as stands unchanged: a character that ``output`` completes does not.
+    # Drop the prompt's text as far as it is unchanged: a character that ``output`` completes is not.
     before = (tokenizer.decode(context[:end]) for end in range(len(context), 0, -1))
     return text.removeprefix(next((each for each in before if text.startswith(each)), ""))
 

@@ -1,5 +1,5 @@
-"""The fallback: dense decoders without a model of Ringline's own, run through transformers' modules.
+"""The fallback: runs dense decoders that Ringline has no model for through transformers' modules.
 
-``rules`` says which may be tried, ``trial`` finds out on the meta device what one passes to attention, ``modules`` puts
-the engine's layers and attention in, and ``model`` is the model that workers see.
+``rules`` says which may be tried, ``trial`` observes on the meta device what a model passes to attention, ``assembly``
+puts the engine's layers from ``modules`` in, and ``model`` is the model that workers see.
 """

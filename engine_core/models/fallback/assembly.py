@@ -1,4 +1,4 @@
-"""Builds a module of transformers with the engine's layers in it; its weights and attention come later."""
+"""Builds a transformers module with the engine's layers in it; weights and attention come later."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _MIXING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._NormBase, 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A causal language model of transformers whose linear layers and embeddings are the engine's."""
+    """A transformers causal language model whose linear layers and embeddings are the engine's."""
 
     module: PreTrainedModel
     head: Head
     names: dict[str, str]
-    """Names of tensors in a checkpoint, by the module's own."""
+    """Names of tensors in a checkpoint, by the module's names."""
     shapes: dict[str, tuple[int, ...]]
-    """The shape of each tensor, by the module's own names."""
+    """By the module's names."""
     tied: dict[str, str]
-    """The checkpoint's name of the tensor that only repeats the embedding, if any, with the embedding's."""
+    """The checkpoint's name of the head that repeats the embedding, if tied, to that of the embedding."""
 
     @property
     def decoder(self) -> nn.Module:
@@ -53,19 +53,19 @@ class Assembly:
 
     @property
     def decoder_path(self) -> str:
-        """The decoder's place in the module."""
+        """The decoder's path in the module."""
         return self.module.base_model_prefix
 
     def with_head_alone(self) -> nn.Module:
-        """The module that takes final hidden states [1, T, H] as ``inputs_embeds`` and makes logits of them."""
+        """The module that computes logits from final hidden states [1, T, H], passed as ``inputs_embeds``."""
         return replaced(self.module, self.decoder_path.split("."), GivenHidden())
 
 
 def assemble(config: PretrainedConfig, parts: PartFactory, implementation: str) -> Assembly:
-    """The model that ``config`` describes, with parts that ``parts`` makes; its other weights are on the meta device.
+    """Build the model that ``config`` describes, with parts from ``parts``; its other weights are on the meta device.
 
-    ``implementation`` names an attention function of transformers. Raises ``UnsupportedModelError`` for what the
-    engine's layers cannot stand in for.
+    ``implementation`` names an attention function of transformers. Raises ``UnsupportedModelError`` if the engine's
+    layers cannot replace the model's.
     """
     module = _build(config, parts.dtype, parts.device, implementation)
     for name, each in module.named_modules():
@@ -84,9 +84,7 @@ def assemble(config: PretrainedConfig, parts: PartFactory, implementation: str) 
 
 
 def _build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, implementation: str) -> PreTrainedModel:
-    """The module as transformers makes it. Parameters are on the meta device, buffers, which are computed, on
-    ``device``.
-    """
+    """The module as transformers makes it: parameters on the meta device, computed buffers on ``device``."""
     own = copy.deepcopy(config)
     own.use_cache = False
     factory: Any = AutoModelForCausalLM
@@ -100,14 +98,14 @@ def _build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, i
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Move each parameter to the meta device as soon as a module gets it, before it is initialized."""
+    """Move each parameter to the meta device when it is registered, before it is initialized."""
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         return (
             None if parameter is None or parameter.is_meta else nn.Parameter(parameter.to("meta"), requires_grad=False)
         )
 
-    register: Any = register_module_parameter_registration_hook  # declared as if its hooks returned nothing
+    register: Any = register_module_parameter_registration_hook  # mistyped: hooks may return values
     handle = register(moved)
     try:
         yield
@@ -116,7 +114,7 @@ def _parameters_without_memory() -> Iterator[None]:
 
 
 def _names_in_checkpoint(module: PreTrainedModel) -> dict[str, str]:
-    """The name that ``save_pretrained`` gives each tensor of a module, by the module's own name."""
+    """The name that ``save_pretrained`` gives each tensor, by the module's name."""
     from transformers.core_model_loading import revert_weight_conversion
 
     own = {name: torch.empty_like(tensor, device="meta") for name, tensor in module.state_dict().items()}
@@ -141,7 +139,7 @@ class _Builder:
         self.tied: dict[str, str] = {}
 
     def put_in_embeddings_and_head(self) -> None:
-        """The head, and the embedding of tokens, which may be the head's weight."""
+        """Replace the head and the token embedding, which may be tied."""
         module: Any = self._module
         head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
         if type(head) is not nn.Linear or not isinstance(embedding, nn.Embedding):
@@ -166,7 +164,7 @@ class _Builder:
         self._put(embedding_name, rows if plain else ChangedEmbedding(rows, embedding))
 
     def _embedding(self, name: str, embedding: nn.Embedding, tied_to: ParallelLMHead | None = None) -> Embedding:
-        """What replaces ``embedding`` at ``name``."""
+        """The replacement for ``embedding`` at ``name``."""
         count, width = embedding.num_embeddings, embedding.embedding_dim
         return Embedding(self._parts.vocab_parallel_embedding(self._stored(name), count, width, tied_to), width)
 
@@ -182,7 +180,7 @@ class _Builder:
         return tied
 
     def put_in_layers(self) -> None:
-        """Everything else that has weights."""
+        """Replace everything else that has weights."""
         for name, each in list(self._module.named_modules()):
             if type(each) is nn.Linear:
                 outputs = Features(1, each.out_features, fixed=True)
@@ -196,7 +194,7 @@ class _Builder:
                 self._parts.parts.append(RemainingTensors(each, names))
 
     def _own_names(self, place: str, module: nn.Module) -> dict[str, str]:
-        """The checkpoint's names of what ``module`` itself, at ``place``, keeps in one, by its own."""
+        """The checkpoint's names of the tensors directly in ``module`` at ``place``, by the module's names."""
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         names = {name: self.names.get(f"{place}.{name}" if place else name) for name, _ in own}
         return {name: stored for name, stored in names.items() if stored is not None}
@@ -205,7 +203,7 @@ class _Builder:
         return f"{name}.bias" in self.names
 
     def _stored(self, name: str) -> str:
-        """What a checkpoint calls the module at ``name``."""
+        """The checkpoint's name of the module at ``name``."""
         return self.names[f"{name}.weight"].removesuffix(".weight")
 
     def _put(self, name: str, new: nn.Module) -> None:

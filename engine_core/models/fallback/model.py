@@ -1,6 +1,6 @@
-"""A dense decoder of transformers as workers see it: its module, with the engine's attention, cache and layers.
+"""A transformers dense decoder as workers see it: its module, with the engine's attention, cache and layers.
 
-Everything between those is torch's, row by row. Whether that is bitwise stable, the self-test at the start decides.
+Everything between these is torch's, row by row. The self-test at the start decides whether it is bitwise stable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from engine_core.weights.source import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackConfig(ModelShape):
-    """Read from a trial of transformers' module."""
+    """Read from a trial of the transformers module."""
 
     source: PretrainedConfig
     outline: Outline
@@ -53,7 +53,7 @@ class FallbackConfig(ModelShape):
 
 
 class TransformersForCausalLM(LanguageModel):
-    """Built from the classes that are installed with transformers, never from a checkpoint's code."""
+    """Built from transformers' installed classes, never from a checkpoint's code."""
 
     config: FallbackConfig
 
@@ -95,7 +95,7 @@ class TransformersForCausalLM(LanguageModel):
         return (f"transformers {transformers.__version__}",)
 
     def is_redundant(self, name: str) -> bool:
-        """True also for tensors that transformers itself ignores."""
+        """True also for tensors that transformers ignores."""
         module, tied = self._assembly.module, self._assembly.tied
         ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
         return name in tied or name.endswith(".rotary_emb.inv_freq") or any(re.search(each, name) for each in ignored)
@@ -115,7 +115,7 @@ class TransformersForCausalLM(LanguageModel):
         return window, layer.scale, layer.logit_softcap, layer.sinks is None, frozenset(shapes.items())
 
     def load(self, weights: Weights) -> None:
-        """Load, and then test whether rows depend on each other. Raises ``UnsupportedModelError`` if they do."""
+        """Load, then raise ``UnsupportedModelError`` if rows depend on each other."""
         super().load(weights)
         module = self._assembly.module
         for index, layer in enumerate(self.config.outline.layers):
@@ -157,7 +157,7 @@ class TransformersForCausalLM(LanguageModel):
 
 
 def _limited(config: PretrainedConfig, name: str, most: int, architecture: str) -> int:
-    """A size that the configuration must have."""
+    """A required size of the configuration, at most ``most``."""
     if not hasattr(config, name):
         raise UnsupportedModelError(f"{architecture} does not run through transformers: config.json has no {name}")
     return positive(config, name, most)
@@ -166,7 +166,7 @@ def _limited(config: PretrainedConfig, name: str, most: int, architecture: str) 
 def _cut(decoder: nn.Module, path: Sequence[str], indices: Sequence[int]) -> nn.Module:
     """A copy that shares everything with ``decoder``, but has only the layers ``indices`` in the list at ``path``.
 
-    What configurations list for each layer is cut, too: decoders look there for what their layers take.
+    Per-layer lists in configurations are cut, too: decoders look up their layers' arguments there.
     """
     layers = decoder.get_submodule(".".join(path))
     assert isinstance(layers, nn.ModuleList)

@@ -1,5 +1,5 @@
-"""What is put into a module of transformers: the engine's linear layers, embeddings and attention, and small parts that
-load whatever weights remain.
+"""Replacements within transformers modules: the engine's linear layers, embeddings and attention, and small parts that
+load the remaining weights.
 
 Symbols in shapes: T rows of a step, Hq query heads, Hkv key/value heads, D head size, K inputs, N outputs. The rows of
 all sequences lie side by side in one row of transformers' batch, so tensors there begin with [1, T].
@@ -27,14 +27,14 @@ from engine_core.ops.base import Greatest, OpsBackend
 from engine_core.weights.source import Weights
 
 IMPLEMENTATION = "ringline"
-"""What the engine's attention is called among transformers' attention functions. No mask function has that name, so no
-mask is made."""
+"""The engine's attention among transformers' attention functions. No mask function has this name, so no mask is
+made."""
 _ATTENTION = "ringline_attention"
-"""The attribute of a module of transformers that computes its attention."""
+"""The attribute of a transformers module that computes its attention."""
 
 
 class AttentionCall(Protocol):
-    """Computes attention for a module of transformers."""
+    """Computes attention for a transformers module."""
 
     def __call__(
         self,
@@ -44,7 +44,7 @@ class AttentionCall(Protocol):
         attention_mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """[1, T, Hq, Dv] of ``query`` [1, Hq, T, D], ``key`` [1, Hkv, T, D] and ``value`` [1, Hkv, T, Dv]."""
+        """[1, T, Hq, Dv] for ``query`` [1, Hq, T, D], ``key`` [1, Hkv, T, D] and ``value`` [1, Hkv, T, Dv]."""
 
 
 def attend(
@@ -55,7 +55,7 @@ def attend(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of ``module`` by what ``set_attention`` gave it, as transformers' ``AttentionInterface`` wants it."""
+    """Run the call that ``set_attention`` gave ``module``, in the form of transformers' ``AttentionInterface``."""
     call: AttentionCall = getattr(module, _ATTENTION)
     return call(query, key, value, attention_mask, options), None
 
@@ -69,7 +69,7 @@ def set_attention(module: nn.Module, call: AttentionCall) -> None:
 
 
 class StepAttention:
-    """The caches and the metadata of the step that is computed, for the attention of all layers."""
+    """The current step's caches and metadata, for the attention of all layers."""
 
     def __init__(self, backend: AttentionBackend, dtype: torch.dtype) -> None:
         self.backend = backend
@@ -78,7 +78,7 @@ class StepAttention:
 
     @contextmanager
     def step(self, layers: dict[int, tuple[torch.Tensor, AttentionMetadata]]) -> Iterator[None]:
-        """Attend over these caches, by index of the layer."""
+        """Attend over these caches, by layer index, within the context."""
         self._layers = layers
         try:
             yield
@@ -90,10 +90,10 @@ class StepAttention:
 
 
 class LayerAttention:
-    """Attention of one layer over its KV cache, in the form that transformers' modules call."""
+    """Attention of one layer over its KV cache, called by a transformers module."""
 
     def __init__(self, index: int, head_dim: int, options: AttentionOptions, step: StepAttention) -> None:
-        """``head_dim`` is that of the cache, to which heads are padded with zeros."""
+        """``head_dim`` is the cache's; heads are padded to it with zeros."""
         self._index = index
         self._head_dim = head_dim
         self._options = options
@@ -107,7 +107,7 @@ class LayerAttention:
         attention_mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """``options`` are ignored: the trial has shown them."""
+        """``options`` are ignored: the trial recorded them."""
         kv_cache, metadata = self._step.of_layer(self._index)
         _, num_heads, num_rows, _ = query.shape
         attended = self._step.backend.forward(
@@ -116,24 +116,24 @@ class LayerAttention:
         return attended.view(1, num_rows, num_heads, -1)[..., : value.shape[-1]]
 
     def _rows(self, heads: torch.Tensor) -> torch.Tensor:
-        """[T, heads, D of the cache] of ``heads`` [1, heads, T, D]."""
+        """[T, heads, D of the cache] from ``heads`` [1, heads, T, D]."""
         return _widened(heads[0].transpose(0, 1).to(self._step.dtype), self._head_dim)
 
 
 def _widened(x: torch.Tensor, width: int) -> torch.Tensor:
-    """``x`` with zeros after its columns, ``width`` in all."""
+    """``x`` padded with zeros to ``width`` columns."""
     return x if x.shape[-1] == width else nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
 class Projection(nn.Module):
-    """In place of ``nn.Linear``."""
+    """Replaces ``nn.Linear``."""
 
     def __init__(self, part: ColumnParallelLinear) -> None:
         super().__init__()
         self._part = part
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[…, N] of ``x`` […, K]. On the meta device, raises ``UnsupportedModelError`` for rows of another width."""
+        """[…, N] for ``x`` […, K]. On the meta device, raises ``UnsupportedModelError`` for rows of another width."""
         shape = self._part.shape
         if x.is_meta:
             if x.shape[-1] != shape.inputs.count:
@@ -150,7 +150,7 @@ class Projection(nn.Module):
 
 
 class Head(Projection):
-    """In place of the ``nn.Linear`` that computes logits, in float32."""
+    """Replaces the ``nn.Linear`` that computes logits; in float32."""
 
     def __init__(self, part: ParallelLMHead) -> None:
         super().__init__(part)
@@ -164,12 +164,12 @@ class Head(Projection):
         return self._head.masks_argmax
 
     def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
-        """As ``LanguageModel.greatest``, of ``hidden`` [R, K]."""
+        """Like ``LanguageModel.greatest``, for ``hidden`` [R, K]."""
         return self._head.greatest(_widened(hidden, self._head.op.in_features), allowed)
 
 
 class Embedding(nn.Module):
-    """In place of ``nn.Embedding``."""
+    """Replaces ``nn.Embedding``."""
 
     def __init__(self, part: VocabParallelEmbedding, width: int) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Embedding(nn.Module):
         self._width = width
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """[…, H] of ``indices`` […] int64."""
+        """[…, H] for ``indices`` […] int64."""
         if indices.is_meta:
             return torch.empty(*indices.shape, self._width, device=indices.device)
         rows = self._part(indices.reshape(-1))[:, : self._width]
@@ -185,18 +185,18 @@ class Embedding(nn.Module):
 
 
 class ChangedEmbedding(nn.Module):
-    """In place of a subclass of ``nn.Embedding`` that changes the rows it looks up, as by a factor.
+    """Replaces a subclass of ``nn.Embedding`` that changes the rows it looks up, as by a factor.
 
-    The subclass does that here, too: it looks rows 0, 1, … up in a table that consists of the wanted rows.
+    The subclass still does so: it looks rows 0, 1, … up in a table of the wanted rows.
     """
 
     def __init__(self, rows: Embedding, changing: nn.Embedding) -> None:
         super().__init__()
         self._rows = rows
-        self._changing = [changing]  # in a list, so that its weight is not one of this module's
+        self._changing = [changing]  # in a list, so that its weight is not registered here
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """[1, T, H] of ``indices`` [1, T] int64."""
+        """[1, T, H] for ``indices`` [1, T] int64."""
         rows = self._rows(indices)
         places = torch.arange(rows.shape[1], device=indices.device)[None]
         changed: torch.Tensor = torch.func.functional_call(self._changing[0], {"weight": rows[0]}, (places,))
@@ -204,7 +204,7 @@ class ChangedEmbedding(nn.Module):
 
 
 class Activated(nn.Module):
-    """In place of an activation that the engine has, too.
+    """Replaces an activation with the engine's.
 
     torch computes the last elements of a tensor, or of a thread's share, in another loop, which gives other bits.
     """
@@ -224,11 +224,11 @@ class Activated(nn.Module):
 
 
 ACTIVATIONS = {type(ACT2FN[name]): activation for name, activation in NAMES.items()}
-"""The engine's activation for each class of transformers' modules."""
+"""The engine's activation for each activation class of transformers."""
 
 
 class GivenHidden(nn.Module):
-    """In place of everything but the head: returns the hidden states that it is given."""
+    """Replaces everything but the head: returns the given hidden states."""
 
     def forward(
         self, *arguments: Any, inputs_embeds: torch.Tensor, **options: Any
@@ -238,10 +238,10 @@ class GivenHidden(nn.Module):
 
 
 class RemainingTensors(Part):
-    """Weights of a module that stays transformers': of a norm, an activation, a gate."""
+    """Weights of a module that is not replaced: a norm, an activation, a gate."""
 
     def __init__(self, module: nn.Module, names: Mapping[str, str]) -> None:
-        """``names``: the checkpoint's by the module's."""
+        """``names``: the checkpoint's names by the module's."""
         self._module = module
         self._names = names
 
@@ -266,7 +266,7 @@ class RemainingTensors(Part):
 
 
 def replaced(module: nn.Module, path: Sequence[str], new: nn.Module) -> nn.Module:
-    """A copy of ``module`` that shares everything with it, but for the submodule at ``path``, which is ``new``."""
+    """A copy of ``module`` that shares everything with it except the submodule at ``path``, which is ``new``."""
     if not path:
         return new
     changed = module.__class__.__new__(module.__class__)

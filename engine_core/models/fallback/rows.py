@@ -1,4 +1,4 @@
-"""A check, once weights are loaded, that rows of one sequence do not reach another's."""
+"""A check, once weights are loaded, that rows of one sequence do not affect another's."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from engine_core.forward_context import ForwardContext
 from engine_core.models.language_model import LanguageModel
 
 _ROWS = 3
-"""The length of each of two sequences; one block has room for it."""
+"""Tokens in each of two sequences; they fit one block."""
 _TOLERANCE = 1e-3
-"""As a share of the largest element. Rounding differs by far less between products of the same shape."""
+"""Relative to the largest element. Between products of the same shape, rounding differs by far less."""
 
 
 @torch.inference_mode()
 def require_separate_rows(model: LanguageModel, attention: AttentionBackend, device: torch.device) -> None:
     """Raise ``UnsupportedModelError`` if the last sequence of a step changes with the first one's tokens and positions.
 
-    Rows of several sequences lie side by side in a step. A convolution over them, a shift or a norm would mix them.
+    Sequences' rows lie side by side in a step; a convolution, a shift or a norm over them would mix them.
     """
     longest = model.config.max_position_embeddings
     other_places = torch.arange(longest - _ROWS, longest) if longest > _ROWS else torch.zeros(_ROWS, dtype=torch.int64)
@@ -34,7 +34,7 @@ def require_separate_rows(model: LanguageModel, attention: AttentionBackend, dev
 def _last_rows(
     model: LanguageModel, attention: AttentionBackend, device: torch.device, ids: torch.Tensor, first: torch.Tensor
 ) -> torch.Tensor:
-    """Final hidden states [_ROWS, H] of the last of two new sequences; ``first`` has the other's positions."""
+    """Final hidden states [_ROWS, H] of the second of two new sequences; ``first`` has the first one's positions."""
     groups = range(len(model.kv_cache_groups))
     block_size = 16
     caches = attention.allocate(model.kv_cache_spec(block_size), 2 * len(groups), device)

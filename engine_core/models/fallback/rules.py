@@ -1,4 +1,4 @@
-"""Which of transformers' architectures the fallback may try, judged by names and by the configuration alone."""
+"""Which transformers architectures the fallback may try, judged by names and configuration alone."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ TESTED = (
     "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
 )
-"""Architectures whose tokens are compared with transformers' in tests; similar ones are likely to run."""
+"""Architectures whose tokens tests compare with transformers'; similar ones are likely to run."""
 
 _STATIC_ROPES = ("default", "linear", "llama3", "proportional", "yarn")
-"""Rotations whose angles depend on a token's own position alone, not on the longest sequence of the batch."""
+"""Rope types whose angles depend on a token's position alone, not on the longest sequence of the batch."""
 
 
 def model_types(architecture: str) -> tuple[str, ...]:
-    """What config.json may call the family of ``architecture``; empty where transformers has no such decoder."""
+    """The ``model_type`` values for ``architecture``; empty if transformers has no such decoder."""
     return tuple(kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture)
 
 
 def architecture_of(config: PretrainedConfig) -> str:
-    """The causal language model that transformers has for ``config``."""
+    """The causal language model of transformers for ``config``."""
     return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
 
 
 def require_dense_decoder(config: PretrainedConfig, architecture: str) -> None:
-    """Raise ``UnsupportedModelError`` where ``config`` describes something else, or rows that depend on each other."""
+    """Raise ``UnsupportedModelError`` if ``config`` describes another kind of model, or rows depend on each other."""
     if (kind := kind_of(architecture, config.to_dict())) is not None:
         raise not_supported(architecture, f"it is {kind}")
     for rope_type in _rope_types(config):
@@ -63,7 +63,7 @@ def require_dense_decoder(config: PretrainedConfig, architecture: str) -> None:
 
 
 def _rope_types(config: PretrainedConfig) -> Iterator[str]:
-    """The types of all rotations."""
+    """All rope types."""
     given: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:
         if (rope_type := parameters.get("rope_type")) is not None:

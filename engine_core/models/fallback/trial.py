@@ -1,7 +1,7 @@
-"""A step of a model of transformers on the meta device, which computes nothing and shows what each layer does.
+"""Runs a step of a transformers model on the meta device, which computes nothing but shows what each layer does.
 
-What the engine must know of a model (its heads, windows and scales) is taken from what its modules pass to attention,
-and not from a configuration, whose fields each module reads in its own way.
+The engine takes heads, windows and scales from what modules pass to attention, and not from the configuration, whose
+fields each module reads in its own way.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from engine_core.ops.torch import TorchBackend
 
 _IMPLEMENTATION = "ringline-trial"
 _WINDOW = "ringline_window"
-"""The attribute of a mask that says how many tokens a token sees."""
+"""The attribute of a mask with the number of tokens that a token sees."""
 _ROWS = 5
 _MOST_POSITIONS = 2**20
-"""Positions at which masks are looked at; no model has a longer window."""
+"""Positions at which masks are examined; no model has a longer window."""
 _EPSILONS = ("eps", "variance_epsilon")
-"""What norms of torch and of transformers call it."""
+"""Attribute names in the norms of torch and of transformers."""
 _NOT_REPLACEABLE = "it does not attend through transformers' AttentionInterface, which the engine needs"
 _WITHOUT_EFFECT = frozenset(
     {"cache_position", "logits_to_keep", "output_attentions", "output_hidden_states", "position_ids", "return_dict"}
     | {"use_cache"}
 )
-"""What modules pass to attention that does not change it."""
+"""Arguments of attention that do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LayerOutline:
     """What one layer passes to attention."""
 
     module: str
-    """The name of the attending module within the whole model."""
+    """The attending module's path in the model."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -56,11 +56,11 @@ class LayerOutline:
     sliding_window: int | None
     logit_softcap: float | None
     sinks: str | None
-    """The place of a parameter [Hq]."""
+    """The path of a parameter [Hq]."""
 
     @property
     def widest_head(self) -> int:
-        """The width that the cache has room for."""
+        """The cache's width."""
         return max(self.head_dim, self.value_dim)
 
 
@@ -70,17 +70,17 @@ class Outline:
 
     layers: tuple[LayerOutline, ...]
     path: str
-    """The place of the list of layers."""
+    """The path of the list of layers."""
     hidden_size: int
     intermediate_size: int
-    """The most outputs of a linear layer in a layer."""
+    """The most outputs of any linear layer in the layers."""
     vocab_size: int
     is_head_plain: bool
-    """Whether logits are what the head makes of the hidden states, neither of them changed."""
+    """Whether logits are the head's output for the hidden states, both unchanged."""
 
 
 def outline_of(config: PretrainedConfig, architecture: str) -> Outline:
-    """What the model that ``config`` describes does. Raises ``UnsupportedModelError`` where the engine cannot do it."""
+    """Try the model that ``config`` describes. Raises ``UnsupportedModelError`` if the engine cannot run it."""
     meta = torch.device("meta")
     factory = PartFactory(TorchBackend(), TorchAttention(), torch.float32, meta)
     with refusing(architecture):
@@ -89,15 +89,15 @@ def outline_of(config: PretrainedConfig, architecture: str) -> Outline:
 
 @contextmanager
 def refusing(architecture: str) -> Iterator[None]:
-    """Make an ``UnsupportedModelError`` of anything that transformers raises in building or trying a module."""
+    """Convert anything that transformers raises in building or trying a module to ``UnsupportedModelError``."""
     try:
         yield
         return
     except UnsupportedModelError as error:
         reason = str(error)
-    except KeyError as error:  # of a class that chooses its attention among its own
+    except KeyError as error:  # from a class that chooses among its own attention functions
         reason = _NOT_REPLACEABLE if error.args == (_IMPLEMENTATION,) else f"KeyError: {error}"
-    except Exception as error:  # anything, from a module that expects to be called in another way
+    except Exception as error:  # a module that expects to be called differently may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     raise UnsupportedModelError(f"{architecture} does not run through transformers with the engine's layers: {reason}")
 
@@ -148,7 +148,7 @@ class _Trial:
         attention_mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Note what attention is called with; returns an output of its shape."""
+        """Record the arguments of attention; return an output of its shape."""
         others = {name: given for name, given in options.items() if given is not None and name not in _WITHOUT_EFFECT}
         scale, softcap, sinks = others.pop("scaling", None), others.pop("softcap", None), others.pop("s_aux", None)
         window = _window(attention_mask, others.pop("sliding_window", None))
@@ -192,7 +192,7 @@ class _Trial:
         return value.new_empty(1, _ROWS, num_heads, value_dim)
 
     def _head(self, hidden: torch.Tensor) -> tuple[int, bool]:
-        """How many logits there are, and ``Outline.is_head_plain``."""
+        """The number of logits, and ``Outline.is_head_plain``."""
         assembly, given = self._assembly, torch.empty_like(hidden)
         calls: list[tuple[torch.Tensor, torch.Tensor]] = []
         handle = assembly.head.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output)))
@@ -202,7 +202,7 @@ class _Trial:
         return logits.shape[-1], logits is y and (x is given or x._base is given) and x.shape == given.shape
 
     def _path(self) -> str:
-        """The place of the list of layers, each of which attends once, all with as many heads."""
+        """The path of the list of layers; each must attend once, all with the same number of heads."""
         layers = self._layers
         if not layers:
             raise UnsupportedModelError(_NOT_REPLACEABLE)
@@ -225,7 +225,7 @@ def _heads(x: torch.Tensor) -> str:
 
 
 def _positive(module: str, what: str, value: float) -> float:
-    """A finite number above 0: by 0, all scores would be equal; by infinity, they would be infinite or NaN."""
+    """A finite number above 0: with 0, all scores would be equal; with infinity, infinite or NaN."""
     number = float(value)
     if not 0 < number <= sys.float_info.max:
         raise UnsupportedModelError(f"{module} {what} {number}; expected a number above 0")
@@ -233,7 +233,7 @@ def _positive(module: str, what: str, value: float) -> float:
 
 
 def _require_epsilons(model: nn.Module) -> None:
-    """Raise ``UnsupportedModelError`` unless the epsilons of all norms are from 0 to 1."""
+    """Raise ``UnsupportedModelError`` unless all norms' epsilons are from 0 to 1."""
     for name, module in model.named_modules():
         for attribute in _EPSILONS:
             value = getattr(module, attribute, None)
@@ -242,7 +242,7 @@ def _require_epsilons(model: nn.Module) -> None:
 
 
 def _window(mask: torch.Tensor | None, given: int | None) -> int | None:
-    """The window in tokens, as the mask shows it; raises ``UnsupportedModelError`` if the module gives another."""
+    """The mask's window in tokens; raises ``UnsupportedModelError`` if the module passes another."""
     if mask is None or not hasattr(mask, _WINDOW):
         raise UnsupportedModelError(
             "it does not make masks through transformers' AttentionMaskInterface, which the engine needs"
@@ -254,7 +254,7 @@ def _window(mask: torch.Tensor | None, given: int | None) -> int | None:
 
 
 def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], **others: Any) -> torch.Tensor:
-    """In place of a mask: a tensor of its shape that says how many tokens a token sees."""
+    """Instead of a mask, an empty tensor of its shape with the window as an attribute."""
     last = min(others["config"].max_position_embeddings, _MOST_POSITIONS) - 1
     mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device="meta")
     setattr(mask, _WINDOW, _window_of(mask_function, last))
@@ -262,7 +262,7 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., torch.T
 
 
 def _window_of(mask_function: Callable[..., torch.Tensor], last: int) -> int | None:
-    """The window of a mask, None without one, found by asking what tokens at positions up to ``last`` see."""
+    """The window of a mask, None without one, found by probing what tokens at positions up to ``last`` see."""
     places = torch.arange(last + 1, device="cpu")
 
     def seen(position: int) -> torch.Tensor:
