@@ -103,7 +103,7 @@ class Checkpoint:
 def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelConfig | None = None) -> Checkpoint:
     """Find the checkpoint that ``config.model`` names (see ``location``) and read its configuration.
 
-    Without ``parallel``, for one rank. Raises ``CheckpointError`` when it is missing or damaged,
+    ``parallel`` defaults to one rank. Raises ``CheckpointError`` when the checkpoint is missing or damaged,
     ``UnsupportedModelError`` when it needs something the engine lacks, ``ConfigError`` when ``max_model_len`` is too
     long for it or it cannot be divided.
     """

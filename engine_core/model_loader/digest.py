@@ -33,7 +33,7 @@ class Digest(ABC):
         data: memoryview,
         before: Callable[[int], None] = _nothing,
     ) -> None:
-        """Add ``data``, a tensor's stored bytes from ``start`` on; calls ``before(n)`` before reading n of them."""
+        """Add ``data``, a tensor's stored bytes from byte ``start``; calls ``before(n)`` before reading n of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _MOST_BYTES = 16 << 20
 
 
 def read_object(path: Path, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in a file; empty if it is optional and missing. Raises ``CheckpointError``."""
+    """The JSON object in a file; empty if optional and missing. Raises ``CheckpointError``."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may block forever

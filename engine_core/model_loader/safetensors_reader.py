@@ -213,7 +213,7 @@ class SafetensorsWeights:
         return self._converted([part])
 
     def _rows(self, name: str, rows: range) -> torch.Tensor:
-        """Neighbouring rows of a tensor, or all rows."""
+        """Neighbouring rows of a tensor, perhaps all."""
         shape = self._tensors[name].shape
         if len(rows) == shape[0]:
             return self._view(name)

@@ -39,7 +39,7 @@ class Cost:
     operations: float = 0.0
 
     def seconds(self, speed: Speed) -> float:
-        """The least time."""
+        """The shortest time."""
         return max(self.read / speed.bandwidth, self.operations / speed.flops)
 
 

@@ -12,7 +12,7 @@ _SEQUENCES = 16
 
 
 class Layers(Protocol):
-    """The properties used of a ``ModelShape``, besides its ``mixture``, if any."""
+    """The attributes used of a ``ModelShape``, besides its ``mixture``, if any."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -36,7 +36,7 @@ def work_of_layers(config: Layers) -> list[int]:
 
 
 def work_of_head(config: Layers) -> int:
-    """How many of the head's weights a step reads."""
+    """The number of the head's weights."""
     return config.vocab_size * config.hidden_size
 
 

@@ -5,7 +5,7 @@ prompts            prompts of ``generate``;  conversations: messages of ``chat``
 sampling_params    the engine's parameters, and those of text
 forms              the form of a text
 numpy_to_python    callers' numbers to Python's
-text               the interface to text, and its implementation with a caller's tokenizer
+text               the interface to text, implemented with a caller's tokenizer
 model_text         text with the model's own tokenizer and templates, as in the ring
 call_thread        the thread that runs a call, even if its caller is interrupted
 """

@@ -26,7 +26,7 @@ class GgufRows:
     paired_heads: int | None = None
     """Number of heads whose halves' rows are interleaved; None: rows are in the checkpoint's order."""
     added: float = 0.0
-    """Was added to each number."""
+    """The converter added this to each number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class NamesOfArchitecture:
     is_paired: bool = False
     """Whether rows of queries and keys were reordered into pairs."""
     norms_added: float = 0.0
-    """Was added to norms' weights."""
+    """The converter added this to norms' weights."""
     experts: str = "mlp.experts"
     projections: Mapping[str, str] = field(
         default_factory=lambda: {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}

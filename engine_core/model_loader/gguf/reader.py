@@ -198,7 +198,7 @@ class _Header:
             self._require(offset % alignment == 0, f"the offset {offset}: a multiple of {alignment}")
             nbytes = kept.block_bytes
             for dimension in (*shape[:-1], shape[-1] // kept.block_size):
-                nbytes *= dimension  # of four factors below 2⁶⁴
+                nbytes *= dimension  # at most four factors below 2⁶⁴
             start = begin + offset
             if start + nbytes > self._size:
                 raise CheckpointError(

@@ -44,7 +44,7 @@ class Assembly:
     shapes: dict[str, tuple[int, ...]]
     """By the module's names."""
     tied: dict[str, str]
-    """The checkpoint's name of the head that repeats the embedding, if tied, to that of the embedding."""
+    """The embedding's name in the checkpoint by that of the head's weight, if they are tied."""
 
     @property
     def decoder(self) -> nn.Module:
