@@ -1,8 +1,8 @@
 """The interface of an attention backend.
 
-The backend owns the layout of the KV cache: nothing else indexes into it. Symbols used for shapes below:
-T rows (tokens) of a step, S sequences of a step, Hq query heads, Hkv key/value heads, D head size. Latents: R numbers,
-from which all heads' keys and values are made, and P numbers that are rotated.
+The backend owns the layout of the KV cache: nothing else indexes into it. Symbols in shapes below: T rows (tokens) and
+S sequences of a step, Hq query heads, Hkv key/value heads, D head size. For latent attention (MLA): R, the width of the
+latent from which all heads' keys and values are made, and P, the width of the rotated part.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from engine_core.kv_cache_interface import KVCacheGroup, LayerCacheSpec
 class KVCacheSpec:
     """What the cache of a model must hold.
 
-    Each layer of a group has a *place*, and the layers of other groups have the same places: one memory for each place
-    serves them all, because a block belongs to one group at a time. All layers keep heads, or all keep latents.
+    Each layer of a group has a *place*. Groups have the same places: one tensor per place serves all groups, because a
+    block belongs to one group at a time. Either all layers keep heads, or all keep latents.
     """
 
     layers: tuple[LayerCacheSpec, ...]
-    """What each layer keeps of a token, padded."""
+    """Each layer's cache data per token, padded."""
     block_size: int
     dtype: torch.dtype
-    """Of the model, in which attention is computed."""
+    """The model's, in which attention is computed."""
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
     cache_dtype: str = "auto"
-    """What is kept: auto (``dtype``), or int8 or fp8 with scales, where the backend can."""
+    """The stored type: auto (``dtype``), or int8 or fp8 with scales, where the backend supports them."""
 
     @property
     def num_places(self) -> int:
-        """Layers of the largest group."""
+        """Number of layers of the largest group."""
         return max(len(group.layers) for group in self.groups)
 
     @property
     def elements(self) -> int:
-        """Numbers for which a token has room at each place: as many as the layer keeps that keeps most."""
+        """Values per token at each place: as many as the layer with the most needs."""
         return max(layer.elements for layer in self.layers)
 
     def caches(
         self, memories: Sequence[torch.Tensor], view: Callable[[torch.Tensor, LayerCacheSpec], torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The cache of each layer: its ``view`` of what there is in ``memories`` at its place."""
+        """The cache of each layer: its ``view`` of the tensor in ``memories`` at its place."""
         places = {layer: place for group in self.groups for place, layer in enumerate(group.layers)}
         return [view(memories[places[index]], layer) for index, layer in enumerate(self.layers)]
 
@@ -77,7 +77,7 @@ class AttentionMetadata:
     def of_sequences(
         lengths: Sequence[int], counts: Sequence[int], block_tables: torch.Tensor, block_size: int, group: int = 0
     ) -> AttentionMetadata:
-        """On the host, for sequences of ``lengths`` tokens, of each of which the last ``counts`` are rows of the step.
+        """Metadata on the host for sequences of ``lengths`` tokens; the last ``counts`` of each are rows of the step.
 
         ``block_tables`` [S, N] int32.
         """
@@ -96,7 +96,6 @@ class AttentionMetadata:
         )
 
     def on(self, device: torch.device) -> AttentionMetadata:
-        """The same on another device."""
         return AttentionMetadata(
             self.query_starts.to(device),
             self.seq_lens.to(device),
@@ -115,34 +114,34 @@ class Angles(NamedTuple):
     """[T, 1, rotary_dim / 2] float32, like ``sin``."""
     sin: torch.Tensor
     query_scales: torch.Tensor | None = None
-    """[T, 1, 1] float32: factors of the queries."""
+    """[T, 1, 1] float32: factors for the queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """How a layer attends."""
+    """The variant of attention that a layer computes."""
 
     scale: float
-    """The factor of scores; positive."""
+    """Factor for the scores; positive."""
     sliding_window: int | None = None
-    """How many tokens a token sees, itself included; None: all before it."""
+    """Number of tokens that a token attends to, itself included; None: all before it."""
     logit_softcap: float | None = None
     """Scaled scores s become c · tanh(s / c)."""
     sinks: torch.Tensor | None = None
-    """[Hq] float32: logits that take part in the softmax and have no values
+    """[Hq] float32: extra logits in the softmax, without values
     (Xiao et al., 2023, https://arxiv.org/abs/2309.17453)."""
 
 
 class RotaryOp(Protocol):
-    """Rotary embedding of queries and keys, after the normalization of heads where a model has one."""
+    """Rotary embedding of queries and keys, after the normalization of heads if the model has one."""
 
     @property
     def nbytes(self) -> int: ...
 
     def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [T, Hq, D], keys and values [T, Hkv, D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten.
+        """Split ``heads`` [T, Hq + 2 · Hkv, D] into queries [T, Hq, D], keys and values [T, Hkv, D], and rotate.
 
-        ``angles`` is None where nothing is rotated; Hkv is 0 where there are queries alone.
+        May overwrite ``heads``. ``angles`` is None if nothing is rotated; Hkv is 0 if there are only queries.
         """
 
 
@@ -152,7 +151,7 @@ class AttentionBackend(ABC):
     batch_invariant = False
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
     cache_dtype = "auto"
-    """As in ``KVCacheSpec``; it is chosen with the backend."""
+    """As in ``KVCacheSpec``; chosen with the backend."""
 
     @staticmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:
@@ -163,8 +162,8 @@ class AttentionBackend(ABC):
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
         """A cache for each of ``spec.layers``; unspecified until written.
 
-        Unless a backend has another layout: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block
-        size, R + P] of latents. Blocks lie as far apart as they must for the layer that keeps most.
+        Default layout: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block size, R + P] for
+        latents. The distance between blocks is that of the layer with the most values.
         """
         planes = spec.layers[0].shape[0]
         whole = (planes, num_blocks, spec.block_size * spec.elements // planes)
@@ -179,7 +178,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def numerics(self, spec: KVCacheSpec) -> str:
-        """A description that is equal for backends and caches that give a row the same bits on the same processor."""
+        """A description, equal for backends and caches that give a row the same bits on the same processor."""
 
     @abstractmethod
     def forward(
@@ -193,9 +192,9 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Store ``key`` and ``value`` [T, Hkv, D], then attend with ``query`` [T, Hq, D]; returns [T, Hq · D].
 
-        A row at position p sees positions 0 … p of its own sequence, or those of its window. Blocks are
-        visited in one fixed order, so that a row's result does not depend on what else is in the step. Changes
-        ``kv_cache`` only. Without keys ([T, 0, D]) nothing is stored: another layer has written the step's.
+        A row at position p attends to positions 0 … p of its own sequence, or those of its window. Blocks are visited
+        in one fixed order, so a row's result does not depend on the rest of the step. Changes ``kv_cache`` only.
+        Without keys ([T, 0, D]) nothing is stored: another layer has written the step's.
         """
 
     @abstractmethod
@@ -211,8 +210,7 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Store ``latent`` [T, R] and ``rope`` [T, P], then attend over them; returns weighted latents [T, Hq, R].
 
-        A score is that of ``query`` [T, Hq, R] and a latent, plus that of ``query_rope`` [T, Hq, P] and its rotated
-        part. Otherwise as ``forward``.
+        A score is ``query`` [T, Hq, R] · latent + ``query_rope`` [T, Hq, P] · rotated part. Otherwise as ``forward``.
         """
 
     def forward_heads(
@@ -224,18 +222,17 @@ class AttentionBackend(ABC):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Like ``forward``, for ``heads`` that are not rotated yet; they may be overwritten."""
+        """Like ``forward``, for ``heads`` not rotated yet; may overwrite them."""
         query, key, value = rotate(heads, angles)
         return self.forward(query, key, value, kv_cache, metadata, options)
 
     def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:  # noqa: B027
         """Prepare the next step of a model whose layers are one group; ``metadata`` is on the host.
 
-        ``size`` is the size of the CUDA graph that will compute the step, if any. Only for backends that plan on the
-        host.
+        ``size``: of the CUDA graph that will compute the step, if any. Only for backends that plan on the host.
         """
 
 
 def with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` [T, heads, D] with the elements of each row contiguous; rows may lie apart."""
+    """``x`` [T, heads, D], copied unless each row is contiguous; rows may lie apart."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,9 +1,8 @@
 """Paged attention by torch's ``varlen_attn``, which is FlashAttention-2: for NVIDIA GPUs, on request.
 
-It takes block tables from torch 2.12 on, and pages of a multiple of 256 tokens. All its inputs are on the device, so it
+Needs torch 2.12 or later (for block tables), and pages of a multiple of 256 tokens. All inputs are on the device, so it
 can be captured. A sequence's keys are never split: the kernel would choose the number of splits by the longest sequence
-of the step, so a row's bits would depend on the other rows, and a captured graph would keep the number it was captured
-with.
+of the step, so a row's bits would depend on the other rows, and a captured graph would keep its number of splits.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from engine_core.attention.paged import PagedAttention
 PAGE = 256
 """Block sizes must be a multiple of this many tokens."""
 _ALL, _CAUSAL = (-1, -1), (-1, 0)
-"""How many keys a row sees to the left and to the right of its own; −1: all."""
+"""Number of keys to the left and right of its own that a row attends to; −1: all."""
 _WHOLE = 1
 """Number of splits of a sequence's keys."""
 _TAKEN = {"block_table", "seqused_k", "num_splits"}
-"""Arguments that ``varlen_attn`` does not have in every torch."""
+"""Arguments that ``varlen_attn`` lacks in some versions of torch."""
 
 
 def varlen_function() -> Any | None:
-    """``varlen_attn`` of this torch; None where it is missing, or takes no block tables or number of splits."""
+    """``varlen_attn`` of this torch; None if it is missing, or takes no block tables or number of splits."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -58,12 +57,12 @@ class FlashAttention(PagedAttention):
             key,
             value,
             metadata.query_starts,
-            # Only the shape of the keys' boundaries is looked at: ``seqused_k`` has their lengths.
+            # Only the shape of the keys' boundaries matters: ``seqused_k`` has their lengths.
             metadata.query_starts,
             metadata.max_query_len,
             metadata.max_seq_len,
             scale=options.scale,
-            # A single row sees all keys. Without a mask, heads that share keys become rows of one program.
+            # A single row attends to all keys. Without a mask, heads that share keys become rows of one program.
             window_size=_ALL if metadata.max_query_len == 1 else _CAUSAL,
             enable_gqa=True,
             seqused_k=metadata.seq_lens,

@@ -1,7 +1,7 @@
 """Paged attention by FlashInfer (https://github.com/flashinfer-ai/flashinfer): for NVIDIA GPUs, on request.
 
-Each step is planned on the host, once for all layers: the pages of each sequence, as lists, and how to divide the work.
-A captured graph reads its plan from fixed addresses, so each graph size has a wrapper of its own.
+Each step is planned on the host, once for all layers: lists of each sequence's pages, and the division of the work.
+A captured graph reads its plan from fixed addresses, so each graph size has its own wrapper.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCa
 from engine_core.attention.paged import PagedAttention
 
 HEADS = (64, 128, 256)
-"""Head sizes it has kernels for."""
+"""Head sizes for which the library has kernels."""
 _LAYOUT = "HND"
 WORKSPACE = 384 << 20
 """Bytes for partial results of sequences."""
 _PLAN_WORKSPACE = 8 << 20
-"""Bytes of a plan, as many as a wrapper allocates by default."""
+"""Bytes for a plan: a wrapper's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsOfModel:
-    """What the library has to know about a model."""
+    """What the library must know about a model."""
 
     num_heads: int
     num_kv_heads: int
@@ -42,11 +42,11 @@ class Pages:
     """[S + 1]: sequence s has pages starts[s] … starts[s + 1] − 1 of ``ids``."""
     ids: torch.Tensor
     last_lengths: torch.Tensor
-    """[S]: tokens in the last page of each, 1 … block size."""
+    """[S]: tokens in each sequence's last page, 1 … block size."""
 
     @staticmethod
     def of(metadata: AttentionMetadata, block_size: int, size: int) -> Pages:
-        """Pages of ``size`` sequences; those beyond the step's are padding, which reads one token of block 0."""
+        """Pages of ``size`` sequences; those beyond the step's are padding, and read one token of block 0."""
         lengths = np.ones(size, np.int32)
         lengths[: len(metadata.seq_lens)] = metadata.seq_lens.numpy()
         counts = -(-lengths // block_size)
@@ -90,12 +90,12 @@ class FlashInferAttention(PagedAttention):
 
     def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:
         if self._plan_sent is not None:
-            self._plan_sent.synchronize()  # the last plan was copied from the host memory in which this one is made
+            self._plan_sent.synchronize()  # this plan is made in the host memory from which the last one was copied
         pages = Pages.of(metadata, self._block_size, len(metadata.seq_lens) if size is None else size)
         shape = (self._heads.num_heads, self._heads.num_kv_heads, self._heads.head_dim, self._block_size)
         options = {"sm_scale": self._heads.head_dim**-0.5, "q_data_type": self._heads.dtype}
         ids = pages.ids
-        if self._device.type == "cuda":  # sent without waiting for the copy, as the library would
+        if self._device.type == "cuda":  # the library would wait for the copy
             ids = ids.pin_memory().to(self._device, non_blocking=True)
         if size is None:
             self._planned = self._any_step
@@ -135,6 +135,6 @@ class FlashInferAttention(PagedAttention):
         return self._of_graphs[size]
 
     def _with_shared_memory(self, wrapper: Any) -> Any:
-        """All wrappers share their workspaces: steps run one after another, so a plan may overwrite the last one."""
+        """All wrappers share the workspaces: steps run one after another, so a plan may overwrite the last one."""
         wrapper.reset_workspace_buffer(self._workspace, self._plan_workspace)
         return wrapper

@@ -1,4 +1,4 @@
-"""Which attention backend computes a model on an NVIDIA GPU: our own kernels, or the library that is asked for."""
+"""Which attention backend computes a model on an NVIDIA GPU: our own kernels, or a library on request."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from engine_core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What attention has to do."""
+    """What the attention backend must support."""
 
     heads: HeadsOfModel
     block_size: int
     max_model_len: int
     deterministic: bool
-    """A row's result must not depend on what else is in its batch."""
+    """Whether a row's result must not depend on the rest of its batch."""
     plain: bool = True
     """See ``ArchitectureConfig.is_plainly_attending``."""
 
 
 def check_attention(asked: str | None, demand: Demand) -> None:
-    """Raise ``ConfigError`` where the backend that is ``asked`` for cannot meet ``demand``, or is not installed."""
+    """Raise ``ConfigError`` if the backend ``asked`` for cannot meet ``demand``, or is not installed."""
 
     def refuse(why: str) -> ConfigError:
         return ConfigError("attention_backend", asked, f"triton, because {why}")

@@ -18,21 +18,20 @@ from engine_core.kernels.memory import empty_for_streaming
 from engine_core.kv_cache_interface import LayerCacheSpec
 
 _UNIT = 16
-"""The most tokens of a unit; a block is divided into units of equal size."""
+"""Most tokens per unit; a block is divided into units of equal size."""
 _CACHE_TYPES = {"auto": 0, "int8": 1, "fp8": 2}
 """``RinglineCacheType``"""
 _SCALES = 2
-"""Scales that an 8-bit cache has for a token and head: of key and value, or of a latent and its rotated part."""
+"""Scales per token and head in an 8-bit cache: for key and value, or for a latent and its rotated part."""
 _SCALE_BYTES = 2
 
 
 class NativeAttention(AttentionBackend):
-    """One cache per layer, a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out;
-    [blocks, 1, 1, block size, R + P] of latents. In an 8-bit cache, D are bytes, and scales follow a block's heads.
+    """One cache per layer: a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out, or
+    [blocks, 1, 1, block size, R + P] for latents. In an 8-bit cache, D are bytes, and scales follow a block's heads.
 
-    Only its shape, its address and how far blocks lie apart mean anything outside the kernel
-    (cpu/attention/layout.h). A block that is written in a step may be read by no other sequence of that step: the
-    scheduler shares a block only once it is computed.
+    Only the view's shape, address and block stride mean anything outside the kernel (cpu/attention/layout.h). A block
+    written in a step must not be read by another sequence of that step: the scheduler shares only computed blocks.
     """
 
     batch_invariant = True
@@ -62,7 +61,7 @@ class NativeAttention(AttentionBackend):
         return spec.caches([empty_for_streaming(whole, _stored_type(spec)) for _ in range(spec.num_places)], view)
 
     def numerics(self, spec: KVCacheSpec) -> str:
-        """Names the block size unless blocks consist of whole units of 16, or divide one: tiles are the same then."""
+        """Includes the block size unless it is a multiple or divisor of 16, unpadded: tiles are then the same."""
         aligned = spec.block_size == _padded(spec) and (spec.block_size % _UNIT == 0 or _UNIT % spec.block_size == 0)
         places = "" if aligned else f", blocks of {spec.block_size}"
         cache = "" if spec.cache_dtype == "auto" else f", {spec.cache_dtype} cache"
@@ -109,7 +108,7 @@ class NativeAttention(AttentionBackend):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Call the kernel, in the same way for heads and for latents."""
+        """Call the kernel, for heads or latents."""
         num_rows, num_heads, width = query.shape
         output = kernel_output(num_rows, num_heads * width, query.dtype)
         arguments = self._arguments
@@ -132,7 +131,7 @@ class NativeAttention(AttentionBackend):
         return output
 
     def _begin_step(self, metadata: AttentionMetadata) -> None:
-        """Take what all layers of a group share. The reference to ``metadata`` keeps its tensors alive."""
+        """Set the arguments that all layers of a group share. The reference to ``metadata`` keeps its tensors alive."""
         self._metadata = metadata
         self._arguments.group, self._arguments.num_seqs = metadata.group, len(metadata.seq_lens)
         self._arguments.query_starts = metadata.query_starts.data_ptr()
@@ -142,7 +141,7 @@ class NativeAttention(AttentionBackend):
 
 
 def _padded(spec: KVCacheSpec) -> int:
-    """Tokens for which a block has room: its size, or a little more where equal units (of packed pairs) exceed it."""
+    """Tokens for which a block has room: its size, rounded up to equal units (of packed pairs in bfloat16)."""
     units = -(-spec.block_size // _UNIT)
     tokens = -(-spec.block_size // units)
     packed = 2 if spec.dtype == torch.bfloat16 else 1
@@ -154,6 +153,6 @@ def _stored_type(spec: KVCacheSpec) -> torch.dtype:
 
 
 def _block_elements(spec: KVCacheSpec) -> int:
-    """Elements of the stored type that a block takes at each place: with scales, of the layer that takes most."""
+    """Elements of the stored type per block and place, scales included: those of the layer that takes most."""
     scales = 0 if spec.cache_dtype == "auto" else _SCALES * _SCALE_BYTES
     return _padded(spec) * max(layer.elements + layer.shape[1] * scales for layer in spec.layers)

@@ -1,4 +1,4 @@
-"""What the attention backends of NVIDIA GPUs share: how the KV cache is written."""
+"""The base of the attention backends for NVIDIA GPUs: it writes the KV cache."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from engine_core.kernels.triton.cache import write_keys_and_values
 
 @runtime_checkable
 class CachingRotaryOp(RotaryOp, Protocol):
-    """A rotation that writes keys and values straight to the cache in this layout, which saves a kernel."""
+    """A rotation that writes keys and values straight to the cache in the default layout, which saves a kernel."""
 
     def into_cache(
         self, heads: torch.Tensor, angles: Angles | None, kv_cache: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Return queries [T, Hq, D]; write keys and values to ``slots`` [T] of ``kv_cache``, unless below 0."""
+        """Return queries [T, Hq, D]; write keys and values to ``slots`` [T] of ``kv_cache``, except slots below 0."""
 
 
 class PagedAttention(AttentionBackend):
@@ -42,7 +42,7 @@ class PagedAttention(AttentionBackend):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """[T, Hq · D] of ``query`` [T, Hq, D]; the step's keys and values are already in ``kv_cache``."""
+        """[T, Hq · D] for ``query`` [T, Hq, D]; the step's keys and values are already in ``kv_cache``."""
 
     def forward(
         self,

@@ -18,10 +18,9 @@ def choose_attention(
     library: KernelLibrary | None = None,
     cache_dtype: str = "auto",
 ) -> tuple[AttentionBackend, str]:
-    """The fastest backend for heads of that size and type, or the one ``asked`` for; and a description for a person.
+    """The fastest backend for heads of that size and type, or the one ``asked`` for, and its description for a person.
 
-    ``cache_dtype`` is as in ``KVCacheSpec``. Raises ``ConfigError`` if it, or the backend ``asked`` for, cannot be used
-    here.
+    ``cache_dtype``: as in ``KVCacheSpec``. Raises ``ConfigError`` if it or the backend ``asked`` for is unusable here.
     """
     if asked in ("triton", "varlen", "flashinfer"):
         raise ConfigError("attention_backend", asked, "native or torch on a CPU")

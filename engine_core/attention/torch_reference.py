@@ -1,6 +1,6 @@
 """Paged attention in plain torch: the reference for other backends, and the fallback where none can be built.
 
-A row's bits may depend on the other rows of its step: torch chooses its kernels by their number.
+A row's bits may depend on the other rows of its step: torch chooses its kernels by the number of rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
 
 _MAX_SCORES = 2**24
-"""Scores that are computed at a time: 64 MiB."""
+"""Most scores computed at a time: 64 MiB."""
 
 
 class TorchAttention(AttentionBackend):
@@ -57,7 +57,7 @@ class TorchAttention(AttentionBackend):
     def _attend(
         query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, options: AttentionOptions
     ) -> torch.Tensor:
-        """[T, Hq, D]; latents are keys and values."""
+        """[T, Hq, D]; latents serve as both keys and values."""
         block_size, output = kv_cache.shape[3], torch.empty_like(query)
         starts, lengths = metadata.query_starts.tolist(), metadata.seq_lens.tolist()
         for seq, length in enumerate(lengths):
@@ -83,9 +83,9 @@ def _attend(
     window: int,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """[n, Hq, D] of the ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
+    """[n, Hq, D]: ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
 
-    The first row's own key is the one at ``place``; a row sees ``window`` keys, of which its own is the last.
+    The first row's own key is at index ``place``; a row attends to ``window`` keys, its own being the last.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape

@@ -15,12 +15,12 @@ from engine_core.kernels.triton.attention import attend_chunks, attend_single_ro
 from engine_core.kernels.triton.cache import write_latents
 
 SMALLEST_HEAD, LARGEST_HEAD = 16, 256
-"""Head sizes; those between powers of two are padded in registers. Larger ones need more registers than there are."""
+"""Head sizes; those between powers of two are padded in registers. Larger ones exceed the registers."""
 _SHORTEST_SPLIT = 256
 _MOST_SPLITS = 64
-"""The most splits of a sequence: bounds the memory for their results."""
+"""Most splits of a sequence: bounds the memory for their results."""
 _LEAST_SEQS = 256
-"""Kernels are compiled for numbers of sequences that are powers of two, from this one up."""
+"""Kernels are compiled for powers of two of sequences, from this one up."""
 _PROGRAMS_PER_PROCESSOR = 4
 _FEWEST_ROWS = 16
 """The fewest rows of a matrix product on tensor cores."""
@@ -29,10 +29,10 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a kernel cuts its work."""
+    """Tile sizes and launch options of a kernel."""
 
     rows: int
-    """Pairs of a position and a head of the group."""
+    """(position, head of the group) pairs."""
     keys: int
     warps: int
     stages: int
@@ -42,9 +42,9 @@ class TritonAttention(PagedAttention):
     """A sequence of length 0 is padding: nothing is read for it."""
 
     def __init__(self, max_model_len: int, processors: int, uniform: bool) -> None:
-        """``processors``: multiprocessors of the device. ``uniform``: chunks are computed in the tiles of single rows.
+        """``processors``: multiprocessors of the device. ``uniform``: chunks use the tiles of single rows.
 
-        Keys are taken in splits whose size depends on ``max_model_len`` alone, so that a sequence has at most 64.
+        Keys are taken in splits, whose size depends on ``max_model_len`` alone; a sequence has at most 64.
         """
         per_split = triton.next_power_of_2(-(-max_model_len // _MOST_SPLITS))
         self._split = max(_SHORTEST_SPLIT, per_split)
@@ -231,7 +231,7 @@ class TritonAttention(PagedAttention):
 
 
 def _group(query: torch.Tensor, query_rope: torch.Tensor | None, kv_cache: torch.Tensor) -> int:
-    """Query heads that a program computes together: those of a KV head, or some of those that share latents."""
+    """Query heads that a program computes together: those of a KV head, or some of those sharing latents."""
     num_heads = query.shape[1]
     if query_rope is None:
         return num_heads // kv_cache.shape[2]
@@ -244,7 +244,7 @@ def _rope_widths(query_rope: torch.Tensor | None) -> dict[str, int]:
 
 
 def tiles_of_single_rows(itemsize: int, head_dim: int, group: int) -> Tiles:
-    """For elements of ``itemsize`` bytes and ``group`` query heads per KV head; small enough for chunks to use, too."""
+    """For elements of ``itemsize`` bytes and ``group`` query heads per KV head; small enough for chunks, too."""
     dims, rows = triton.next_power_of_2(head_dim), max(_FEWEST_ROWS, triton.next_power_of_2(group))
     if itemsize == 4:
         return Tiles(rows, 32 if dims <= 64 else 16, warps=4, stages=2)
@@ -256,7 +256,7 @@ def tiles_of_single_rows(itemsize: int, head_dim: int, group: int) -> Tiles:
 def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
     """For elements of ``itemsize`` bytes: the most rows whose results stay in registers.
 
-    Tensor cores do not take float32 unrounded; it is multiplied in registers, of which masks need some, too.
+    Tensor cores would round float32, so it is multiplied in registers, of which masks need some, too.
     """
     dims, heads = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     if dims > LARGEST_HEAD:  # of latents
@@ -270,5 +270,5 @@ def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
 
 
 def _is_interpreted(x: torch.Tensor) -> bool:
-    """Whether kernels run under Triton's interpreter: only there do they take tensors in host memory."""
+    """Whether kernels run under Triton's interpreter: only it takes tensors in host memory."""
     return x.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""How ranks exchange numbers: the interfaces that models and workers see."""
+"""How ranks exchange tensors: the interfaces that models and workers see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class TensorCollectives(ABC):
-    """What the ranks of one stage do together. All of them make the same calls, in the same order."""
+    """Collective operations of the ranks of one stage. All ranks make the same calls in the same order."""
 
     rank: int
     size: int
@@ -18,11 +18,11 @@ class TensorCollectives(ABC):
     def all_gather(
         self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1, writer: int | None = None
     ) -> torch.Tensor:
-        """[T, Σ widths] of every rank's ``x`` [T, its width], side by side in the order of ranks.
+        """[T, Σ widths]: every rank's ``x`` [T, its width], side by side in rank order.
 
-        With ``groups``, rows are ``groups`` rows of their own each: [T, groups · Σ widths] of [T, groups · width].
-        The result may be in memory that ranks share: whoever writes to it ends with SIGSEGV. It is valid until its
-        tensor is gone. The rank ``writer`` alone may write to its result; then others cannot rely on theirs.
+        With ``groups``, a row is ``groups`` rows, gathered separately: [T, groups · width] → [T, groups · Σ widths].
+        The result may be in shared memory, valid while its tensor lives; writing to it ends the process with SIGSEGV.
+        Only the rank ``writer`` may write to its result; other ranks cannot rely on theirs then.
         Raises ``RankFailedError``.
         """
 
@@ -30,9 +30,9 @@ class TensorCollectives(ABC):
     def gather_rows(
         self, x: torch.Tensor, ids: torch.Tensor, owned: Sequence[range], *, groups: int = 1
     ) -> torch.Tensor:
-        """[T · groups, W]: each row from ``x`` [T · groups, W] of the rank whose range in ``owned`` has its id.
+        """[T · groups, W]: each row from ``x`` [T · groups, W] of the rank whose range in ``owned`` has the row's id.
 
-        ``ids``: [T · groups] int32, dense; a row whose id nobody owns is unspecified. The result and errors are as in
+        ``ids``: [T · groups] int32, dense; a row whose id no rank owns is unspecified. Result and errors: as in
         ``all_gather``.
         """
 
@@ -42,24 +42,24 @@ class TensorCollectives(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Let every rank's present and future calls raise. Callable from any thread."""
+        """Make every rank's present and future calls raise. Callable from any thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of memory and connections. Idempotent."""
+        """Release memory and connections. Idempotent."""
 
 
 class StageLinks(ABC):
-    """The same rank's of the neighbouring stages. Tensors arrive in the order in which they are sent."""
+    """Links to the same rank of the neighbouring stages. Tensors arrive in the order sent."""
 
     @abstractmethod
     def send(self, tensor: torch.Tensor) -> None:
-        """To the next stage. Raises ``RankFailedError``."""
+        """Send to the next stage. Raises ``RankFailedError``."""
 
     @abstractmethod
     def receive(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """What the stage before sends, of that ``shape`` and ``dtype``. Raises ``RankFailedError``."""
+        """Receive the previous stage's next tensor. Raises ``RankFailedError``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Release connections. Idempotent."""

@@ -1,7 +1,7 @@
 """Ranks exchange tensors over torch's process groups: gloo between hosts without GPUs, NCCL between GPUs.
 
-Groups are made from a store and used directly. torch.distributed's own, global state is left alone, so that a process
-may have several, and none is found by name.
+Groups are made from a store and used directly, without torch.distributed's global state: a process may have several
+groups, and none is looked up by name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.errors import RankFailedError
 
 _LOOK_SECONDS = 0.05
-"""Whoever waits looks this often whether it should."""
+"""Interval at which a waiting rank checks for an abort."""
 _abandoned: list[Group] = []
-"""Groups that were aborted while an operation was under way: their end would wait for that of the operation."""
+"""Groups aborted during an operation, kept alive because their destruction would wait for it."""
 
 
 class _Work(Protocol):
@@ -33,7 +33,7 @@ class _Work(Protocol):
 
 
 class Group(Protocol):
-    """What is used of torch's ``Backend``, whose stubs lack most of it."""
+    """The part of torch's ``Backend`` used here; torch's stubs lack most of it."""
 
     def rank(self) -> int: ...
     def size(self) -> int: ...
@@ -43,9 +43,9 @@ class Group(Protocol):
 
 
 def gloo_group(store: Store, name: str, rank: int, size: int, host: str, timeout: float) -> Group:
-    """Be ``rank`` of ``size``, all of which call this with the same ``name``; others connect to address ``host``.
+    """Join as ``rank`` of ``size``; all ranks pass the same ``name``, and the others connect to address ``host``.
 
-    No wait for another rank is longer than ``timeout`` seconds, here or later. Raises ``RankFailedError``.
+    No wait for another rank, here or later, exceeds ``timeout`` seconds. Raises ``RankFailedError``.
     """
     kind: Any = ProcessGroupGloo
     options = kind._Options()
@@ -61,9 +61,9 @@ def gloo_group(store: Store, name: str, rank: int, size: int, host: str, timeout
 
 
 def nccl_group(store: Store, name: str, rank: int, size: int, timeout: float) -> Group:
-    """As ``gloo_group``, for GPUs: NCCL finds the way itself, and a lost rank ends the process after ``timeout``.
+    """Like ``gloo_group``, for GPUs: NCCL finds the route itself; a lost rank ends the process after ``timeout``.
 
-    Operations are queued on the current stream: they do not wait.
+    Operations are queued on the current stream, without waiting.
     """
     from torch.distributed import ProcessGroupNCCL
 
@@ -74,19 +74,19 @@ def nccl_group(store: Store, name: str, rank: int, size: int, timeout: float) ->
 
 
 class ProcessGroupLinks(StageLinks):
-    """Stages that are the ranks of a group, in order."""
+    """Links over a group whose ranks are the stages, in order."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
-        """Tensors are received on ``device``."""
+        """``device`` receives the tensors."""
         self._group: Group | None = group
         self._device = device
         self._sent: deque[tuple[_Work, torch.Tensor]] = deque()
-        """Tensors on their way. The next stage may still compute the step before, which is nothing to wait for."""
+        """Tensors in transit: ``send`` need not wait for a next stage that still computes the step before."""
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Copies it; waits only for what was sent as many calls ago as there are stages in a group, times two."""
+        """Copies the tensor; waits only while 2 · (number of stages) sends are in transit."""
         group = self._open()
-        # What is sent for the steps in flight may be under way; the next stage gives their memory back in order.
+        # Tensors of the steps in flight may be in transit; the next stage receives them in order.
         while len(self._sent) >= 2 * group.size():
             work, _ = self._sent[0]
             _wait(work)
@@ -116,10 +116,10 @@ class ProcessGroupLinks(StageLinks):
 
 
 class ProcessGroupCollectives(TensorCollectives):
-    """The ranks of a group. ``abort`` reaches this process; others fail as soon as it ends."""
+    """Collectives over a group. ``abort`` affects only this process; others fail as soon as it ends."""
 
     def __init__(self, group: Group, timeout: float) -> None:
-        """No wait is longer than ``timeout`` seconds."""
+        """``timeout``: seconds that a wait may take."""
         self.rank = group.rank()
         self.size = group.size()
         self._group: Group | None = group
@@ -142,7 +142,7 @@ class ProcessGroupCollectives(TensorCollectives):
     def gather_rows(
         self, x: torch.Tensor, ids: torch.Tensor, owned: Sequence[range], *, groups: int = 1
     ) -> torch.Tensor:
-        # Not only the rows that others need, whose number only the ids tell: on a GPU nobody waits for those.
+        # All rows are exchanged: the number that others need depends on the ids, for which a GPU step must not wait.
         owners = torch.zeros(len(ids), dtype=torch.int64, device=x.device)
         for rank, ours in enumerate(owned):
             owners.masked_fill_((ids >= ours.start) & (ids < ours.stop), rank)
@@ -159,7 +159,7 @@ class ProcessGroupCollectives(TensorCollectives):
         self._group = None
 
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
-        """[size, …]: every rank's ``x`` […], of equal shapes."""
+        """[size, …]: every rank's ``x`` […]; shapes are equal."""
         group = self._group
         if group is None or self._aborted.is_set():
             raise RankFailedError("this rank has left the others")
@@ -177,7 +177,7 @@ class ProcessGroupCollectives(TensorCollectives):
                 work.wait(timedelta(seconds=_LOOK_SECONDS))
                 return gathered
             except RuntimeError as error:
-                if work.is_completed():  # it has failed, or ended just after the wait
+                if work.is_completed():  # failed, or ended just after the wait
                     _wait(work)
                     return gathered
                 if time.monotonic() > deadline:
@@ -187,7 +187,7 @@ class ProcessGroupCollectives(TensorCollectives):
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """Its memory: bytes are exchanged, not numbers, whatever types a transport knows."""
+    """View as bytes, so that any dtype can be exchanged, whatever types the transport knows."""
     return x.view(-1).view(torch.uint8)
 
 

@@ -1,7 +1,7 @@
 """Which rank a worker is, and which part of the model it has.
 
 Ranks of a *stage* share each of its layers (tensor parallelism); stages follow each other (pipeline parallelism). Every
-cut is along outputs, so that an output is one chain of additions, computed by one rank, whatever the number of ranks.
+cut is along outputs: one rank computes each output, as one chain of additions, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 from engine_core.config import ParallelConfig
 
 UNIT = 16
-"""Outputs are cut between whole panels of the kernels; no group of outputs that is read in registers is torn."""
+"""Outputs are cut at multiples of this: between whole panels of the kernels, so that outputs read together in registers
+stay on one rank."""
 
 
 SAMPLING_RANK = 0
-"""Of the last stage, the rank that samples: it alone reads or changes logits."""
+"""The rank of the last stage that samples: it alone reads or changes logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +28,21 @@ class Rank:
     """A worker's place among all workers of an engine."""
 
     tp: int = 0
-    """Its place among the ranks of its stage."""
+    """Index within its stage."""
     tp_size: int = 1
     pp: int = 0
-    """Its stage."""
+    """Index of its stage."""
     pp_size: int = 1
     ranks_on_host: int = 1
     """Workers that share this host's memory and cores, itself included."""
     local: int = 0
-    """The index of its GPU, of those that its process sees."""
+    """Index of its GPU among those that its process sees."""
     expert_parallel: bool = False
-    """Whether it has whole experts, instead of a part of each."""
+    """Whether it has whole experts instead of a part of each."""
 
     @property
     def number(self) -> int:
-        """Its place among all: stage by stage."""
+        """Index among all ranks, stage by stage."""
         return self.pp * self.tp_size + self.tp
 
     @property
@@ -55,12 +56,12 @@ class Rank:
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether it has a part of the head."""
+        """Whether it has a part of the LM head."""
         return self.pp == self.pp_size - 1
 
     @property
     def samples(self) -> bool:
-        """Whether it samples: one rank alone does."""
+        """True for exactly one rank."""
         return self.is_last_stage and self.tp == SAMPLING_RANK
 
     def __str__(self) -> str:
@@ -78,8 +79,8 @@ def ranks_on_one_host(parallel: ParallelConfig) -> list[Rank]:
 
 
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:
-    """``count`` numbers in ``parts`` ranges of neighbours, as equal as whole units of ``unit`` allow; the last unit may
-    be incomplete.
+    """``range(count)`` in ``parts`` consecutive ranges, as equal as whole units of ``unit`` allow (the last unit may be
+    incomplete).
     """
     units = -(-count // unit)
     ends = [min(count, unit * (units * part // parts)) for part in range(parts + 1)]
@@ -89,16 +90,16 @@ def cut(count: int, parts: int, unit: int = 1) -> list[range]:
 def cut_layers(
     owners: Sequence[int], stages: int, work: Sequence[int] | None = None, head: int = 0
 ) -> list[range] | None:
-    """Layers in ``stages`` ranges of neighbours, of as equal work as can be; None if there are too few.
+    """Layers in ``stages`` consecutive ranges with the most equal work; None if there are too few layers.
 
     ``owners``: for each layer, itself or the earlier one whose cache it attends over; the two are never separated.
-    ``work``: of each layer, equal unless given; ``head``: what the last stage has to do besides. Of equally good ranges
-    the longer ones come first.
+    ``work``: of each layer (default: equal); ``head``: additional work of the last stage. Among equally good divisions,
+    longer ranges come first.
     """
     before = [0, *accumulate(work or [1] * len(owners))]
     count, needed, ends = len(owners), len(owners), []
     for layer in reversed(range(count)):
-        # A stage may begin with a layer if neither it nor a later one needs what an earlier one keeps.
+        # A stage may begin with a layer if neither it nor a later layer needs an earlier layer's cache.
         needed = min(needed, owners[layer])
         if needed >= layer:
             ends.append(layer)

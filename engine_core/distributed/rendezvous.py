@@ -1,4 +1,4 @@
-"""Where the ranks of an engine meet to make their connections to each other."""
+"""Where the ranks of an engine meet to connect to each other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """What ranks must know to find each other. It is of use only while they join."""
+    """What ranks must know to find each other; needed only while they join."""
 
     key: str
-    """Random; in names of sockets on one host, and in those of the store."""
+    """Random; part of the names of sockets on one host, and of names in the store."""
     store_host: str | None
     """Address of a ``torch.distributed.TCPStore``; None if none is needed."""
     store_port: int
@@ -24,7 +24,7 @@ class Rendezvous:
 
 @contextmanager
 def open_rendezvous(host: str, tensor_transport: str, pipeline_parallel_size: int) -> Iterator[Rendezvous]:
-    """Host the store, where one is needed, at any port of the address ``host`` alone, until the block ends."""
+    """Host the store, if needed, at any port of the address ``host`` alone, until the block ends."""
     key = secrets.token_hex(16)
     if pipeline_parallel_size == 1 and tensor_transport == "shm":
         yield Rendezvous(key, None, 0, tensor_transport)

@@ -1,8 +1,8 @@
-"""Memory that the ranks of one host share: rank 0 makes it and hands it to the others. Each maps it twice: once to
-write to it, and once only to read.
+"""Memory that the ranks of one host share: rank 0 makes it and hands it to the others. Each rank maps it twice: for
+writing, and read-only.
 
-It has no name in any file system. Its descriptor goes over a unix socket in the abstract namespace, whose name is a
-random key that all ranks were given, and only to processes of the same user.
+It has no name in any file system. Its descriptor is passed over a unix socket in the abstract namespace, named by a
+random key that all ranks know, and only to processes of the same user.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from dataclasses import dataclass
 from engine_core.errors import RankFailedError
 
 REGION_BYTES = 1 << 36
-"""Of addresses. Memory is taken page by page, as it is first written."""
+"""Bytes of address space. Memory is taken page by page, on first write."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _HELLO = struct.Struct("=II")
-"""A rank, and how many it thinks there are."""
+"""(rank, number of ranks it expects)"""
 _CREDENTIALS = struct.Struct("=iII")
-"""pid, uid, gid"""
+"""(pid, uid, gid)"""
 _RETRY_SECONDS = 0.01
 _HELLO_SECONDS = 1.0
-"""A peer that connects and says nothing does not hold up the others for longer."""
+"""Limits how long a silent peer holds up the others."""
 
 _BACKLOG = 128
-"""Connections that wait: any process of the host may make some, and rank 0 only then sees whose it is."""
+"""Waiting connections: any process of the host may connect, and rank 0 sees whose it is only after accepting."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRegion:
-    """One memory at two places of this process."""
+    """One memory mapped at two addresses of this process."""
 
     memory: mmap.mmap
     to_read: mmap.mmap
-    """Where the system lets nobody write."""
+    """Mapped read-only."""
 
     def close(self) -> None:
         self.memory.close()
@@ -78,14 +78,14 @@ def _made() -> Iterator[int]:
                 f"{REGION_BYTES >> 30} GiB for memory that ranks share, of which little is taken, are refused "
                 f"({error.strerror}): raise the limit of a file's size (ulimit -f)"
             ) from error
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)  # so that no rank can make another's access a fault
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)  # no rank can shrink it, which would fault another's access
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _hand_out(descriptor: int, key: str, size: int, timeout: float, deadline: float) -> None:
-    """Give it to every other rank, once."""
+    """Pass the descriptor to every other rank, once."""
     missing = set(range(1, size))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
@@ -100,7 +100,7 @@ def _hand_out(descriptor: int, key: str, size: int, timeout: float, deadline: fl
             except TimeoutError:
                 ranks = ", ".join(map(str, sorted(missing)))
                 raise RankFailedError(f"tensor-parallel rank {ranks} did not join within {timeout:g} s") from None
-            with connection, contextlib.suppress(OSError):  # whoever went away, or says nothing, is still missing
+            with connection, contextlib.suppress(OSError):  # a rank that left or stays silent remains missing
                 if not _is_of_this_user(connection):
                     continue
                 connection.settimeout(_HELLO_SECONDS)
@@ -113,7 +113,7 @@ def _hand_out(descriptor: int, key: str, size: int, timeout: float, deadline: fl
 
 
 def _refusal(hello: bytes, missing: set[int], size: int) -> str:
-    """Why a peer gets nothing; empty if it does."""
+    """Why a peer does not get the memory; empty if it does."""
     if len(hello) != _HELLO.size:
         return "it does not say which rank it is"
     rank, its_size = _HELLO.unpack(hello)
@@ -141,7 +141,7 @@ def _receive(key: str, rank: int, size: int, timeout: float, deadline: float) ->
             connection.settimeout(left)
             try:
                 connection.connect(_address(key))
-            except (ConnectionRefusedError, BlockingIOError):  # it does not listen yet, or others crowd in
+            except (ConnectionRefusedError, BlockingIOError):  # rank 0 does not listen yet, or its backlog is full
                 time.sleep(min(left, _RETRY_SECONDS))
                 continue
             try:

@@ -1,17 +1,17 @@
-"""Ranks of one host gather through memory that they share, by native kernels: a captured step holds its gathers, too.
+"""Ranks of one host gather through shared memory, by native kernels, so that captured steps include their gathers.
 
-Each rank copies what it has to where all others read it, and waits for them (gather.h and barrier.h in
+Each rank copies its part to where all others read it, and waits for them (gather.h and barrier.h in
 kernels/cpu/threads). The result is that shared memory itself: a slot, which must not be written again while any rank
 may still read it. So:
 
-- Kernels alone write to it. Results are where the system lets nobody write, but for those of a rank that is to change
-  them (``writer``), which no other rank reads then.
-- With every call each rank says which slots its tensors are in. A slot is taken again once no rank has said so in the
-  last call: all have got there, and read it no more. Since all know the same, they choose the same slot without another
-  word, however long one of them keeps a tensor. That they do is checked in every call.
-- Captured calls have slots that only captures take, since a replay writes to them whatever else is alive. They say
-  nothing: what is captured is the same on all ranks. The first of them in a capture is a barrier, after which no rank
-  reads what the replay before left.
+- Only kernels write to it. Results are mapped read-only, except those that a rank is to change (``writer``), which no
+  other rank reads then.
+- In every call each rank tells the others which slots its tensors hold. A slot is free once no rank has named it in the
+  last call: all ranks have got there, and read it no more. As all know the same, they choose the same slot without
+  further messages, however long one of them keeps a tensor. Every call checks that they do.
+- Captured calls have their own slots, since a replay writes to them whatever tensors are alive. They exchange no slots:
+  captures are the same on all ranks. The first call of a capture is a barrier, after which no rank reads the results
+  of the replay before.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from engine_core.kernels.memory import take_now
 _CACHE_LINE = 64
 _LEAST_CAPACITY = 1 << 20
 _MOST_SLOTS = 256
-"""Bits of ``RinglineBarrier.held``."""
+"""Number of bits in ``RinglineBarrier.held``."""
 
 
 class _Unwritable:
-    """Memory that cannot be written to, for numpy and torch, which would warn of it at each tensor."""
+    """Read-only memory presented as writable to numpy and torch, which would warn for each tensor."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._bytes = np.frombuffer(memory, np.uint8)
@@ -51,19 +51,19 @@ class _Unwritable:
 
 
 class _Memory:
-    """The shared memory, handed out from its beginning to its end and never taken back; that is for ``_Slots``."""
+    """The shared memory, handed out from beginning to end and never taken back; ``_Slots`` reuse it."""
 
     def __init__(self, region: SharedRegion, size: int) -> None:
-        """The beginning is for the barriers of ``size`` ranks."""
+        """Reserves the beginning for the barriers of ``size`` ranks."""
         self.bytes = np.frombuffer(region.memory, np.uint8)
         self.to_read = np.asarray(_Unwritable(region.to_read))
-        """The same bytes, where a write ends the process."""
+        """The same bytes, mapped read-only: a write ends the process."""
         self.address: int = self.bytes.ctypes.data
         self.ranks = structures()["RinglineRanks"].from_buffer(region.memory)
         self._next = -(-(1 + 2 * size) * _CACHE_LINE // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def reserve(self, size: int) -> int:
-        """Where ``size`` bytes begin. Raises ``MemoryError``."""
+        """Reserve ``size`` bytes; returns their offset. Raises ``MemoryError``."""
         place = self._next
         if place + size > REGION_BYTES - mmap.PAGESIZE:  # kernels may read a vector past the end
             raise MemoryError(f"results that ranks share take more than {REGION_BYTES >> 30} GiB")
@@ -79,11 +79,11 @@ class _Slot:
     place: int
     capacity: int
     taken: int = 0
-    """Bytes that the system has given."""
+    """Bytes whose pages are allocated."""
 
 
 class _Slots:
-    """Slots for tensors: those of captured calls, or all others. Sets of slots are bits of a number."""
+    """Slots of captured calls, or of all other calls. Sets of slots are bit masks."""
 
     def __init__(self) -> None:
         self._slots: list[_Slot] = []
@@ -93,21 +93,21 @@ class _Slots:
 
     @property
     def held(self) -> int:
-        """Those that tensors of this rank are in."""
+        """The slots held by tensors of this rank."""
         return sum(1 << number for number in tuple(self._held))
 
     def met(self, held_by_any: int) -> None:
-        """All ranks have met, and these were held by one of them."""
+        """Note that all ranks have met; ``held_by_any``: slots held by at least one of them."""
         self._busy = self._foreign = held_by_any
 
     def met_in_capture(self) -> None:
-        """All ranks capture that they meet. What they take and let go in a capture is the same."""
+        """Note that all ranks capture a meeting. During a capture they take and release the same slots."""
         self._busy = self._foreign | self.held
 
     def take(
         self, memory: _Memory, rows: int, width: int, dtype: torch.dtype, *, writable: bool
     ) -> tuple[int, torch.Tensor]:
-        """A tensor [rows, width] with unspecified contents, and where it is. Raises ``MemoryError``."""
+        """The offset of a tensor [rows, width] with unspecified contents, and the tensor. Raises ``MemoryError``."""
         size = rows * width * dtype.itemsize
         fitting = [slot for slot in self._slots if slot.capacity >= size and not self._busy >> slot.number & 1]
         slot = min(fitting, key=lambda each: each.capacity) if fitting else self._new(memory, size)
@@ -123,14 +123,14 @@ class _Slots:
     def _new(self, memory: _Memory, size: int) -> _Slot:
         if len(self._slots) == _MOST_SLOTS:
             raise MemoryError(f"more than {_MOST_SLOTS} results that ranks share are in use")
-        # Powers of two, so that steps of ever more rows do not leave ever more slots too small for the next one.
+        # Powers of two, so that steps of growing size do not keep leaving slots too small for the next one.
         capacity = max(_LEAST_CAPACITY, 1 << (size - 1).bit_length())
         self._slots.append(_Slot(len(self._slots), memory.reserve(capacity), capacity))
         return self._slots[-1]
 
 
 def _take_pages(memory: _Memory, slot: _Slot, size: int) -> None:
-    """Now, so that a lack of memory is an error: later it would be a signal that ends the process."""
+    """Allocate pages now, so that a lack of memory is an error: later it would be a fatal signal."""
     end = slot.place + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
         take_now(torch.from_numpy(memory.bytes[slot.place : end]))
@@ -140,18 +140,18 @@ def _take_pages(memory: _Memory, slot: _Slot, size: int) -> None:
 
 
 class ShmCollectives(TensorCollectives):
-    """Ranks that share memory: processes of a host, or threads with an object of this class each."""
+    """Collectives of ranks that share memory: processes of a host, or threads with one object each."""
 
     @classmethod
     def join(cls, key: str, rank: int, size: int, timeout: float, kernels: Kernels) -> Self:
-        """Be ``rank`` of ``size``, all of which join with the same random ``key`` within ``timeout`` seconds.
+        """Join as ``rank`` of ``size``; all ranks use the same random ``key``, and join within ``timeout`` seconds.
 
         Raises ``RankFailedError``, ``MemoryError``.
         """
         return cls(share_region(key, rank, size, timeout), rank, size, kernels)
 
     def __init__(self, region: SharedRegion, rank: int, size: int, kernels: Kernels) -> None:
-        """``region``: what ``share_region`` returns."""
+        """``region``: from ``share_region``."""
         self.rank = rank
         self.size = size
         self._kernels = kernels
@@ -208,7 +208,7 @@ class ShmCollectives(TensorCollectives):
             memory.ranks.aborted = 1
 
     def close(self) -> None:
-        """Memory ends with the last tensor on it, and the last captured call. Other ranks' calls raise from now on."""
+        """Other ranks' calls raise from now on. Memory lives as long as tensors on it and captured calls."""
         self.abort()
         self._memory = None
 
@@ -228,7 +228,7 @@ class ShmCollectives(TensorCollectives):
         column: int = 0,
         **fields: int,
     ) -> torch.Tensor:
-        """[rows · groups, width] for ``shape``; this rank's columns begin at ``column``."""
+        """[rows · groups, width]; ``shape``: (rows, groups, width). This rank's columns begin at ``column``."""
         memory, captured, kernel = self._open(), current_capture(), self._kernels.gather
         (rows, groups, width), room = shape, shape[0]
         if captured is not None:
@@ -253,7 +253,7 @@ class ShmCollectives(TensorCollectives):
         return output[: rows * groups]
 
     def _begin_capture(self, memory: _Memory) -> None:
-        """Find out which slots are in use, and let each replay begin with a barrier."""
+        """Learn which slots are in use, and begin each replay with a barrier."""
         kernel = self._kernels.barrier
         self._call(kernel.function, kernel.arguments(), memory, self._captured_slots)
         self._meet(kernel, kernel.arguments(), memory)
@@ -268,7 +268,7 @@ class ShmCollectives(TensorCollectives):
             self._captured_slots.met_in_capture()
 
     def _call(self, call: Callable[[Any], int], arguments: Any, memory: _Memory, slots: _Slots) -> None:
-        """Tell the others which of ``slots`` are held, and hear it from them."""
+        """Exchange with the other ranks which of ``slots`` are held."""
         held = ctypes.create_string_buffer(slots.held.to_bytes(_MOST_SLOTS // 8, "little"), _MOST_SLOTS // 8)
         arguments.ranks, arguments.rank, arguments.size = memory.address, self.rank, self.size
         arguments.held = ctypes.addressof(held)

@@ -1,13 +1,12 @@
 """The pool of KV blocks: reference counts, the free list in LRU order, and lookup of blocks by content.
 
-The free list is a doubly linked list threaded through two arrays, as operating systems keep their page lists, so
-taking a block out of its middle (a prefix hit on an unused block) costs as little as taking its head. Its
-order is the order of eviction: a free block keeps its contents, and its hash, until it is handed out anew.
+The free list is a doubly linked list threaded through two arrays, like an operating system's page lists, so removing a
+block from its middle (a prefix hit on an unused block) is as cheap as removing its head. Its order is the order of
+eviction: a free block keeps its contents and hash until it is allocated again.
 
 Sequences that compute the same tokens at the same time fill blocks with the same contents. One of these is *known*:
-lookups find it. The others are recorded as its *copies* while they are held, so that one of them can become the known
-block when the current one is no longer held. So a known block with copies is itself held, and an evicted block has no
-copies.
+lookups find it. The others are recorded as its *copies* while they are held, so that a copy can become the known block
+when the current one is no longer held. So a known block with copies is itself held, and an evicted block has no copies.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         """The known block of each content hash."""
         self._copies: dict[bytes, dict[int, None]] = {}
-        """Held blocks of the same content as a known one, in order of publication."""
+        """Held blocks with the same content as a known one, in order of publication."""
         # Entry num_blocks is the sentinel: its successor is the next block to allocate, its predecessor the last one.
         ring = num_blocks + 1
         self._next = [(block + 1) % ring for block in range(ring)]
         self._prev = [(block - 1) % ring for block in range(ring)]
 
     def allocate(self, count: int) -> list[int]:
-        """Allocate the ``count`` ≤ ``num_free`` blocks that were free the longest; each gets one holder."""
+        """Allocate the ``count`` ≤ ``num_free`` blocks that have been free longest; each gets one holder."""
         if count > self.num_free:
             raise RuntimeError(f"{count} KV blocks asked for, {self.num_free} free")
         sentinel = self.num_blocks
@@ -66,8 +65,8 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Remove a holder from each block, in order; a block without holders becomes free.
 
-        Blocks that can be found by content go to the tail of the free list; the others are useless, and go to its head.
-        Of several blocks with the same content, one that is still held stays known.
+        Findable blocks go to the tail of the free list; the others are useless, and go to its head. Of several blocks
+        with the same content, one that is still held stays known.
         """
         for block in blocks:
             count = self._ref_counts[block] - 1
@@ -80,7 +79,7 @@ class BlockPool:
                 self.num_free += 1
 
     def _leave_copies(self, block: int) -> None:
-        """``block`` is no longer held: if held blocks have the same content, one of them stays or becomes known."""
+        """``block`` is no longer held: if held blocks have its content, one of them stays or becomes known."""
         content = self._hash[block]
         if content is None or (copies := self._copies.get(content)) is None:
             return
@@ -124,14 +123,14 @@ class BlockPool:
         if self._ref_counts[known]:
             self._copies.setdefault(content, {})[block] = None
             return
-        # The known block has no holder, and this one replaces it: the old one is the next to be handed out.
+        # The known block has no holder: this one replaces it, and the old one is the next to be allocated.
         self._by_hash[content] = block
         self._hash[known] = None
         self._unlink(known)
         self._link(known)
 
     def find(self, content: bytes) -> int | None:
-        """The block with this content, held or free; None if there is none."""
+        """The block with this content, held or free, if any."""
         return self._by_hash.get(content)
 
     def forget_contents(self) -> int:

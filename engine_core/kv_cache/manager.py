@@ -56,11 +56,11 @@ class KVCacheManager:
         return self.prefix_caching and not group.scores_prompt
 
     def find_prefix(self, seq: Sequence) -> Prefix:
-        """The longest prefix of ``seq`` of which all blocks that later tokens read are cached.
+        """The longest prefix of ``seq`` for which every block that later tokens read is cached.
 
-        It leaves at least one token to compute. Its blocks are not held yet: call ``admit`` before anything else is
-        allocated. If the group holds its prompt, the group's blocks are preferred to cached ones with the same
-        contents: otherwise the blocks held for ``seq`` could prevent its own admission.
+        It leaves at least one token to compute. Its blocks are not held yet: call ``admit`` before allocating anything
+        else. If the group holds its prompt, its blocks are preferred to cached ones with the same contents: otherwise
+        the blocks held for ``seq`` could prevent its own admission.
         """
         shared = seq.group.shared_blocks
         outdated = self._shares_blocks(seq.group) and seq.group.shared_generation != self._generation
@@ -81,7 +81,7 @@ class KVCacheManager:
     def admit(self, seq: Sequence, prefix: Prefix, headroom: int) -> bool:
         """Give ``seq`` blocks for all its tokens, ``prefix`` first; False, without changes, if too few are free.
 
-        Layers with a window get only the blocks that the window and one step need: blocks are reused as it moves on.
+        Layers with a window get only the blocks for the window and one step: blocks are reused as the window moves on.
         ``headroom`` blocks must stay free for running sequences.
         """
         pool, cached = self.pool, prefix.num_blocks * self.block_size
@@ -121,7 +121,7 @@ class KVCacheManager:
         return added
 
     def publish(self, seq: Sequence, num_computed: int) -> None:
-        """Make the blocks that the first ``num_computed`` tokens of ``seq`` fill findable; they must be computed."""
+        """Make findable the blocks that the first ``num_computed`` tokens of ``seq`` fill; they must be computed."""
         full = num_computed // self.block_size
         if not self._publishes(seq) or full <= seq.num_published:
             return
@@ -133,7 +133,7 @@ class KVCacheManager:
         seq.num_published = full
 
     def release_skipped_blocks(self, seq: Sequence, num_computed: int) -> None:
-        """Release blocks that no window reads any more once ``num_computed`` tokens are computed."""
+        """Release the blocks that no window reads once ``num_computed`` tokens are computed."""
         for group in self._windowed:
             table, first = seq.block_tables[group.number], seq.first_blocks[group.number]
             end = min(group.first_block(num_computed), len(table))
@@ -147,7 +147,7 @@ class KVCacheManager:
         return any(group.first_block(num_computed) > seq.first_blocks[group.number] for group in self._windowed)
 
     def next_change(self, seq: Sequence) -> int:
-        """The number of computed tokens at which ``publish`` or ``release_skipped_blocks`` next has something to do."""
+        """The number of computed tokens at which ``publish`` or ``release_skipped_blocks`` next has work."""
         at = (seq.num_published + 1) * self.block_size if self._publishes(seq) else NEVER
         for group in self._windowed:
             assert group.window is not None
@@ -166,14 +166,14 @@ class KVCacheManager:
         return sum(map(len, seq.block_tables)) - sum(seq.first_blocks)
 
     def reset(self) -> int:
-        """Hide all blocks computed so far, and those that build on them; returns how many could be found before."""
+        """Hide all blocks computed so far, and those that build on them; returns how many were findable."""
         self._generation += 1
         return self.pool.forget_contents()
 
     def hold_prompt(self, group: SequenceGroup, seq: Sequence) -> bool:
-        """Let ``group`` hold the blocks of its prompt, which its member ``seq`` has computed.
+        """Make ``group`` hold the blocks of its prompt, computed by its member ``seq``.
 
-        False if ``seq`` has lost prompt blocks that others would read.
+        False if ``seq`` has released prompt blocks that others would read.
         """
         count = group.num_shared_blocks
         firsts = [each.first_block_behind(count) for each in self._groups]
@@ -188,7 +188,7 @@ class KVCacheManager:
         return True
 
     def drop_prompt(self, group: SequenceGroup) -> None:
-        """End ``hold_prompt``."""
+        """Undo ``hold_prompt``."""
         if group.shared_blocks is not None:
             self.release(group.shared_blocks)
             group.shared_blocks = None

@@ -1,8 +1,7 @@
-"""Hashes of prefixes, by block: equal ones mean equal tokens, computed alike, of requests that may share them.
+"""Hashes of prefixes, by block: equal hashes mean equal tokens, computed alike, of requests that may share them.
 
-A block's hash covers its parent's hash and its token ids; at the root, the model, its type, the cache's layout and the
-request's salt. It is cryptographic because the salt separates tenants. The scheme is that of vLLM's automatic prefix
-caching.
+A block's hash covers its parent's hash and its token ids; the root's, the model, its type, the cache's layout and the
+request's salt. It is cryptographic because the salt separates tenants. The scheme is vLLM's automatic prefix caching.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _DIGEST_SIZE = 32
 
 
 def root_hash(*ingredients: bytes) -> bytes:
-    """The parent of a prompt's first block: blocks are shared where all ``ingredients`` are equal, in order."""
+    """The parent of a prompt's first block: blocks are shared if all ``ingredients`` are equal, in order."""
     digest = blake2b(digest_size=_DIGEST_SIZE, person=b"kv prefix root")
     for ingredient in ingredients:
         digest.update(len(ingredient).to_bytes(8, "little"))
