@@ -1,7 +1,7 @@
 """The executor interface: the engine submits plans, and an executor computes them.
 
-An executor has started its workers, and owns them. It computes the submitted plans in order. After ``ExecutorError`` it
-computes nothing more.
+An executor owns its workers, which have started. It computes the submitted plans in order; after ``ExecutorError``,
+nothing more.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from engine_core.step import StepPlan, StepResult
 
 
 class PendingResult:
-    """The future result of a submitted step. It may be asked again after an interrupt."""
+    """The future result of a submitted step. ``result`` may be called again after an interrupt."""
 
     def __init__(self, take: Callable[[], StepResult]) -> None:
-        """``take`` waits until the step is computed; it returns once."""
+        """``take`` waits until the step is computed; it returns only once."""
         self._take = take
         self._result: StepResult | None = None
 
@@ -33,10 +33,10 @@ class PendingResult:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank runs that has a process of its own."""
+    """Where a rank with its own process runs."""
 
     rank: str
-    """As ``Rank`` writes itself."""
+    """``str`` of the ``Rank``."""
     host: str
     pid: int
 
@@ -47,9 +47,9 @@ class Executor(ABC):
     model: ModelSpec
     kv_cache_config: KVCacheConfig
     unwritten_cache_bytes: int
-    """Bytes of this process that the KV cache will still take as it fills."""
+    """Bytes that the KV cache will still take in this process as it fills."""
     step_bytes: int
-    """Bytes of this process that the largest step takes; 0 if not measured."""
+    """Bytes that the largest step takes in this process; 0 if not measured."""
     request_memory: RequestMemory
     model_digest: str
     """Equal for executors of the same model, whatever their device and numerics."""
@@ -58,7 +58,7 @@ class Executor(ABC):
     largest_step_seconds: float
     """Approximate duration of the largest step."""
     max_concurrent_steps: int
-    """The most steps that may be submitted before the first result is taken."""
+    """Most steps that may be submitted before the first result is taken."""
     grammar_support: str | None = "this executor has none"
     """Why grammars cannot be used; None if they can."""
     ranks: Sequence[RankPlace] = ()
@@ -68,26 +68,26 @@ class Executor(ABC):
     def submit(self, plan: StepPlan) -> PendingResult:
         """Compute a step after those submitted before; take the results in the same order.
 
-        If several steps may be submitted, this returns before the step is computed. A step changes only the KV cache
-        and the state of the plan's sequences. Raises ``ExecutorError`` with the cause chained, here or from
+        If several steps may be submitted, returns before the step is computed. A step changes only the KV cache and
+        the state of the plan's sequences. Raises ``ExecutorError`` with the cause chained, here or from
         ``PendingResult.result``; every callback of ``on_failure`` has run by then.
         """
 
     def compile_grammar(self, grammar: str) -> None:
-        """Make sure that no step waits for ``grammar``, and that it can be used. From any thread; takes bounded time.
+        """Check ``grammar``, and compile it so that no step waits for it. From any thread; takes bounded time.
 
-        What is compiled is kept while there is room, the grammars used last. A plan may bring others, which are
-        compiled in its step. Raises ``InvalidRequestError``, or ``ExecutorError``.
+        Compiled grammars are cached, the least recently used evicted first. A plan may bring others, which its step
+        compiles. Raises ``InvalidRequestError`` or ``ExecutorError``.
         """
         raise InvalidRequestError("grammar", f"cannot be used here: {self.grammar_support}")
 
     def is_special_token(self, token_id: int) -> bool:
-        """Whether grammars must name a token by its id, as no text contains it; needs ``grammar_support`` None."""
+        """Whether grammars must name a token by id, as no text contains it; needs ``grammar_support`` None."""
         raise InvalidRequestError("grammar", f"cannot be used here: {self.grammar_support}")
 
     @abstractmethod
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Register a callback. It is called once, from any thread, when the executor fails, even while it is idle."""
+        """Register a callback, called once, from any thread, when the executor fails, even while idle."""
 
     @abstractmethod
     def close(self) -> None:

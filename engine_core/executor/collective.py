@@ -1,4 +1,4 @@
-"""The executor of a started engine: it computes plans by its workers, wherever they run."""
+"""The executor of a started engine: its workers, wherever they run, compute the plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_core.structured_output.compiler import GrammarCompiler
 
 @dataclass(frozen=True, slots=True)
 class StartedModel:
-    """What is known of workers once they have started; fields are those of ``Executor``."""
+    """What is known about workers once they have started; fields as in ``Executor``."""
 
     model: ModelSpec
     kv_cache_config: KVCacheConfig

@@ -1,4 +1,4 @@
-"""Why an executor computes nothing more: its first error, told once to everyone who has asked."""
+"""Why an executor has stopped: its first error, reported once to every registered callback."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 
 class Failure:
-    """Thread-safe."""
+    """An executor's first error, and the callbacks for it. Thread-safe."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        """None as long as nothing has failed."""
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._is_telling = False
@@ -19,7 +18,7 @@ class Failure:
         self._is_told = threading.Event()
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Have ``callback`` called once with the error, from any thread; at once, if it was told already."""
+        """Register ``callback``: called once with the error, from any thread; at once after ``tell``."""
         with self._lock:
             if not self._is_telling:
                 self._callbacks.append(callback)
@@ -28,7 +27,7 @@ class Failure:
         callback(self.error)
 
     def set(self, error: BaseException) -> bool:
-        """Note ``error``; False if another one came first. Whoever notes it calls ``tell``."""
+        """Record ``error``, then call ``tell``; False if another error came first."""
         with self._lock:
             if self.error is not None:
                 return False
@@ -48,11 +47,11 @@ class Failure:
             self._is_told.set()
 
     def wait(self, seconds: float) -> None:
-        """Until there is an error, at most ``seconds``."""
+        """Wait for an error, at most ``seconds``."""
         self._is_known.wait(seconds)
 
     def told(self, seconds: float) -> BaseException:
-        """The error, which there is, once the callbacks have returned, or ``seconds`` have passed."""
+        """The error, which must be set, once the callbacks have returned or ``seconds`` have passed."""
         self._is_told.wait(seconds)
         assert self.error is not None
         return self.error

@@ -1,4 +1,4 @@
-"""The compiler of grammars of a process: of an engine's own, and of the rank that samples."""
+"""The grammar compiler of a process: the engine's, and that of the rank that samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnav
 
 
 def open_grammars(config: ModelConfig, model: ModelSpec) -> GrammarCompiler:
-    """For the tokenizer that ``config`` names. Raises ``GrammarsUnavailableError``."""
+    """A compiler for the tokenizer that ``config`` names. Raises ``GrammarsUnavailableError``."""
     try:
         with tokenizer_directory(config) as directory:
             return GrammarCompiler.from_directory(directory, model.vocab_size, model.eos_token_ids)

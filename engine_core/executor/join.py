@@ -23,16 +23,16 @@ from engine_core.errors import RankFailedError
 from engine_core.kernels.library import KernelLibrary, load_kernels
 
 _ANSWER_SECONDS = 3600.0
-"""For an answer of another rank: longer than any step. The executor judges sooner whether one hangs, or never joins."""
+"""Timeout for another rank's answer: longer than any step. The executor notices ranks that hang or do not join sooner."""
 
 
 def join(
     rendezvous: Rendezvous, rank: Rank, device: torch.device, timeout: float, library: KernelLibrary | None = None
 ) -> tuple[TensorCollectives | None, StageLinks | None]:
-    """What the ranks of this stage do together, and the links to the stages beside it; None where there are no others.
+    """The collectives of this rank's stage and the links to the neighbouring stages; None without other ranks there.
 
-    ``timeout``: seconds for the others to come. ``library``: of native kernels, for shared memory; None: the default
-    one. Raises ``RankFailedError``.
+    ``timeout``: seconds for the others to join. ``library``: native kernels for shared memory; None: the default.
+    Raises ``RankFailedError``.
     """
     collectives: TensorCollectives | None = None
     links: StageLinks | None = None
@@ -63,7 +63,7 @@ def _group(rendezvous: Rendezvous, name: str, rank: int, size: int, timeout: flo
 
 
 def _address_towards(host: str, port: int) -> str:
-    """An address of this host, on the way to ``host``, where the other ranks are, too. Nothing is sent."""
+    """An address of this host on the route to ``host``, where the other ranks are, too. Nothing is sent."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((host, port))
         return str(way.getsockname()[0])

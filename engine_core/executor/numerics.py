@@ -13,11 +13,11 @@ from engine_core.platforms.base import Platform
 
 
 def numerics_of(dtype: torch.dtype, device: Platform, model: LanguageModel, spec: KVCacheSpec, rank: Rank) -> str:
-    """32 hex digits, of all but the weights.
+    """32 hex digits, for everything but the weights.
 
-    Of the number type, what the device, the attention backend and the operations say of their numerics, and the builds
-    of torch and numpy (which samples on CPU). The batch, the number of threads and, where operations say so, that of
-    ranks are not in it: they do not change a result.
+    Covers the number type, the numerics of the device, the model, the attention backend and the operations, and the
+    builds of torch and numpy (which samples on CPU). Excluded, as they do not change a result: the batch, the number
+    of threads and, if the operations are rank-invariant, the number of ranks.
     """
     of_parts = [*device.numerics(), *model.numerics, device.attention.numerics(spec), device.ops.numerics()]
     if rank.tp_size > 1 and not device.ops.rank_invariant:

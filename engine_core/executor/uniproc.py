@@ -23,7 +23,7 @@ Compute = Callable[[], StepResult]
 
 
 class StepThread:
-    """Runs submitted work in order. The caller bounds how many steps it submits before it asks for results."""
+    """Runs submitted work in order. The caller bounds the number of steps in flight."""
 
     def __init__(self) -> None:
         """Start the daemon thread."""
@@ -32,7 +32,7 @@ class StepThread:
         self._thread.start()
 
     def submit(self, compute: Compute) -> PendingResult:
-        """Run a step after those before it; its result raises the step's exception."""
+        """Run a step after those before it; its ``result`` raises the step's exception."""
         future: Future[StepResult] = Future()
         self._orders.put((compute, future))
         return PendingResult(future.result)
@@ -49,7 +49,7 @@ class StepThread:
                 future.set_result(compute())
             except BaseException as error:
                 future.set_exception(error)
-            del order, compute, future  # else they would keep the result in memory until the next step
+            del order, compute, future  # they would keep the result in memory until the next step
 
 
 class UniProcWorker(Workers):
@@ -87,7 +87,7 @@ class UniProcWorker(Workers):
         return PendingResult(lambda: self._guard(plan.step_id, step.result))
 
     def _guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
-        """Run ``compute``, a part of a step; the first failure ends the executor."""
+        """Run ``compute``, part of a step; the first failure ends the executor."""
         if self.failure.error is not None:
             raise ExecutorError("the executor does not run: it has failed")
         try:
@@ -97,7 +97,7 @@ class UniProcWorker(Workers):
             error.__cause__ = cause
             self._fail(error)
             raise error from cause
-        except BaseException as interrupt:  # an interrupt of the caller, but it leaves the step incomplete
+        except BaseException as interrupt:  # of the caller, but it leaves the step incomplete
             self._fail(interrupt)
             raise
 

@@ -44,15 +44,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a worker computes on."""
+    """The device of a worker."""
 
     description: str
     usable_bytes: int
-    """Free memory before anything was loaded."""
+    """Free memory before loading anything."""
     request_memory: RequestMemory
     uses_host_memory: bool
     is_asynchronous: bool
-    """Whether steps that are launched are computed by the device itself."""
+    """Whether ``launch`` only queues a step, which the device computes by itself."""
     warning: str
     """As in ``Platform``."""
     tensor_transport: str
@@ -61,43 +61,43 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What a worker has loaded."""
+    """The part of the model that a worker has loaded."""
 
     weight_bytes: int
     bytes_per_block: int
-    """Bytes of this worker's KV cache."""
+    """In this worker's KV cache."""
     kv_cache_layout: str
     """As in ``KVCacheConfig``."""
     numerics: str
     """Equal for workers that compute equal tokens with equal weights."""
     model_digest: str | None = None
-    """None: this is one of several ranks, none of which has all weights."""
+    """None if there are several ranks, none of which has all weights."""
     hashing_seconds: float = 0.0
-    """How long hashing the weights took while they were loaded."""
+    """Time spent on hashing the weights while they were loaded."""
     taken: Sequence[TakenBytes] = ()
-    """What this rank has taken of the weights, if it is one of several."""
+    """The parts of the weights that this rank has taken, if it is one of several."""
     layers: str = ""
-    """What is special about them, for a person."""
+    """Peculiarities of the layers, for a person."""
     grammar_problem: str | None = None
     """Why this rank, which samples, cannot use grammars."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """What a worker found as it warmed up."""
+    """The results of a worker's warm-up."""
 
     made: str
-    """What steps would otherwise have waited for, for a person."""
+    """Preparations for which steps would otherwise have waited, for a person."""
     largest_step_seconds: float
     is_bitwise_stable: bool
     is_sound: bool
-    """Whether logits were numbers; where another rank samples, it is not known here."""
+    """Whether logits were numbers; unknown, and True, if another rank samples."""
     memory_left: str
-    """What is left of the budget, and how to use it, for a person."""
+    """The rest of the memory budget, and how to use it, for a person."""
 
 
 def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
-    """What a batch may hold. Raises ``ConfigError`` where the model's longest prompt would never be computed."""
+    """The limits of a batch. Raises ``ConfigError`` if the model's longest prompt could never be computed."""
     scheduler, longest = config.scheduler, checkpoint.spec.max_model_len
     scheduler.require_step_for(longest)
     return BatchLimits(
@@ -112,7 +112,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
 
 
 def _on_device(method: Callable[Concatenate[Worker, _P], _T]) -> Callable[Concatenate[Worker, _P], _T]:
-    """``method`` computes on the worker's device."""
+    """Decorator: ``method`` computes on the worker's device."""
 
     @wraps(method)
     def computing(worker: Worker, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -124,21 +124,21 @@ def _on_device(method: Callable[Concatenate[Worker, _P], _T]) -> Callable[Concat
 
 class Worker:
     """Call ``init_device``, ``load_model``, ``profile`` (unless the cache's size is given), ``allocate``, ``warm_up``,
-    then ``launch`` each plan, in order, on the rank that samples; on others ``follow`` it, and ``commit`` its tokens.
+    then, for each plan in order, ``launch`` on the rank that samples; on others, ``follow``, and ``commit`` its tokens.
     """
 
     device: Platform
     model: LanguageModel
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, rank: Rank | None = None) -> None:
-        """Remember what to run; nothing is taken yet. Without a ``rank`` it is the only one."""
+        """Takes no memory yet. Without a ``rank`` it is the only one."""
         self.checkpoint = checkpoint
         self.rank = rank or Rank()
         self.limits = batch_limits(config, checkpoint)
         self._config = config
         self._library = KernelLibrary(config.device.kernel_cache_dir)
         self.grammars: GrammarCompiler | None = None
-        """Of the rank that samples, once the model is loaded; None where grammars cannot be used."""
+        """On the rank that samples, once the model is loaded; None if grammars cannot be used."""
         self._collectives: TensorCollectives | None = None
         self._links: StageLinks | None = None
         self._runner: ModelRunner | None = None
@@ -146,15 +146,15 @@ class Worker:
 
     @property
     def takes_one_step(self) -> bool:
-        """Whether no step is sent to it before the result of the one before is taken."""
+        """Whether every step's result is taken before the next step is sent."""
         return self.rank.pp_size == 1 and not self._config.scheduler.async_scheduling
 
     def lacks_kernels(self) -> bool:
-        """Whether native kernels are needed that have to be compiled first."""
+        """Whether native kernels are needed, and must be compiled first."""
         return is_for_cpu(self._config.device) and not self._library.is_built()
 
     def compile_kernels(self) -> str:
-        """Compile them, or wait for another process that does. Returns the result, for a person."""
+        """Compile native kernels, or wait for another process that does; returns the outcome, for a person."""
         try:
             self._library.load()
         except KernelsUnavailableError as error:
@@ -162,7 +162,7 @@ class Worker:
         return f"into {self._library.path}"
 
     def init_device(self) -> DeviceReport:
-        """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
+        """Choose the device, and measure its memory. Raises ``ConfigError``."""
         config = self._config
         device = self.device = choose_platform(
             config.device, self.checkpoint, self.limits, self._library, self.rank, config.cache.kv_cache_dtype
@@ -178,7 +178,7 @@ class Worker:
         )
 
     def join(self, rendezvous: Rendezvous) -> None:
-        """Connect to the other ranks; all of them call it at the same time.
+        """Connect to the other ranks, which all call this at the same time.
 
         Raises ``RankFailedError``, ``OutOfMemoryError``.
         """
@@ -192,9 +192,9 @@ class Worker:
 
     @_on_device
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
-        """Read the weights; ``on_progress`` takes bytes done and in all.
+        """Read the weights; ``on_progress`` is called with (bytes done, total bytes).
 
-        Raises ``CheckpointError``, or ``OutOfMemoryError`` when they, or the rotary angles, are larger than the memory.
+        Raises ``CheckpointError``, or ``OutOfMemoryError`` if weights or rotary angles are larger than the memory.
         """
         checkpoint, device, rank = self.checkpoint, self.device, self.rank
         digest = WeightsDigest() if rank.world_size == 1 else RankDigest()
@@ -240,7 +240,7 @@ class Worker:
         return None
 
     def compile_grammar(self, grammar: str) -> None:
-        """Compile it for plans to come, from any thread. The executor finds what is wrong with it."""
+        """Compile ``grammar`` for plans to come, from any thread. The executor reports its errors."""
         if self.grammars is not None:
             with suppress(InvalidRequestError):
                 self.grammars.compile(grammar)
@@ -252,10 +252,10 @@ class Worker:
 
     @_on_device
     def allocate(self, kv_cache_config: KVCacheConfig) -> int:
-        """Make room for the KV cache and the batch; returns the bytes that the cache will still take as it fills.
+        """Allocate the KV cache and the batch; returns the bytes that the cache will still take as it fills.
 
-        If ``kv_cache_memory_bytes`` is set, memory is taken now, so that no step waits for it; else, on a CPU, it is
-        taken as it is first written. Raises ``OutOfMemoryError``.
+        If ``kv_cache_memory_bytes`` is set, memory is taken now, so that no step waits for it; else, on a CPU, on
+        first write. Raises ``OutOfMemoryError``.
         """
         spec, blocks = self.model.kv_cache_spec(self.limits.block_size), kv_cache_config.num_blocks
         now = self._config.cache.kv_cache_memory_bytes is not None
@@ -272,7 +272,7 @@ class Worker:
 
     @_on_device
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
-        """Generate a few tokens, make what steps would otherwise wait for, and test that results are stable."""
+        """Generate a few tokens, prepare what steps would otherwise wait for, and test that results are stable."""
         assert self._runner is not None
         prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
         start = time.perf_counter()
@@ -301,24 +301,24 @@ class Worker:
 
     @_on_device
     def first_unsound_part(self) -> str | None:
-        """As in ``worker.unsound_part``, after a warm-up that was not sound on one of the ranks."""
+        """As in ``worker.unsound_part``, after a warm-up that was unsound on one of the ranks."""
         return first_unsound_part(self.model, self.device.attention, self.limits, self.device.torch_device)
 
     @_on_device
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Begin to compute one step, and to sample its tokens; needs ``allocate``, and ``Rank.samples``."""
+        """Start to compute a step and sample its tokens; needs ``allocate``, and ``Rank.samples``."""
         return self._current_runner().launch(plan, self._kv_caches)
 
     @_on_device
     def follow(self, plan: StepPlan) -> None:
         """Compute this rank's part of a step that another rank samples; needs ``allocate``.
 
-        No sequence is in the plan whose token ``commit`` has not brought.
+        Every planned sequence's last token must be committed.
         """
         self._current_runner().follow(plan, self._kv_caches)
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
-        """Take in the tokens of the oldest followed step that lacks them: ``PendingStep.sampled``."""
+        """Add the tokens (``PendingStep.sampled``) of the oldest followed step that lacks them."""
         self._current_runner().commit(step_id, sampled)
 
     def close(self) -> None:
@@ -339,9 +339,9 @@ class Worker:
         return self._runner
 
     def _compute(self, plan: StepPlan) -> bool:
-        """A step of the warm-up; whether its logits were numbers, as far as is known here.
+        """Compute a warm-up step; whether its logits were numbers, as far as this rank knows.
 
-        It does not matter which tokens are sampled, so no rank hears of them.
+        Sampled tokens do not matter, so they are not sent to other ranks.
         """
         if self.rank.samples:
             return not self.launch(plan).result().failed

@@ -1,6 +1,4 @@
-"""The workers of an engine: how they are started and called, and how plans reach them. Implementations differ only in
-where workers run.
-"""
+"""The interface to an engine's workers: start, calls, plans. Implementations differ only in where workers run."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ OnProgress = Callable[[int, int], None]
 
 
 class Workers(ABC):
-    """The calls of a life: ``start``, ``collective_rpc`` for each stage of the start-up, ``start_steps``, then
-    ``submit`` for each step, and ``close``.
+    """Call ``start``, ``collective_rpc`` for each stage of the start-up, ``start_steps``, ``submit`` for each step, and
+    ``close``.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Reads no files and allocates no memory; ``start`` does."""
+        """Reads no files and allocates nothing; ``start`` does."""
         self.config = config
         self.failure = Failure()
         self.names: Sequence[str] = [f"rank {rank}" for rank in ranks_on_one_host(config.parallel)]
@@ -40,33 +38,33 @@ class Workers(ABC):
 
     @abstractmethod
     def start(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
-        """Create the workers, which allocate nothing yet."""
+        """Create the workers; they allocate nothing yet."""
 
     @abstractmethod
     def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
-        """Call ``method`` of every ``Worker``; returns the results by rank, or raises the first worker's exception.
+        """Call ``method`` of every ``Worker``; returns the results by rank, or raises the first exception.
 
-        ``on_progress``, the method's last argument, gets the progress of all workers together.
+        ``on_progress``, the method's last argument, receives the total progress of all workers.
         """
 
     @abstractmethod
     def open_grammars(self, model: ModelSpec) -> GrammarCompiler:
-        """The compiler of this process, once models are loaded. Raises ``GrammarsUnavailableError``."""
+        """The compiler of this process; needs loaded models. Raises ``GrammarsUnavailableError``."""
 
     def rendezvous(self, device: DeviceReport) -> AbstractContextManager[Rendezvous]:
-        """Where workers, of which there are several, meet while it is entered."""
+        """Where several workers meet while the context is entered."""
         return open_rendezvous("127.0.0.1", device.tensor_transport, self.config.parallel.pipeline_parallel_size)
 
     @abstractmethod
     def start_steps(self, max_concurrent_steps: int, largest_step_seconds: float) -> None:
-        """Prepare for plans, for ``max_concurrent_steps`` in flight."""
+        """Prepare for plans, up to ``max_concurrent_steps`` in flight."""
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> PendingResult:
         """As ``Executor.submit``."""
 
     def expect_grammar(self, grammar: str) -> None:  # noqa: B027  # nothing to do where this process computes
-        """A plan is going to bring ``grammar``: compile it beside the steps where the worker that samples runs."""
+        """Have the worker that samples compile ``grammar``, which a plan will bring, beside the steps."""
 
     @abstractmethod
     def close(self) -> None:

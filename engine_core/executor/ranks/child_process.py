@@ -1,4 +1,4 @@
-"""A Python process that this one starts, for a rank or for what starts ranks elsewhere."""
+"""A Python child process, for a rank or for the process that starts ranks elsewhere."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ import engine_core
 _TAIL_LINES = 20
 _LINE_BYTES = 1 << 16
 _OUTPUT_SECONDS = 0.2
-"""For the last output of a process that has ended to be read."""
+"""Time to read the last output of a process that has ended."""
 
 
 _living: WeakSet[ChildProcess] = WeakSet()
 
 
 def _let_go() -> None:
-    """In a forked copy of this process, which must not keep children alive whose parent is gone."""
+    """Run in a forked copy of this process, which must not keep children alive after their parent."""
     for child in _living:
         child.let_go()
 
@@ -37,18 +37,18 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 class ChildProcess:
-    """Ends with this process at the latest. What it writes is forwarded."""
+    """Ends with this process at the latest. Its output is forwarded."""
 
     def __init__(self, name: str, module: str, connections: int, title: str, environment: Sequence[str] = ()) -> None:
-        """Run ``main`` of ``module``. Its arguments are descriptors: of its ends of so many ``connections``, and of a
-        pipe that is closed with this process; the ``title`` only makes room for one.
+        """Run ``main`` of ``module``. Its arguments are descriptors: its ends of ``connections``, and of a pipe that
+        closes when this process ends; then ``title``, which only reserves room for the process title.
 
-        ``environment``: NAME=VALUE, for it alone. ``name`` stands before each line that it writes.
+        ``environment``: NAME=VALUE, for the child alone. ``name`` precedes each line that it writes.
         """
         pairs = [socketpair() for _ in range(connections)]
         reading, self._life = os.pipe()
         handed = [*(theirs.fileno() for _, theirs in pairs), reading]
-        # Not ``-m``: it is to be this very package, wherever it was imported from.
+        # Not ``-m``: the child must import this very package, wherever it was imported from.
         root = str(Path(engine_core.__file__).parent.parent)
         python = ["env", *environment, sys.executable] if environment else [sys.executable]
         code = f"import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
@@ -72,13 +72,13 @@ class ChildProcess:
         self.pid = self._process.pid
         self.connections: list[Connection[Any, Any]] = [Connection(ours.detach()) for ours, _ in pairs]
         self.ended: int | None = os.pidfd_open(self.pid)
-        """A descriptor that becomes readable when the process has ended; None once it is closed."""
+        """A descriptor that becomes readable when the process has ended; None once closed."""
         assert self._process.stdout is not None
         self._output = ForwardedOutput(name, self._process.stdout)
         _living.add(self)
 
     def ending(self, seconds: float) -> str | None:
-        """How it ended, and its last words, as the end of a sentence; None if it has not ended within ``seconds``."""
+        """How it ended, and its last output, as the end of a sentence; None if it does not end within ``seconds``."""
         if not self.wait(seconds):
             return None
         code = self._process.returncode
@@ -90,7 +90,7 @@ class ChildProcess:
         self._process.kill()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; whether it has ended. No zombie remains then."""
+        """Wait for its end; whether it has ended (and left no zombie)."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -113,7 +113,7 @@ class ChildProcess:
 
 
 def _name(number: int) -> str:
-    """Of a signal; those for real time have none."""
+    """Name of a signal; real-time signals have only a number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -121,10 +121,10 @@ def _name(number: int) -> str:
 
 
 class ForwardedOutput:
-    """Forwards what a process writes to this one's standard error, and remembers the end of it."""
+    """Forwards a process's output to this one's standard error, and remembers the last lines."""
 
     def __init__(self, name: str, pipe: IO[bytes]) -> None:
-        """``name`` stands before each line."""
+        """``name`` precedes each line."""
         self._name = name
         self._pipe = pipe
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -132,18 +132,18 @@ class ForwardedOutput:
         self._thread.start()
 
     def last_words(self) -> str:
-        """Of a process that has ended, as the end of a sentence; empty if there are none."""
+        """The last lines of a process that has ended, as the end of a sentence; empty if there are none."""
         self._thread.join(_OUTPUT_SECONDS)
         return f"; its last lines: {' | '.join(self._lines)}" if self._lines else ""
 
     def close(self) -> None:
-        """Idempotent. A process that the process started, and that still writes, is read on."""
+        """Idempotent. Keeps reading if a descendant of the process still writes."""
         self._thread.join(_OUTPUT_SECONDS)
         if not self._thread.is_alive():
             self._pipe.close()
 
     def _forward(self) -> None:
-        with suppress(ConnectionError, TimeoutError):  # over a network; ends as a pipe does
+        with suppress(ConnectionError, TimeoutError):  # over a network; treated like the end of a pipe
             while raw := self._pipe.readline(_LINE_BYTES):
                 line = raw.decode(errors="replace").rstrip()
                 self._lines.append(line)

@@ -1,10 +1,15 @@
-"""What passes between an executor and the processes of its ranks: two connections for each, and the messages on them.
+"""The protocol between an executor and the processes of its ranks: two connections for each.
 
-*Calls* are requests and replies, in order. A rank is first sent its ``RankStart``, and replies with a ``RankReport``;
-then come ``Call`` (answered by ``Progress`` any number of times, then by ``Returned`` or ``Raised``) and ``Step``
-(answered by a ``StepReply`` of the rank that samples); ``None`` asks it to end. A ``Grammar``, which the rank that
-samples is sent, may come between any of them and is not answered.
-*Signs* go to the executor alone: beats, and ``Raised`` for a step that failed.
+*calls*: requests and replies, in order.
+
+    executor → rank                      rank → executor
+    RankStart                            RankReport
+    Call                                 Progress, any number; then Returned or Raised
+    Step                                 StepReply, from the rank that samples
+    Grammar, to the rank that samples    (no reply; may come between any others)
+    None: end
+
+*signs*: to the executor alone: heartbeats, and ``Raised`` for a step that failed.
 """
 
 from __future__ import annotations
@@ -28,25 +33,25 @@ from engine_core.step import StepPlan, StepResult
 
 BEAT = b""
 BEAT_INTERVAL = 0.1
-"""Seconds between two beats."""
+"""Seconds between two heartbeats."""
 
 Sampled = npt.NDArray[np.int64]
-"""[R]: the tokens of the rows of a step that sample, drafts included."""
+"""[R]: the tokens of a step's rows that sample, drafts included."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """What a rank's process is to become."""
+    """Makes a process a rank."""
 
     config: EngineConfig
     rank: Rank
     title: str
-    """Of the process, as ``ps`` shows it."""
+    """Process title, shown by ``ps``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What a rank's process is, once it has opened the checkpoint; it has taken no memory yet."""
+    """Sent by a rank's process once it has opened the checkpoint; it has taken no memory yet."""
 
     host: str
     pid: int
@@ -60,11 +65,11 @@ class Call(NamedTuple):
     method: str
     arguments: tuple[Any, ...]
     reports_progress: bool
-    """Whether its last argument is a function that takes progress."""
+    """Whether the method's last argument is a progress callback."""
 
 
 class Progress(NamedTuple):
-    """Of a call."""
+    """Progress of a call."""
 
     done: int
     total: int
@@ -88,11 +93,11 @@ class Step(NamedTuple):
 
     plan: StepPlan
     results: list[tuple[int, Sampled]]
-    """(step id, tokens) of steps whose replies have arrived since the last message; they come before the plan."""
+    """(step id, tokens) of steps whose replies have arrived since the last message; to commit before the plan."""
 
 
 class Grammar(NamedTuple):
-    """Compile it beside the steps: a plan is going to bring it."""
+    """Compile a grammar, which a plan will bring, beside the steps."""
 
     text: str
 
@@ -106,19 +111,19 @@ class StepReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankConnections:
-    """One end of both."""
+    """One end of both connections."""
 
     calls: Connection[Any, Any]
     signs: Connection[Any, Any]
 
     def shut(self) -> None:
-        """Wake whoever reads or writes, here and there; the descriptors stay open until ``close``."""
+        """Wake readers and writers at both ends; the descriptors stay open until ``close``."""
         for connection in (self.calls, self.signs):
             with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
                 line.shutdown(socket.SHUT_RDWR)
 
     def limit_sending(self, seconds: float) -> None:
-        """Let a call that the other side does not read fail after that long."""
+        """Fail a send that the other side has not read after ``seconds``."""
         whole = int(seconds)
         with socket.socket(fileno=os.dup(self.calls.fileno())) as line:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, 0))
@@ -130,7 +135,7 @@ class RankConnections:
 
 
 def portable(error: Exception) -> Exception:
-    """``error`` if it survives pickling, else one that says the same."""
+    """``error`` if it survives pickling, else an ``ExecutorError`` with its text."""
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,4 +1,4 @@
-"""What must be equal on all ranks of an engine, or their parts would not be those of one model."""
+"""What must be equal on all ranks of an engine, so that their parts form one model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine_core.structured_output.compiler import library_version
 
 
 def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """Of this process: its build, and what it has read of the checkpoint."""
+    """The build of this process and its reading of the checkpoint, by name."""
     root = Path(engine_core.__file__).parent.parent
     rooms = ("engine_core", "text_core")
     sources = [path.read_text("utf-8") for room in rooms for path in sorted((root / room).rglob("*.py"))]
@@ -35,7 +35,7 @@ def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def require_equal(identities: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
-    """Raise ``ExecutorError`` that names the first rank that differs from the first of all, and in what."""
+    """Raise ``ExecutorError`` for the first rank that differs from rank 0, naming the difference."""
     first = identities[0]
     for identity, name in zip(identities, names, strict=True):
         for what, value in identity.items():

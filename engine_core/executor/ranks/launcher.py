@@ -1,4 +1,4 @@
-"""What starts the processes of ranks, and knows where they are."""
+"""The interface that starts the processes of ranks, and knows where they are."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class RankLauncher(ABC):
     silence: ClassVar[float] = 0.7
     """Seconds without a beat after which a rank counts as lost."""
     host = "127.0.0.1"
-    """Known after ``launch``: the address of this host that every rank reaches."""
+    """The address of this host that every rank reaches; known after ``launch``."""
 
     def __init__(self, config: EngineConfig, name: str) -> None:
-        """``name``: of the engine, for the titles of its ranks."""
+        """``name``: of the engine, for process titles."""
         self.config = config
         self.name = name
 
     @abstractmethod
     def launch(self) -> Sequence[RankProcess]:
-        """Start the processes, by rank. What it raises must leave none behind. Raises ``EngineError``."""
+        """Start the processes, returned by rank. Raises ``EngineError``; on any error, leaves no process behind."""
 
     def config_of(self, rank: Rank) -> EngineConfig:
-        """What the worker of a rank is made with."""
+        """The configuration for a rank's worker."""
         return self.config
 
     def title(self, rank: Rank) -> str:
-        """Of the process of a rank."""
+        """Title of a rank's process."""
         return f"ringline engine {self.name} rank {rank}"
 
     def close(self) -> None:  # noqa: B027  # most leave nothing
-        """End what is left once the ranks have ended. Idempotent."""
+        """Clean up once the ranks have ended. Idempotent."""

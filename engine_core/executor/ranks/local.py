@@ -1,4 +1,4 @@
-"""Ranks of this host: a child process for each (like vLLM's ``MultiprocExecutor``)."""
+"""Ranks on this host: a child process for each (like vLLM's ``MultiprocExecutor``)."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class LocalLauncher(RankLauncher):
 
 
 class LocalRank(RankProcess):
-    """A child process."""
+    """A rank in a child process."""
 
     module = "engine_core.executor.ranks.local_main"
-    """Its ``main`` is what the process runs."""
+    """The process runs its ``main``."""
 
     def __init__(self, rank: Rank, title: str) -> None:
-        """Start it. What it writes goes to this process's standard error, with its name before each line."""
+        """Start the process. Its output goes to this process's standard error, prefixed with its name."""
         self.rank = rank
         self._process = ChildProcess(str(self), self.module, 2, title)
         self.connections = RankConnections(*self._process.connections)
@@ -53,7 +53,7 @@ class LocalRank(RankProcess):
         return self._process.ending(seconds)
 
     def wants_to_run(self) -> bool:
-        """Whether a thread of it runs, waits for a processor, or for a disk (proc_pid_stat(5))."""
+        """Whether one of its threads runs, or waits for a processor or a disk (proc_pid_stat(5))."""
         threads = Path(f"/proc/{self._process.pid}/task")
         try:
             states = [each.read_text().rpartition(") ")[2][0] for each in threads.glob("*/stat")]
@@ -73,15 +73,15 @@ class LocalRank(RankProcess):
 
 
 def require_room(config: EngineConfig) -> None:
-    """Raise ``ConfigError`` for more ranks than there are processors, or GPUs, for them."""
+    """Raise ``ConfigError`` for more ranks than processors, or GPUs."""
     parallel = config.parallel
-    # The one that has been raised is to be lowered.
+    # The error names the option that was raised.
     flag = "tensor_parallel_size" if parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
     size = getattr(parallel, flag)
     named = f"{parallel.world_size} ranks are tensor_parallel_size × pipeline_parallel_size"
     if not is_for_cpu(config.device):
         gpus = torch.cuda.device_count()
-        if 0 < gpus < parallel.world_size:  # without any, the device is what cannot be had, and a worker says so
+        if 0 < gpus < parallel.world_size:  # without any GPU, a worker reports that the device is missing
             accepted = f"at most one rank for each of {gpus} GPUs; {named}"
             raise ConfigError(flag, size, accepted)
     elif config.device.num_threads is None and parallel.world_size > usable_cpus():

@@ -1,7 +1,7 @@
-"""What the process of a rank of ``LocalLauncher`` runs.
+"""The entry point of a rank's process under ``LocalLauncher``.
 
-The arguments are descriptors that it inherits: of its two connections, and of the pipe that ends it with the engine.
-Further ones only make room for the title of the process.
+Arguments are inherited descriptors: its two connections, and the pipe that ends it with the engine. Further arguments
+only reserve room for the process title.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from multiprocessing.connection import Connection
 
 
 def end_with_engine(pipe: int) -> None:
-    """Let the kernel kill this process when the engine, which alone holds the other end of ``pipe``, is gone.
+    """Have the kernel kill this process when the engine, which alone holds the other end of ``pipe``, is gone.
 
-    A signal, so that it ends also while it is stopped, or a library holds the interpreter's lock; SIGKILL instead of
-    SIGIO, because a stopped process gets no other. Not PR_SET_PDEATHSIG, which goes by the *thread* that started it.
+    By a signal, so that it ends even if stopped, or if a library holds the GIL; SIGKILL instead of SIGIO, because a
+    stopped process receives no other. Not by PR_SET_PDEATHSIG, which depends on the parent *thread*.
     """
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     gone = select.poll()
-    gone.register(pipe, select.POLLIN)  # of the ranks of Ray it is a socket, and can be written
-    if gone.poll(0):  # it was gone before
+    gone.register(pipe, select.POLLIN)  # not POLLOUT: for Ray's ranks it is a socket, always writable
+    if gone.poll(0):  # the engine was gone already
         os._exit(1)
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     """Run the rank until its end."""
     calls, signs, pipe = map(int, sys.argv[1:4])
     end_with_engine(pipe)
-    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to a whole group: they are for the engine, which drains
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group, but meant for the engine to drain
         signal.signal(number, signal.SIG_IGN)
     from engine_core.executor.ranks.connection import RankConnections
     from engine_core.executor.ranks.loop import run_rank
@@ -41,4 +41,4 @@ def main() -> None:
     run_rank(RankConnections(Connection(calls), Connection(signs)))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # nothing that a library does at exit may keep the engine waiting
+    os._exit(0)  # a library's exit handlers must not keep the engine waiting

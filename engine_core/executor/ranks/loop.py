@@ -1,4 +1,4 @@
-"""What a rank's process does: it makes a worker, serves the executor's calls and steps, and beats meanwhile."""
+"""The main loop of a rank's process: makes a worker, serves the executor's calls and steps, and sends heartbeats."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from engine_core.executor.worker import Worker
 
 _PROGRESS_INTERVAL = 0.1
-"""Least seconds between two reports of progress."""
+"""Minimum seconds between progress reports."""
 _MOST_GRAMMARS = 64
-"""That wait to be compiled."""
+"""Most grammars waiting to be compiled."""
 
 
 def run_rank(connections: RankConnections) -> None:
-    """Serve until the executor asks for the end, or is gone."""
+    """Serve until the executor ends the rank, or is gone."""
     signs = _Signs(connections)
     with suppress(EOFError, ConnectionError):
         start: RankStart = connections.calls.recv()
@@ -51,12 +51,12 @@ def run_rank(connections: RankConnections) -> None:
         if worker is not None and _serve(worker, connections, signs):
             worker.close()
             return
-        while connections.calls.recv() is not None:  # it has failed; to end now would look as if it had died of that
+        while connections.calls.recv() is not None:  # after a failure: ending now would look like a crash
             pass
 
 
 def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
-    from engine_core.executor.ranks.identity import identity_of  # here, as it takes seconds: torch
+    from engine_core.executor.ranks.identity import identity_of  # here, as importing torch takes seconds
     from engine_core.executor.worker import Worker
     from engine_core.model_loader.checkpoint import open_checkpoint
 
@@ -68,7 +68,7 @@ def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
 
 
 def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
-    """Until the executor asks for the end (True), or a step fails (False)."""
+    """Serve until the executor ends the rank (True), or a step fails (False)."""
     send = connections.calls.send if worker.takes_one_step else _Replies(connections).put
     grammars = _Grammars(worker)
     while (message := connections.calls.recv()) is not None:
@@ -94,14 +94,14 @@ def _call(worker: Worker, call: Call, reply: Callable[[Any], None]) -> Any:
     if call.reports_progress:
         return method(*call.arguments, _throttled(reply))
     result = method(*call.arguments)
-    if call.method == "warm_up":  # what is there now stays, and a later collection need not visit it: no beat waits
+    if call.method == "warm_up":  # existing objects stay: without them, collections are too short to delay heartbeats
         gc.collect()
         gc.freeze()
     return result
 
 
 def _throttled(reply: Callable[[Any], None]) -> Callable[[int, int], None]:
-    """Replies with progress, but not too often."""
+    """A callback that reports progress, at most every ``_PROGRESS_INTERVAL``, and at the end."""
     told = 0.0
 
     def report(done: int, total: int) -> None:
@@ -126,7 +126,7 @@ def _compute(worker: Worker, step: Step) -> StepReply | None:
 
 
 def _answered(connections: RankConnections, answer: Callable[[Callable[[Any], None]], Any]) -> Any:
-    """What ``answer`` returns, which is given a way to reply; what it raises is a reply, too, and then None."""
+    """Return ``answer(send)``, where ``send`` replies; an exception becomes a ``Raised`` reply, and returns None."""
     try:
         return answer(connections.calls.send)
     except (EOFError, ConnectionError):
@@ -139,7 +139,7 @@ def _answered(connections: RankConnections, answer: Callable[[Callable[[Any], No
 
 
 class _Grammars:
-    """Compiles grammars in a thread, one after the other, before a plan brings them."""
+    """Compiles grammars in a thread, one at a time, before a plan brings them."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -147,7 +147,7 @@ class _Grammars:
         threading.Thread(target=self._compile, name="grammars", daemon=True).start()
 
     def put(self, grammar: Grammar) -> None:
-        with suppress(Full):  # the step that brings it compiles it
+        with suppress(Full):  # then the step that brings it compiles it
             self._waiting.put_nowait(grammar)
 
     def _compile(self) -> None:
@@ -157,8 +157,8 @@ class _Grammars:
 
 
 class _Replies:
-    """Sends replies to steps in a thread. While further steps come, the executor may read none, and write what this
-    process must read: if both only wrote, both would wait for ever.
+    """Sends replies to steps in a thread: the executor may send further steps before it reads replies, and if both
+    sides only wrote, both would wait for ever.
     """
 
     def __init__(self, connections: RankConnections) -> None:
@@ -170,16 +170,16 @@ class _Replies:
         self._waiting.put(reply)
 
     def _send(self) -> None:
-        with suppress(OSError):  # the executor is gone, which whoever reads sees, too
+        with suppress(OSError):  # the executor is gone; the reading thread notices, too
             while True:
                 self._connections.calls.send(self._waiting.get())
 
 
 class _Signs:
-    """Beats from a thread of its own, and tells of a step that failed."""
+    """Sends heartbeats from its own thread, and reports a step that failed."""
 
     def __init__(self, connections: RankConnections) -> None:
-        """Begin to beat."""
+        """Start the heartbeats."""
         self._connections = connections
         self._lock = threading.Lock()
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
@@ -193,7 +193,7 @@ class _Signs:
             try:
                 with self._lock:
                     self._connections.signs.send_bytes(BEAT)
-            except OSError:  # the executor is gone, or has closed: nobody needs this process any more
+            except OSError:  # the executor is gone or closed: this process is no longer needed
                 sys.stderr.flush()
                 os._exit(1)
             time.sleep(BEAT_INTERVAL)

@@ -1,4 +1,4 @@
-"""A thread that sees when a rank has died, is cut off, hangs, or says that a step failed; also while all is idle."""
+"""A thread that detects when a rank dies, is cut off, hangs, or reports a failed step, even while all is idle."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from engine_core.executor.ranks.connection import BEAT, BEAT_INTERVAL, Raised
 from engine_core.executor.ranks.process import RankProcess
 
 _CAUSE_TICKS = 4
-"""Ticks that the rank which failed first has to say so, once another has said that it misses one."""
+"""Ticks to wait for the cause, once a rank has reported that another is missing."""
 _STARVED = 5.0
-"""Seconds of silence that are allowed to a rank that wants to run: it may only wait for a processor."""
+"""Seconds of silence allowed to a rank that wants to run: it may only wait for a processor."""
 _ENDING_SECONDS = 0.3
-"""For the system to tell how a process has ended whose connections are closed."""
+"""Time for the system to report how a process ended whose connections are closed."""
 
 
 class RankMonitor:
-    """Watches the processes of ranks, from their start on; beats only once ``expect_beats`` was called."""
+    """Watches the processes of ranks from their start on; heartbeats only after ``expect_beats``."""
 
     def __init__(self, ranks: Sequence[RankProcess], failed: Callable[[ExecutorError], None], silence: float) -> None:
         """``failed`` is called once, in the monitor's thread, which then ends.
 
-        A rank that serves must have beaten within ``silence`` seconds, counted in ticks of the monitor: where the
-        machine stood still, the monitor did, too.
+        A serving rank must send a heartbeat every ``silence`` seconds, counted in the monitor's ticks: if the whole
+        machine stalls, so does the count.
         """
         self._failed = failed
         self._silent = dict.fromkeys(ranks, 0)
-        """Ticks, each of ``BEAT_INTERVAL``, since the last beat."""
+        """Ticks of ``BEAT_INTERVAL`` since the last heartbeat."""
         self._silence = silence
         self._expects_beats = False
         self._secondary: tuple[ExecutorError, int] | None = None
-        """The complaint of a rank that misses another, and how many more ticks it waits for the cause."""
+        """The error of a rank that misses another, and the ticks left to wait for the cause."""
         self._wake_read, self._wake_write = os.pipe()
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
@@ -52,12 +52,12 @@ class RankMonitor:
         self._thread.start()
 
     def expect_beats(self) -> None:
-        """From now on silence is a failure."""
+        """Treat silence as a failure from now on."""
         self._silent = dict.fromkeys(self._silent, 0)
         self._expects_beats = True
 
     def stop(self) -> None:
-        """End the thread, after which nothing is a failure. Call it once."""
+        """End the thread, after which no failure is reported. Call it once."""
         os.close(self._wake_write)
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join()
@@ -79,7 +79,7 @@ class RankMonitor:
                 return
             error = self._read(ready)
             if error is None and time.monotonic() >= next_tick:
-                next_tick = time.monotonic() + BEAT_INTERVAL  # however late it is: one tick
+                next_tick = time.monotonic() + BEAT_INTERVAL  # one tick, however late
                 error = self._tick()
             if error is not None:
                 self._failed(error)
@@ -118,7 +118,7 @@ class RankMonitor:
             for rank in self._silent:
                 self._silent[rank] += 1
                 seconds = round((self._silent[rank] - 1) * BEAT_INTERVAL, 1)
-                # In this order: a beat that comes after the last reading is seen, or that it is still to be sent.
+                # In this order: if the rank no longer wants to run, any beat it has sent since the last read is seen.
                 is_silent = seconds >= self._silence and not rank.wants_to_run() and not rank.connections.signs.poll()
                 if is_silent or seconds >= _STARVED:
                     return ExecutorError(f"{rank} has not beaten for {seconds:.1f} s: it hangs, or is cut off")

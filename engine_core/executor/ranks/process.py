@@ -14,26 +14,26 @@ class RankProcess(ABC):
     rank: Rank
     connections: RankConnections
     ended: int | None
-    """A descriptor that becomes readable when the process has ended; None where only its connections tell."""
+    """A descriptor that becomes readable when the process has ended; None if only its connections show that."""
 
     def __str__(self) -> str:
         return f"rank {self.rank}"
 
     @abstractmethod
     def ending(self, seconds: float) -> str | None:
-        """How it ended, and its last words, as the end of a sentence; None if that is not known within ``seconds``."""
+        """How it ended, and its last output, as the end of a sentence; None if unknown after ``seconds``."""
 
     def wants_to_run(self) -> bool:
-        """Whether it computes, or would if it had a processor; False if that is not known. A stopped one does not."""
+        """Whether it runs, or would with a free processor; False if stopped or unknown."""
         return False
 
     @abstractmethod
     def kill(self) -> None:
-        """End it now, whatever it does. Idempotent; from any thread."""
+        """End it at once. Idempotent; from any thread."""
 
     @abstractmethod
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, and let nothing of it remain; whether it has ended."""
+        """Wait for its end, and reap it; whether it has ended."""
 
     def close(self) -> None:
         """Close all descriptors. Idempotent."""

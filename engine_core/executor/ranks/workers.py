@@ -1,6 +1,6 @@
-"""Workers in processes of their own, by rank: calls, steps, failure and the end. A launcher decides where they are.
+"""Workers in their own processes, by rank: calls, steps, failure and shutdown. A launcher decides where they run.
 
-A rank that fails ends the engine, and all other ranks: a group is never repaired.
+A rank that fails ends the engine and all other ranks: a group is never repaired.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from engine_core.step import StepPlan, StepResult
 from engine_core.structured_output.compiler import GrammarCompiler
 
 _CAUSE_SECONDS = 0.5
-"""For the rank that failed first to say so, once another has said that it misses one."""
+"""Time to wait for the cause, once a rank has reported that another is missing."""
 _CLOSE_SECONDS = 2.0
-"""For ranks to end when they are asked to."""
+"""Time for ranks to end on request."""
 _KILL_SECONDS = 5.0
-"""For the system to end a process."""
+"""Time for the system to end a process."""
 _STEP_FLOOR, _STEP_FACTOR = 60.0, 20.0
-"""Seconds, and largest steps, after which a step whose ranks all beat counts as hung. A service judges sooner."""
+"""The larger of these seconds and multiple of the largest step's time is when a step counts as hung though all ranks
+send heartbeats. A service judges sooner."""
 
 
 class RankWorkers(Workers):
@@ -67,13 +68,13 @@ class RankWorkers(Workers):
         self._ranks: Sequence[RankProcess] = ()
         self._monitor: RankMonitor | None = None
         self._results: list[tuple[int, Sampled]] = []
-        """Results that have arrived since the last message."""
+        """Results that have arrived since the last step was sent."""
         self._sending = threading.Lock()
         self._wake: int | None = None
-        """A descriptor that is readable once the engine has failed."""
+        """A descriptor, readable once the engine has failed."""
         self._replies = select.poll()
         self._sampler: RankProcess | None = None
-        """The rank that samples, which answers steps, once steps have started."""
+        """The rank that samples, and answers steps; None before ``start_steps``."""
         self._step_limit = 0.0
         """Seconds after which a step counts as hung."""
 
@@ -109,7 +110,7 @@ class RankWorkers(Workers):
         return self._collect(method.replace("_", " "), on_progress)
 
     def _collect(self, stage: str, on_progress: OnProgress | None) -> list[Any]:
-        """The replies of all ranks; raises what the first one raised that failed."""
+        """The replies of all ranks, by rank; raises the first error that a rank replies with."""
         timeout = self.config.parallel.worker_start_timeout
         end = time.monotonic() + timeout
         progress: dict[RankProcess, Progress] = {}
@@ -139,7 +140,7 @@ class RankWorkers(Workers):
                 elif not isinstance(reply, Raised):
                     results[rank] = reply.value if isinstance(reply, Returned) else reply
                     del waiting[connection]  # type: ignore[arg-type]
-                elif isinstance(reply.error, RankFailedError):  # not the cause, which may be on its way
+                elif isinstance(reply.error, RankFailedError):  # a consequence: the cause may be on its way
                     complaint, end = reply.error, min(end, time.monotonic() + _CAUSE_SECONDS)
                     del waiting[connection]  # type: ignore[arg-type]
                 else:
@@ -152,7 +153,7 @@ class RankWorkers(Workers):
         return open_grammars(self.config.model, model)
 
     def expect_grammar(self, grammar: str) -> None:
-        """On the rank that samples. What is wrong with it is found here."""
+        """On the rank that samples; this process reports the grammar's errors."""
         self._running()
         if self._sampler is not None:
             self._send(self._sampler, pickle.dumps(Grammar(grammar)))
@@ -175,7 +176,7 @@ class RankWorkers(Workers):
         return PendingResult(lambda: self._take_reply(plan.step_id))
 
     def _take_reply(self, step_id: int) -> StepResult:
-        """Wait for the reply to the oldest step whose reply was not taken."""
+        """Wait for the oldest reply not yet taken."""
         self._require_owner()
         if not self._ranks or self._sampler is None:
             raise ExecutorError("the executor does not run: it is closed")
@@ -206,7 +207,7 @@ class RankWorkers(Workers):
         return self._ranks
 
     def _send(self, rank: RankProcess, message: bytes) -> None:
-        """Waits while a rank does not read, at most as long as a step may take."""
+        """Waits while the rank does not read, at most as long as a step may take."""
         with suppress(OSError), self._sending:  # grammars come from any thread
             rank.connections.calls.send_bytes(message)
             return
@@ -218,13 +219,13 @@ class RankWorkers(Workers):
         raise self._lost()
 
     def _lost(self) -> BaseException:
-        """The reason why a connection does not work, which the monitor finds."""
+        """Why a connection has failed: the monitor's finding, if any."""
         self.failure.wait(_CAUSE_SECONDS)
         self.fail(ExecutorError("a rank has lost its connection to the engine"))
         return self.failure.told(_CAUSE_SECONDS)
 
     def fail(self, error: BaseException) -> None:
-        """End all ranks at once, and tell the ``failure`` once. From any thread, even while idle."""
+        """End all ranks at once, and report the ``failure`` once. From any thread, even while idle."""
         if os.getpid() != self._pid:  # a forked copy does not own the ranks
             return
         if not self.failure.set(error):
@@ -247,7 +248,7 @@ class RankWorkers(Workers):
         end = time.monotonic() + _CLOSE_SECONDS
         if self.failure.error is None:
             for rank in ranks:
-                # One that does not read what is sent to it is killed below.
+                # A rank that does not read is killed below.
                 if self._sending.acquire(timeout=_CLOSE_SECONDS):
                     with suppress(OSError):
                         rank.connections.calls.send(None)

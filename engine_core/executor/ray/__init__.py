@@ -2,6 +2,6 @@
 
 launcher   has Ray place and start them, through a process beside this one   (read first)
 cluster    that process: the only module that imports ray
-messages   what the two say to each other
+messages   the messages between the two
 tcp        connections between the hosts of an engine
 """

@@ -1,8 +1,8 @@
-"""What speaks to Ray: a process beside the engine, which makes the placement group and the actors, and the actors.
+"""The Ray side: a process beside the engine that makes the placement group and the actors, and the actors themselves.
 
-It is a process of its own because a Ray driver may end with its cluster, takes the process's signal handlers, and may
-wait for a cluster that does not answer for as long as it likes. When it ends, however that comes, Ray ends the actors
-and removes the placement group. No other module imports ray.
+It is a separate process because a Ray driver may end with its cluster, replaces the process's signal handlers, and may
+wait without limit for a cluster that does not answer. When it ends, for whatever reason, Ray ends the actors and
+removes the placement group. No other module imports ray.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from engine_core.executor.ray.messages import (
 from engine_core.executor.ray.tcp import connect
 
 _ANSWER_SECONDS = 5.0
-"""For an address to answer at all."""
+"""Time for an address to accept a TCP connection."""
 
 
 def main() -> None:
-    """Serve one executor until its end. The arguments are those of a ``ChildProcess``."""
+    """Serve one executor until its end. Arguments: those of a ``ChildProcess``."""
     calls, pipe = map(int, sys.argv[1:3])
     title = sys.argv[3]
     set_process_title(title)
@@ -72,18 +72,18 @@ def main() -> None:
             executor.recv()
     except EngineError as error:
         executor.send(Raised(error))
-    except Exception as error:  # as text: to read one of Ray's, the executor would have to import it
+    except Exception as error:  # as text: to unpickle Ray's exceptions, the executor would have to import Ray
         executor.send(Raised(ExecutorError(f"Ray: {type(error).__name__}: {_one_line(error)}")))
     if group is not None:
         remove_placement_group(group)
-    os._exit(0)  # not ray.shutdown(), after which the thread below would connect anew; Ray ends the job all the same
+    os._exit(0)  # not ray.shutdown(), after which the thread below would reconnect; Ray ends the job anyway
 
 
 def connect_to_cluster(request: PlacementRequest) -> None:
-    """Become a driver of the cluster. Raises ``ConfigError``; may hang where what answers is no cluster."""
+    """Become a driver of the cluster. Raises ``ConfigError``; may hang if the address is not a cluster's."""
     address = request.address
     try:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  Ray prints what it hears of nodes; what matters is raised
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  Ray prints news of nodes; what matters is raised
         if address is not None:
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
@@ -100,12 +100,12 @@ def connect_to_cluster(request: PlacementRequest) -> None:
             "the address of a Ray cluster to which this host belongs (ray start --head, or ray start --address=… on "
             f"this host): {_one_line(error)}",
         ) from None
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ray has taken them; they are for the engine, which drains
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ray has handlers for them, but they are for the engine to drain
         signal.signal(number, signal.SIG_IGN)
 
 
 def place(request: PlacementRequest) -> tuple[PlacementGroup, Placed, int]:
-    """Reserve a bundle for each stage; also returns the GPUs of a rank. Raises ``ConfigError``, ``ExecutorError``."""
+    """Reserve a bundle for each stage; also returns GPUs per rank. Raises ``ConfigError``, ``ExecutorError``."""
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     totals = {each: node["Resources"] for each, node in nodes.items()}
     has_gpus = any("GPU" in resources for resources in totals.values())
@@ -132,7 +132,7 @@ def place(request: PlacementRequest) -> tuple[PlacementGroup, Placed, int]:
         option, value = ("pipeline", request.pp_size) if any(stages) else ("tensor", request.tp_size)
         expected = f"{needed} (--num-threads is what a rank takes of CPUs); {found()}"
         raise ConfigError(f"{option}_parallel_size", value, expected)
-    # A CPU's memory and cores are the node's; a GPU's are its own, and stages on one node are close to each other.
+    # On CPUs, stages on one node would share its memory and cores: spread them. GPUs have their own: stay close.
     group = placement_group([bundle] * request.pp_size, strategy="PACK" if gpus else "SPREAD")
     if not group.wait(request.seconds):
         raise ExecutorError(
@@ -152,7 +152,7 @@ def start_actors(
     gpus: int,
     send: Callable[[ActorEnded], None],
 ) -> None:
-    """Start a rank in each; a thread tells of those that end."""
+    """Start a rank in each actor; a thread reports those that end."""
     runs = {}
     for number, title in enumerate(request.titles):
         actor = ray.remote(RankActor).options(
@@ -172,7 +172,7 @@ def start_actors(
             try:
                 ray.get(ended)
             except Exception as error:
-                # Without who the actor was, which we know, and without guesses.
+                # Without the actor's identity, which is known, and without Ray's guesses.
                 why = _one_line(error).rpartition("The actor is dead because ")[2].partition(" Some common causes")[0]
             with suppress(OSError):
                 send(ActorEnded(number, why))
@@ -184,7 +184,7 @@ class RankActor:
     """A rank in an actor's process."""
 
     def run(self, engine: EngineAddress, number: int) -> None:
-        """Be the rank ``number`` of an engine; ends this process."""
+        """Serve as rank ``number`` of an engine; ends this process."""
         threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
         end, connections = time.monotonic() + engine.seconds, {}
         for kind in KINDS:
@@ -196,11 +196,11 @@ class RankActor:
         sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         run_rank(RankConnections(connections["calls"], connections["signs"]))
         sys.stderr.flush()
-        os._exit(0)  # nothing that a library does at exit may keep the engine waiting
+        os._exit(0)  # a library's exit handlers must not keep the engine waiting
 
 
 def _end_with_parent() -> None:
-    """End this process with the Ray node that it belongs to."""
+    """End this process with its Ray node."""
     wait([os.pidfd_open(os.getppid())])
     os._exit(1)
 

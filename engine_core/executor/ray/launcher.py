@@ -1,7 +1,7 @@
 """Ranks as actors on the nodes of a Ray cluster.
 
-Ray decides where actors run, and starts and ends them. Their calls and replies go over connections of their own to the
-engine. A process beside this one speaks to Ray (``cluster``), which is not imported here.
+Ray decides where actors run, and starts and ends them. Calls and replies use separate connections to the engine. A
+process beside this one speaks to Ray (``cluster``), which is not imported here.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from engine_core.executor.ray.messages import (
 from engine_core.executor.ray.tcp import TcpListener, shut, wait_at_most
 
 _CONNECT_SECONDS = 30.0
-"""For the cluster to answer."""
+"""Time for the cluster to answer."""
 _GRACE_SECONDS = 5.0
-"""Longer than the other process waits, so that it can say what it waited for; and for it to end."""
+"""Waited in addition to the other process's timeout, so that it can report what it waited for; and for it to end."""
 _MESSAGE_SECONDS = 3
-"""For the rest of a rank's sign to arrive: until then nobody watches the others."""
+"""Time for the rest of a rank's sign to arrive, during which no other rank is watched."""
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):[0-9]{1,5}")
-# Usage statistics are a cluster's affair, and an environment that is copied to other hosts would surprise.
+# Usage statistics are the cluster's decision, and copying this environment to other hosts would be a surprise.
 _ENVIRONMENT = ("RAY_USAGE_STATS_ENABLED=0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0")
 
 _T = TypeVar("_T")
 
 
 class RayLauncher(RankLauncher):
-    """Ranks of a stage are on one node."""
+    """Puts the ranks of a stage on one node."""
 
     module = "engine_core.executor.ray.cluster"
-    """Its ``main`` is what speaks to Ray."""
+    """Its ``main`` speaks to Ray."""
     silence = 3.0  # longer than on one host: a network may pause
 
     def __init__(self, config: EngineConfig, name: str) -> None:
@@ -69,7 +69,7 @@ class RayLauncher(RankLauncher):
             raise ConfigError("ray_address", address, "HOST:PORT of a Ray head, such as 10.0.0.1:6379")
         self._cluster: _Cluster | None = None
         self._threads: list[int] = []
-        """CPUs of each rank's share, by rank, once they are placed."""
+        """CPUs of each rank, by number, once placed."""
 
     def launch(self) -> Sequence[RankProcess]:
         end = time.monotonic() + self.config.parallel.worker_start_timeout
@@ -79,7 +79,7 @@ class RayLauncher(RankLauncher):
         return self._cluster.start(self._divide(placed), placed.engine_host, end)
 
     def _place(self, cluster: _Cluster) -> Placed:
-        """Where the stages are, once the cluster has room for them."""
+        """The places of the stages, once the cluster has room for them."""
         parallel, device = self.config.parallel, self.config.device
         tp_size, pp_size, size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.world_size
         titles = [self.title(Rank(number % tp_size, tp_size, number // tp_size, pp_size)) for number in range(size)]
@@ -102,7 +102,7 @@ class RayLauncher(RankLauncher):
         return cluster.reply(Placed, parallel.worker_start_timeout + _GRACE_SECONDS, late)
 
     def _divide(self, placed: Placed) -> list[Rank]:
-        """The ranks, by number, and in ``_threads`` their shares of the CPUs."""
+        """The ranks, by number; sets ``_threads``, their shares of the CPUs."""
         parallel = self.config.parallel
         tp_size, pp_size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         on_host = Counter(place.host for place in placed.stages)
@@ -111,7 +111,7 @@ class RayLauncher(RankLauncher):
         for number in range(parallel.world_size):
             pp, tp = divmod(number, tp_size)
             place = placed.stages[pp]
-            # Ray shows an actor no GPU but its own, so each has the first.
+            # Ray shows an actor only its own GPU, so the local index is always 0.
             ranks.append(
                 Rank(tp, tp_size, pp, pp_size, on_host[place.host] * tp_size, 0, parallel.enable_expert_parallel)
             )
@@ -119,7 +119,7 @@ class RayLauncher(RankLauncher):
         return ranks
 
     def config_of(self, rank: Rank) -> EngineConfig:
-        """The CPUs that a node has for Ray are divided among its ranks, unless the options say how many each has."""
+        """Divides a node's Ray CPUs among its ranks, unless the options set the number per rank."""
         device = self.config.device
         if device.num_threads is not None:
             return self.config
@@ -138,14 +138,14 @@ class _Cluster:
         self._process = ChildProcess("ray", module, 1, title, _ENVIRONMENT)
         [self._connection] = self._process.connections
         self._why: dict[int, str] = {}
-        """Why actors have ended, by the number of their rank."""
+        """Why actors have ended, by rank number."""
 
     def send(self, message: Any) -> None:
-        with suppress(OSError):  # then it has ended, and reading says why
+        with suppress(OSError):  # then it has ended, and reading raises why
             self._connection.send(message)
 
     def reply(self, kind: type[_T], seconds: float, late: str) -> _T:
-        """The next message, which is a ``kind``. Raises what the process has raised, or that it is ``late``."""
+        """The next message, which must be a ``kind``. Raises the process's error, or ``late`` after ``seconds``."""
         if not self._connection.poll(seconds):
             self._process.kill()
             raise ExecutorError(f"{late} ({seconds:g} s)")
@@ -166,7 +166,7 @@ class _Cluster:
         return message
 
     def why_ended(self, number: int, seconds: float) -> str | None:
-        """What Ray says about the end of an actor, if it does so within ``seconds``."""
+        """Ray's reason for the end of an actor, if known within ``seconds``."""
         end = time.monotonic() + seconds
         while number not in self._why and self._connection.poll(max(0.0, end - time.monotonic())):
             try:
@@ -177,7 +177,7 @@ class _Cluster:
         return self._why.get(number)
 
     def start(self, ranks: Sequence[Rank], host: str, end: float) -> list[RankProcess]:
-        """Start actors, and wait until all have connected; until the time ``end``."""
+        """Start actors, and wait until all have connected, at most until the time ``end``."""
         listener = TcpListener(host)
         found: list[dict[str, Connection[Any, Any]]] = [{} for _ in ranks]
         try:
@@ -204,7 +204,7 @@ class _Cluster:
         return actors
 
     def close(self) -> None:
-        """End it, and with it all actors."""
+        """End the process, and with it all actors."""
         with suppress(OSError):
             self._connection.send(None)
         if not self._process.wait(_GRACE_SECONDS):
@@ -214,7 +214,7 @@ class _Cluster:
 
 
 class RayRank(RankProcess):
-    """The process of an actor."""
+    """A rank in the process of an actor."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class RayRank(RankProcess):
         connections: dict[str, Connection[Any, Any]],
         why_ended: Callable[[int, float], str | None],
     ) -> None:
-        """``connections``, by ``KINDS``, become its own. ``why_ended`` takes the rank's number, and seconds to wait."""
+        """Takes over ``connections``, by ``KINDS``. ``why_ended`` takes the rank's number and seconds to wait."""
         self.rank = rank
         self.connections = RankConnections(connections["calls"], connections["signs"])
         wait_at_most(self.connections.signs, _MESSAGE_SECONDS)

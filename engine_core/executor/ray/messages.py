@@ -1,8 +1,10 @@
-"""What passes between an executor and the process that speaks to Ray for it, and what actors are told.
+"""The messages between an executor and the process that speaks to Ray for it, and those for actors.
 
-The executor sends a ``PlacementRequest``. The replies are ``Connected``, then ``Placed``. It sends the address of the
-engine, to which actors connect; ``ActorEnded`` tells of each that ends. ``Raised`` may come instead of any of these.
-All ends with the connection.
+    executor → process     process → executor
+    PlacementRequest       Connected, then Placed
+    EngineAddress          ActorEnded, for each actor that ends
+
+``Raised`` may replace any reply. Actors connect to the ``EngineAddress``. All ends with the connection.
 """
 
 from __future__ import annotations
@@ -14,23 +16,23 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """Which cluster, and what is needed there."""
+    """The cluster, and the resources needed there."""
 
     address: str | None
     """As ``ParallelConfig.ray_address``."""
     namespace: str
     tp_size: int
-    """Ranks of a stage, which are on one node."""
+    """Ranks per stage, all on one node."""
     pp_size: int
-    """Stages."""
+    """Number of stages."""
     device: str
     """As ``DeviceConfig.device``: every rank takes a GPU unless it is for a CPU, or no node has one."""
     cpus: int
-    """CPUs that a rank takes."""
+    """CPUs per rank."""
     titles: Sequence[str]
     """Of ranks, by number."""
     seconds: float
-    """How long to wait until there is room."""
+    """How long to wait for room."""
 
 
 class Connected(NamedTuple):
@@ -42,16 +44,16 @@ class Place:
     """The node of a stage."""
 
     node: str
-    """Ray's id of it."""
+    """Ray's node id."""
     host: str
-    """Name of the machine, or of the container. Nodes of one share its memory."""
+    """Name of the machine or container. Nodes with the same host share its memory."""
     cpus: int
-    """All that Ray has there, in use or not."""
+    """All of Ray's CPUs there, in use or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """There is room."""
+    """The cluster has room for all stages."""
 
     engine_host: str
     """Address of this host that every node with ranks reaches."""
@@ -60,17 +62,17 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where ranks connect to, and the key that proves that they are ranks."""
+    """The address to which ranks connect, and the key that proves that they are ranks."""
 
     host: str
     port: int
     key: bytes
     seconds: float
-    """For ranks to connect."""
+    """Time for ranks to connect."""
 
 
 class ActorEnded(NamedTuple):
-    """Ray says so, and why."""
+    """An actor has ended, according to Ray."""
 
     number: int
     """Of its rank."""
@@ -89,5 +91,5 @@ class Hello(NamedTuple):
 
 
 KINDS = ("calls", "signs", "output", "life")
-"""An actor's connections: the two of any rank, what it writes, and one on which nothing is said: its end ends the
-actor, and tells of its end."""
+"""An actor's connections: the two of any rank, its output, and a silent one: closing it ends the actor, and it closes
+when the actor ends."""

@@ -1,6 +1,6 @@
-"""Connections between the hosts of an engine. Both ends prove that they know a key; what they say is in the clear.
+"""Connections between the hosts of an engine. Both ends prove that they know a key; messages are not encrypted.
 
-Whatever fails before the first message is read counts as a stranger's attempt. Strangers delay nobody.
+Any failure before the first message is read counts as a stranger's attempt. Strangers delay no other connection.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Any
 
 _PROOF_SECONDS = 5.0
-"""For the other end to prove that it knows the key, and to send its first message."""
+"""Time for the other end to prove that it knows the key, and to send its first message."""
 _MOST_PROOFS = 64
-"""At a time. Who comes then is refused, and may come again."""
+"""Most proofs at a time. Further connections are refused, and may retry."""
 _AGAIN_SECONDS = 0.1
-"""Between two attempts to connect, or to accept."""
+"""Pause between attempts to connect or accept."""
 _MOST_BYTES = 4096
-"""Of a message until then."""
+"""Largest first message."""
 _LOST_MILLISECONDS = 3000
-"""After which a host that acknowledges nothing is gone."""
+"""Time after which a host that acknowledges nothing counts as gone."""
 
 
 class TcpListener:
-    """Takes connections of those who know its key, in threads, at any port of one address."""
+    """Accepts connections from peers that know its key, in threads, at any port of one address."""
 
     def __init__(self, host: str) -> None:
         """Listen at the address ``host`` alone."""
@@ -40,30 +40,30 @@ class TcpListener:
         self.key = secrets.token_bytes(32)
         self._proving: set[socket.socket] = set()
         self._proven: deque[tuple[Connection[Any, Any], Any]] = deque()
-        self._count = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)  # of those proven
+        self._count = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)  # number of ``_proven``
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._threads = ThreadPoolExecutor(1 + _MOST_PROOFS, "tcp listener")
         self._threads.submit(self._serve)
 
     def fileno(self) -> int:
-        """Readable when ``accept`` would not wait."""
+        """A descriptor, readable when ``accept`` would not wait."""
         return self._count
 
     def accept(self) -> tuple[Connection[Any, Any], Any]:
-        """Wait for one; with it comes its first message."""
+        """Wait for a connection; returns it with its first message."""
         os.eventfd_read(self._count)
         return self._proven.popleft()
 
     def close(self) -> None:
-        """Idempotent. Connections that were accepted stay."""
+        """Idempotent. Accepted connections stay open."""
         if self._closing.is_set():
             return
         with self._lock:
             self._closing.set()
             for line in (self._socket, *self._proving):
                 with suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)  # wakes its thread
+                    line.shutdown(socket.SHUT_RDWR)  # wakes the thread that uses it
         self._threads.shutdown()
         self._socket.close()
         os.close(self._count)
@@ -74,7 +74,7 @@ class TcpListener:
         while not self._closing.is_set():
             try:
                 line, _ = self._socket.accept()
-            except OSError:  # closed, or there are too many descriptors
+            except OSError:  # closed, or too many open descriptors
                 self._closing.wait(_AGAIN_SECONDS)
                 continue
             with self._lock:
@@ -86,13 +86,13 @@ class TcpListener:
 
     def _prove(self, line: socket.socket) -> None:
         connection, exchange = None, _Exchange(line, time.monotonic() + _PROOF_SECONDS)
-        with suppress(Exception):  # whatever a stranger may send
+        with suppress(Exception):  # a stranger may send anything
             _set_options(line)
             deliver_challenge(exchange, self.key)  # type: ignore[arg-type]
             answer_challenge(exchange, self.key)  # type: ignore[arg-type]
             first = pickle.loads(exchange.recv_bytes(_MOST_BYTES))
             connection = _connection(line)
-        with self._lock:  # ``close`` must not shut a descriptor that another file has by now
+        with self._lock:  # ``close`` must not shut down a descriptor that has been reused
             line.close()
             self._proving.remove(line)
             if connection is not None:
@@ -101,7 +101,7 @@ class TcpListener:
 
 
 def connect(host: str, port: int, key: bytes, first: Any, seconds: float) -> Connection[Any, Any]:
-    """Connect to a ``TcpListener``, and send it the ``first`` message. Comes again when refused, for ``seconds``.
+    """Connect to a ``TcpListener``, and send it the ``first`` message. Retries when refused, for ``seconds``.
 
     Raises ``OSError`` and ``AuthenticationError``.
     """
@@ -122,19 +122,19 @@ def connect(host: str, port: int, key: bytes, first: Any, seconds: float) -> Con
 
 
 def shut(connection: Connection[Any, Any], how: int) -> None:
-    """``socket.shutdown`` of a connection."""
+    """``socket.shutdown`` for a connection."""
     with socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(how)
 
 
 def wait_at_most(connection: Connection[Any, Any], seconds: int) -> None:
-    """Let reads fail, with ``OSError``, in which nothing arrives for ``seconds``."""
+    """Make reads fail with ``OSError`` if nothing arrives for ``seconds``."""
     with socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
 
 
 class _Exchange:
-    """What a proof needs of a ``Connection``. One end holds for all messages, however slowly bytes come."""
+    """The part of ``Connection`` that a proof needs. All messages share one deadline, however slowly bytes arrive."""
 
     def __init__(self, line: socket.socket, end: float) -> None:
         self._line = line
@@ -170,8 +170,8 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _set_options(line: socket.socket) -> None:
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # messages are small, and waited for
-    # Else a host that is gone without a word would be waited for, for minutes; also where nothing is being sent.
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # messages are small, and latency matters
+    # A host that vanishes would otherwise go unnoticed for minutes; keepalive notices it while nothing is sent, too.
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MILLISECONDS)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
@@ -179,6 +179,6 @@ def _set_options(line: socket.socket) -> None:
 
 
 def _connection(line: socket.socket) -> Connection[Any, Any]:
-    """Takes over what ``line`` has."""
+    """Takes over the descriptor of ``line``."""
     line.setblocking(True)
     return Connection(line.detach())
