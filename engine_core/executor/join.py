@@ -23,7 +23,7 @@ from engine_core.errors import RankFailedError
 from engine_core.kernels.library import KernelLibrary, load_kernels
 
 _ANSWER_SECONDS = 3600.0
-"""Timeout for another rank's answer: longer than any step. The executor notices ranks that hang or do not join sooner."""
+"""Timeout for another rank's answer, longer than any step: the executor notices sooner if one hangs or never joins."""
 
 
 def join(

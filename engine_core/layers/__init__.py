@@ -1,9 +1,9 @@
-"""The parts that decoder layers are made of.
+"""The parts of decoder layers.
 
-part               what every part is: something with weights, which it loads   (read first)
+part               the base of parts: modules that load their weights   (read first)
 linear, embedding, norm, attention     the parts of most models
-mla                the part that is attention over latents
-fused_moe          the part that is a router and its experts
-part_factory       makes the parts of one model, and loads them in order; shares: what a rank has of each
-rotary             rotary position embedding, with its extensions to longer contexts
+mla                attention over latents
+fused_moe          a router and its experts
+part_factory       makes the parts of one model, in loading order; shares: the share of each that a rank has
+rotary             rotary position embedding, and its extensions to longer contexts
 """

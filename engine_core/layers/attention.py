@@ -1,4 +1,4 @@
-"""Attention over heads, with what happens to them before: normalization and rotation. ``mla`` attends over latents."""
+"""Attention over heads, after their normalization and rotation. ``mla`` attends over latents."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from engine_core.weights.source import TensorRows, Weights
 
 @dataclass(frozen=True, slots=True)
 class HeadNormNames:
-    """Tensors of the root mean square norms of each head."""
+    """Tensors of the RMS norms of heads."""
 
     query: str
     key: str | None
-    """None where there are no keys."""
+    """None if there are no keys."""
     eps: float
     offset: float = 0.0
     """Added to the weights."""
     of_values: bool = False
-    """Whether values are normalized too, with weights of one."""
+    """Whether values are also normalized, with weights of one."""
 
 
 class Attention(Part):
@@ -41,9 +41,7 @@ class Attention(Part):
         ops: OpsBackend,
         attention: AttentionBackend,
     ) -> None:
-        """``norms`` names tensors of normalized heads, ``sinks`` rows of a tensor [heads of all ranks]; None where
-        there are none.
-        """
+        """``norms``: tensors for the normalization of heads. ``sinks``: rows of a tensor [heads of all ranks]."""
         self._shape = shape
         self._options = options
         self._norms = norms
@@ -77,9 +75,9 @@ class Attention(Part):
         return self.rotary.nbytes + (0 if sinks is None else sinks.nbytes)
 
     def __call__(self, heads: torch.Tensor, context: LayerContext) -> torch.Tensor:
-        """[T, Hq · D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to the layer's cache.
+        """[T, Hq · D] from ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to the layer's cache.
 
-        With queries alone, nothing is written: another layer has.
+        With queries alone (Hkv = 0), nothing is written: another layer has done it.
         """
         return self._attention.forward_heads(
             heads, self.rotary, context.angles, context.kv_cache, context.metadata, self._options

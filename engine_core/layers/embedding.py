@@ -16,7 +16,7 @@ from engine_core.weights.source import TensorRows, Weights
 
 
 class VocabParallelEmbedding(Part):
-    """Rows of a table, or of the output projection's weight where the two are tied, without a second copy."""
+    """Rows of a table or, if tied, of the output projection's weight, without a second copy."""
 
     def __init__(
         self,
@@ -30,9 +30,7 @@ class VocabParallelEmbedding(Part):
         shares: TokenShares,
         quant_method: QuantMethod,
     ) -> None:
-        """A table is kept in the type in which it is stored, if that has 16 bits or ``quant_method`` keeps it; its rows
-        are of type ``dtype``.
-        """
+        """The table keeps its stored type if that has 16 bits or ``quant_method`` keeps it; results are ``dtype``."""
         self._dtype = dtype
         self._rows = TensorRows(f"{name}.weight", vocab_size, shares.own)
         self._shares = shares
@@ -59,7 +57,7 @@ class VocabParallelEmbedding(Part):
 
     @property
     def _quantized_shape(self) -> LinearShape | None:
-        """The linear layer whose weight the table is, where it stays quantized."""
+        """The linear layer whose weight is the table, if that stays quantized."""
         rows = replace(self._rows, name=self._rows.name.removesuffix(".weight"))
         outputs = Features(1, len(rows.rows), fixed=True)
         shape = LinearShape((rows,), self._features, outputs, bias=False)
@@ -80,20 +78,20 @@ class VocabParallelEmbedding(Part):
         return 0 if kept is None else kept.nbytes
 
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``indices`` [T] int64."""
+        """[T, H] for ``indices`` [T] int64."""
         if (others := self._shares.others) is None:
             return self._of_own(indices)
         own = self._shares.own
-        rows = self._of_own((indices - own.start).clamp_(0, len(own) - 1))  # those of other ranks' tokens are not used
+        rows = self._of_own((indices - own.start).clamp_(0, len(own) - 1))  # rows for other ranks' tokens are not used
         return others.gather_rows(rows, indices.to(torch.int32), self._shares.tokens)
 
     def _of_own(self, indices: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``indices`` among this rank's rows."""
+        """[T, H] for ``indices`` into this rank's rows."""
         if self._table is not None:
             rows = torch.nn.functional.embedding(indices, self._table).to(self._dtype)
         else:
             op = self._quantized if self._tied_to is None else self._tied_to.op
             assert op is not None
             rows = op.weight_rows(indices)
-        # The factor is rounded like the rows, as in the models that have one.
+        # The scale is rounded to the rows' type, as in the models that have one.
         return rows if self._scale == 1.0 else rows.mul_(torch.tensor(self._scale, dtype=rows.dtype))

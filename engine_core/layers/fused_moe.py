@@ -1,7 +1,7 @@
 """Mixture of experts: a router chooses a few of many feed-forward blocks for each row (Shazeer et al., 2017,
 https://arxiv.org/abs/1701.06538). vLLM's ``FusedMoE``.
 
-The router's scores are computed in float32 and never rounded. Of equal scores, the lower expert's counts as greater.
+The router's scores are computed in float32 and never rounded. Ties go to the lower expert.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine_core.weights.source import Weights
 
 @dataclass(frozen=True, slots=True)
 class RouterTensors:
-    """How a checkpoint keeps a router."""
+    """The names of a router's tensors in a checkpoint."""
 
     gate: str
     """[E, H], without ``.weight`` and ``.bias``."""
@@ -31,11 +31,11 @@ class RouterTensors:
     correction_bias: str | None = None
     """[E]: added to scores for the choice of experts, not for their weights."""
     expert_scales: str | None = None
-    """[E]: factors of the experts' weights."""
+    """[E]: factors for the experts' weights."""
 
 
 class FusedMoE(Part):
-    """Router and experts. The router is never quantized: what a checkpoint has quantized is expanded."""
+    """Router and experts. The router is never quantized: a quantized one in a checkpoint is expanded."""
 
     experts: ExpertsOp
 
@@ -50,14 +50,14 @@ class FusedMoE(Part):
         shares: Shares,
         router_method: QuantMethod,
     ) -> None:
-        """Every rank has the router, and what ``shares`` gives it of the experts, which ``quant_method`` reads."""
+        """Every rank has the router and its share of the experts, which ``quant_method`` reads."""
         self.outputs_per_row = 2 * shape.top_k * shape.intermediate_size
         inputs, outputs = Features(1, shape.hidden_size), Features(1, shape.num_experts, fixed=True)
         gate = LinearShape.of(router.gate, inputs, outputs, bias=router.bias)
         self.gate = ColumnParallelLinear(gate, backend, router_method.expanding)
         self._shares = shares
         self._shard = shares.of_experts(shape)
-        # Without expert parallelism a rank has some columns of the sum; else all of them.
+        # Without expert parallelism a rank computes some columns of the sum; else all of them.
         _, _, widths = shares.of_outputs(Features(1, shape.hidden_size))
         self._outputs_of = None if shares.rank.expert_parallel else shares.gather(widths)
         self._shape = shape
@@ -98,7 +98,7 @@ class FusedMoE(Part):
 
     @property
     def num_weights(self) -> int:
-        """Also of experts whose tensors hold several numbers in a byte."""
+        """Also right for experts whose tensors pack several numbers into a byte."""
         extras = len(self._extra_names()) * self._shape.num_experts
         return self.gate.num_weights + extras + self._shape.num_weights_of(self._shard)
 
@@ -109,7 +109,7 @@ class FusedMoE(Part):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, router_input: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[T, H]: each row's experts, summed, plus ``residual``; the router sees ``router_input`` [T, H] if given."""
+        """[T, H]: each row's experts, summed, plus ``residual``; the router reads ``router_input`` [T, H] if given."""
         logits = self.gate.logits(x if router_input is None else router_input)
         ids, weights = self._backend.route(
             logits,

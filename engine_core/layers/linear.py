@@ -1,7 +1,7 @@
 """Linear layers: projections, the output projection, and a gate.
 
-With several ranks, every projection is split along its outputs, ``o_proj`` and ``down_proj`` too, so that each output
-stays one chain of additions whatever the number of ranks.
+With several ranks, every projection, even ``o_proj`` and ``down_proj``, is split along its outputs, so that each output
+is one chain of additions whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ColumnParallelLinear(Part):
 
     op: LinearOp
     outputs_of: GatheredOutputs | None = None
-    """How the outputs of all ranks come together; None: this rank's are put out."""
+    """How to gather the outputs of all ranks; None: the result has only this rank's."""
 
     def __init__(self, shape: LinearShape, backend: OpsBackend, quant_method: QuantMethod) -> None:
         self.shape = shape
@@ -48,15 +48,15 @@ class ColumnParallelLinear(Part):
         return self.op.nbytes
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N], which may be overwritten."""
+        """[M, N]: ``x`` [M, K] projected, times ``scale``, plus ``residual`` [M, N], which may be overwritten."""
         if (parts := self.outputs_of) is None:
             return self.op(x, residual=residual, scale=scale)
-        # Each rank adds its columns of the residual before the sum is rounded, as one rank does.
+        # Each rank adds its columns of the residual before rounding the sum, as a single rank does.
         own = None if residual is None else residual[:, parts.columns]
         return parts.gather(self.op(x, residual=own, scale=scale))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[M, N] float32 of ``x`` [M, K]."""
+        """[M, N] float32 for ``x`` [M, K]."""
         return self.op(x, dtype=torch.float32)
 
 
@@ -68,14 +68,14 @@ class ParallelLMHead(ColumnParallelLinear):
         self.shares = shares
 
     def gathered(self, logits: torch.Tensor) -> torch.Tensor:
-        """[R, V] of this rank's ``logits`` [R, its tokens]; the rank that samples alone may read or change them."""
+        """[R, V] from each rank's ``logits`` [R, its tokens]; only the rank that samples may read or change them."""
         if (others := self.shares.others) is None:
             return logits
         return others.all_gather(logits, [len(tokens) for tokens in self.shares.tokens], writer=SAMPLING_RANK)
 
     @property
     def masks_argmax(self) -> bool:
-        """Whether ``greatest`` takes ``allowed``: where this rank has all tokens, and a kernel that does."""
+        """Whether ``greatest`` takes ``allowed``: if this rank has all tokens, and its kernel takes it."""
         return self.shares.others is None and self.op.masks_argmax
 
     def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
@@ -92,8 +92,8 @@ class ParallelLMHead(ColumnParallelLinear):
 
 
 class SigmoidGate(ColumnParallelLinear):
-    """A projection to one logit per row, by whose sigmoid rows are multiplied."""
+    """A projection to one logit per row, whose sigmoid multiplies the row."""
 
     def add_gated(self, x: torch.Tensor, gated: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """``residual`` plus ``gated`` times the sigmoid of the logit of each row of ``x``; all [T, H]."""
+        """``residual`` + ``gated`` · σ(logit of each row of ``x``); all [T, H]."""
         return self._backend.add_gated(gated, self.logits(x), residual)

@@ -1,9 +1,9 @@
-"""Multi-head latent attention (DeepSeek-AI, 2024, https://arxiv.org/abs/2405.04434), computed on latents themselves.
+"""Multi-head latent attention (DeepSeek-AI, 2024, https://arxiv.org/abs/2405.04434), computed on the latents.
 
-A token's keys and values are linear functions of one latent, which is all that the cache holds, beside a rotated part
-that all heads share. The projection from latents to keys is applied to the queries instead (it is *absorbed*), and the
-one to values to the weighted sum of latents. That is done for every row, of prompts too: a prompt that was computed
-another way would have other bits than the same tokens decoded one by one.
+A token's keys and values are linear functions of one latent. The cache holds only it, and a rotated part that all heads
+share. The projection from latents to keys is applied to the queries instead (it is *absorbed*), and that to values, to
+the weighted sum of latents. Prompts are computed the same way: otherwise their bits would differ from those of the same
+tokens decoded one by one.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class MLAShape:
 
     num_heads: int
     kv_lora_rank: int
-    """R: numbers of a latent."""
+    """R: width of a latent."""
     qk_nope_head_dim: int
-    """Numbers of a head's key that are made from the latent."""
+    """Width of the part of a head's key made from the latent."""
     qk_rope_head_dim: int
-    """P: numbers of a key that are rotated; all heads share them."""
+    """P: width of the rotated part of a key, which all heads share."""
     v_head_dim: int
     interleaved: bool
 
     @property
     def queries(self) -> Features:
-        """Outputs of the projection of queries."""
+        """Outputs of the query projection."""
         parts = (self.qk_nope_head_dim, self.qk_rope_head_dim)
         return Features(self.num_heads, sum(parts), parts=parts)
 
 
 class MultiHeadLatentAttention(Part):
-    """Attention of one layer over its latents; takes ``kv_b_proj``, which is in the model's type then."""
+    """Attention of one layer over its latents; loads ``kv_b_proj``, expanded to the model's type."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class MultiHeadLatentAttention(Part):
         attention: AttentionBackend,
         quant_method: QuantMethod,
     ) -> None:
-        """Of ``heads``, this rank's of all that ``shape`` has."""
+        """``heads``: those that this rank has, of the heads of ``shape``."""
         of_head = shape.qk_nope_head_dim + shape.v_head_dim
         rows = range(heads.start * of_head, heads.stop * of_head)
         self._rows = TensorRows(name, shape.num_heads * of_head, rows)
@@ -87,7 +87,7 @@ class MultiHeadLatentAttention(Part):
         self._values = self._ops.grouped_linear(self._padded(values))
 
     def _padded(self, weight: torch.Tensor) -> torch.Tensor:
-        """``weight`` [Hq, N, R] with zeros after N and R."""
+        """``weight`` [Hq, N, R], padded with zeros along N and R."""
         _, rows, columns = weight.shape
         padded = self._ops.padded
         return torch.nn.functional.pad(weight, (0, padded(columns) - columns, 0, padded(rows) - rows))
@@ -103,9 +103,9 @@ class MultiHeadLatentAttention(Part):
     def __call__(
         self, queries: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor, context: LayerContext
     ) -> torch.Tensor:
-        """[T, Hq · V] of ``queries`` [T, Hq, nope + P]; writes ``latent`` [T, R] and ``rope`` [T, P] to the cache.
+        """[T, Hq · V] for ``queries`` [T, Hq, nope + P]; writes ``latent`` [T, R] and ``rope`` [T, P] to the cache.
 
-        Queries and ``rope``, which are not rotated yet, may be overwritten. All sizes are padded.
+        Queries and ``rope`` come unrotated, and may be overwritten. All sizes are padded.
         """
         nope = self._ops.padded(self._shape.qk_nope_head_dim)
         absorbed = self._keys(queries[..., :nope])

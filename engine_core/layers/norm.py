@@ -1,4 +1,4 @@
-"""Normalization over the last dimension: by the root mean square, or by mean and deviation."""
+"""Normalization over the last dimension: RMS norm and layer norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine_core.weights.source import Weights
 
 
 class Norm(Part):
-    """Normalization of either kind."""
+    """The base of both norms."""
 
     op: NormOp
 
@@ -37,7 +37,7 @@ class Norm(Part):
         return self.op.nbytes
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual``; or [T, G, W] of groups of W each."""
+        """Normalized ``x`` [T, W], whose rows may lie apart, or [T, G, W], by groups; plus ``residual``."""
         return self.op(x, residual=residual)
 
     def in_place(self, x: torch.Tensor) -> None:
@@ -46,7 +46,7 @@ class Norm(Part):
 
 
 class RMSNorm(Norm):
-    """Divides by the root mean square (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467)."""
+    """Division by the root mean square (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467)."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class RMSNorm(Norm):
 
 
 class HeadsRMSNorm(RMSNorm):
-    """Over all heads of a row, of which a rank has and normalizes some."""
+    """RMS norm over all heads of a row, of which a rank has and normalizes some."""
 
     def __init__(
         self, name: str, features: Features, eps: float, backend: OpsBackend, device: torch.device, own: OwnHeads
     ) -> None:
-        """``features`` are those of all heads."""
+        """``features``: all heads."""
         super().__init__(name, features, eps, backend, device)
         self._own = own
 

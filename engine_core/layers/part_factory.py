@@ -42,9 +42,9 @@ class PartFactory:
         rank: Rank | None = None,
         collectives: TensorCollectives | None = None,
     ) -> None:
-        """``quantization`` of the linear layers; None: they keep the model's type.
+        """``quantization``: of the linear layers; None: they keep the model's type.
 
-        Parts are those of ``rank``, if given; then ``collectives`` are needed to compute with them.
+        Makes the parts of ``rank``, if given; computing with them then needs ``collectives``.
         """
         self.rank = rank or Rank()
         self.shares = Shares(self.rank, collectives, backend)
@@ -52,7 +52,7 @@ class PartFactory:
         self.dtype = dtype
         self.device = device
         self.parts: list[Part] = []
-        """In the order in which they were made, and will be loaded."""
+        """In the order of creation, which is that of loading."""
         self.attention_backend = attention
         self._quantization = quantization or OneMethod(Unquantized())
 
@@ -65,10 +65,10 @@ class PartFactory:
         bias: bool = False,
         rows: tuple[int, ...] | None = None,
     ) -> ColumnParallelLinear:
-        """One projection, or several ``names`` of the same inputs as one, with the ``outputs`` of all side by side.
+        """One projection, or several ``names`` with the same inputs as one, with ``outputs`` side by side.
 
-        ``rows`` are the outputs of each; equal shares of all unless given. Every rank computes its part of the outputs,
-        and puts out those of all.
+        ``rows``: outputs of each name; by default equal shares. Every rank computes its part of the outputs, and
+        returns all.
         """
         outputs = _features(outputs)
         taken, own, widths = self.shares.of_outputs(outputs)
@@ -79,13 +79,13 @@ class PartFactory:
     def replicated_linear(
         self, names: tuple[str, ...], inputs: int, outputs: Features, *, bias: bool = False, rows: tuple[int, ...]
     ) -> ColumnParallelLinear:
-        """As ``linear``, and every rank computes all outputs."""
+        """Like ``linear``, but every rank computes all outputs."""
         return self._linear(names, inputs, outputs.count, outputs, [range(outputs.count)], bias, rows)
 
     def qkv_linear(
         self, names: tuple[str, ...], inputs: int, shape: HeadsShape, *, bias: bool = False
     ) -> ColumnParallelLinear:
-        """Queries, keys and values of this rank's heads, by a tensor for each of the three or one for all."""
+        """Queries, keys and values of this rank's heads, from three tensors or one."""
         own, width = self.shares.of_heads(shape), shape.head_dim
         counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)[: 3 if shape.num_kv_heads else 1]
         heads = (self.shares.query_heads(shape), *[self.shares.kv_heads(shape)] * 2)
@@ -98,7 +98,7 @@ class PartFactory:
         return self._linear(names, inputs, sum(counts) * width, outputs, taken, bias, rows)
 
     def heads_linear(self, name: str, inputs: int, outputs: Features) -> ColumnParallelLinear:
-        """The outputs of this rank's heads, which are the groups of ``outputs``."""
+        """The outputs of this rank's heads; the groups of ``outputs`` are all heads."""
         heads = self.shares.groups(outputs.groups)
         taken = range(heads.start * outputs.size, heads.stop * outputs.size)
         return self._linear(name, inputs, outputs.count, replace(outputs, groups=len(heads)), [taken], False, None)
@@ -106,7 +106,7 @@ class PartFactory:
     def merged_linear(
         self, names: tuple[str, ...], inputs: int, size: int, *, bias: bool = False
     ) -> ColumnParallelLinear:
-        """Gate and up, ``size`` outputs each, by a tensor for each or one for both: this rank's part of each."""
+        """Gate and up, ``size`` outputs each, from two tensors or one: this rank's part of both."""
         own = self.shares.columns(size)
         taken = [range(before + own.start, before + own.stop) for before in (0, size)]
         return self._linear(names, inputs, 2 * size, Features(2, len(own)), taken, bias, None)
@@ -121,14 +121,14 @@ class PartFactory:
         bias: bool,
         rows: tuple[int, ...] | None,
     ) -> ColumnParallelLinear:
-        """``outputs``, which are the rows ``taken`` of the ``count`` rows of all tensors."""
+        """``outputs`` are the rows ``taken`` from the ``count`` rows of all tensors."""
         names = (names,) if isinstance(names, str) else names
         pieces = rows_of(names, rows or (count // len(names),) * len(names), taken)
         shape = LinearShape(pieces, _features(inputs), outputs, bias)
         return self._add(ColumnParallelLinear(shape, self.backend, self._quantization.method(names)))
 
     def parallel_lm_head(self, name: str, vocab_size: int, hidden_size: int, bias: bool = False) -> ParallelLMHead:
-        """The output projection; ``name`` is that of the embedding where the two are tied."""
+        """The output projection; ``name`` is that of the embedding if the two are tied."""
         tokens = self.shares.columns(vocab_size)
         shape = LinearShape(
             (TensorRows(name, vocab_size, tokens),),
@@ -140,9 +140,7 @@ class PartFactory:
         return self._add(ParallelLMHead(shape, self.backend, method, self.shares.of_tokens(vocab_size)))
 
     def sigmoid_gate(self, name: str, hidden_size: int) -> SigmoidGate:
-        """The projection to one logit per row, whose sigmoid another block's output is multiplied by; it is never
-        quantized.
-        """
+        """A projection to one logit per row, whose sigmoid multiplies another block's output; never quantized."""
         shape = LinearShape.of(name, Features(1, hidden_size), Features(1, 1, fixed=True))
         return self._add(SigmoidGate(shape, self.backend, self._quantization.method((name,)).expanding))
 
@@ -155,9 +153,9 @@ class PartFactory:
         scale: float = 1.0,
         groups: int = 1,
     ) -> VocabParallelEmbedding:
-        """A table of embeddings, times ``scale``; it is the weight of ``tied_to`` if given.
+        """A table of embeddings, times ``scale``; the weight of ``tied_to`` if given.
 
-        An embedding has ``groups`` parts of ``hidden_size`` numbers.
+        An embedding has ``groups`` parts of width ``hidden_size``.
         """
         features, shares = Features(groups, hidden_size), self.shares.of_tokens(vocab_size)
         method = self._quantization.method((name,))
@@ -175,23 +173,21 @@ class PartFactory:
         tensor: str = "weight",
         scale: float | str = 1.0,
     ) -> RMSNorm:
-        """Normalization over all ``features``; ``offset`` is added to the weights, which are ones without a name.
+        """RMS norm over all ``features``; ``offset`` is added to the weights, which are ones without a name.
 
-        ``tensor`` is what the checkpoint calls the weights of ``name``. ``scale`` is a factor of what is put out, the
-        residual included: a number, or the name of a tensor [1].
+        ``tensor``: the name of the weights below ``name``. ``scale``: factor for the output, residual included; a
+        number, or the name of a tensor [1].
         """
         features = _features(features)
         return self._add(RMSNorm(name, features, eps, self.backend, self.device, offset, tensor, scale))
 
     def heads_rms_norm(self, name: str, features: Features, eps: float) -> HeadsRMSNorm:
-        """Normalization over all ``features``, the queries or the keys of a row; this rank's are normalized."""
+        """RMS norm over all ``features``, the queries or keys of a row; normalizes this rank's."""
         own = self.shares.own_heads(features)
         return self._add(HeadsRMSNorm(name, features, eps, self.backend, self.device, own))
 
     def layer_norm(self, name: str | None, features: int | Features, eps: float) -> LayerNorm:
-        """Normalization over all ``features`` by mean and deviation, with a bias; without a name, weights are ones and
-        biases zeros.
-        """
+        """Layer norm over all ``features``; without a name, weights are ones and biases zeros."""
         return self._add(LayerNorm(name, _features(features), eps, self.backend, self.device))
 
     def attention(
@@ -201,18 +197,17 @@ class PartFactory:
         norms: HeadNormNames | None = None,
         sinks: str | None = None,
     ) -> Attention:
-        """Attention over this rank's heads, which are normalized, where there are ``norms``, and rotated as ``shape``,
-        that of all heads, says.
+        """Attention over this rank's heads, normalized by ``norms``, if any, and rotated as in ``shape``.
 
-        ``sinks`` is the name of a tensor [Hq].
+        ``shape``: of all heads. ``sinks``: the name of a tensor [Hq].
         """
         own = self.shares.of_heads(shape)
         of_heads = None if sinks is None else TensorRows(sinks, shape.num_heads, self.shares.query_heads(shape))
         return self._add(Attention(own, options, norms, of_heads, self.backend, self.attention_backend))
 
     def latent_attention(self, name: str, shape: MLAShape, scale: float) -> MultiHeadLatentAttention:
-        """Attention of this rank's heads over latents; ``name`` is that of the projection from latents to keys and
-        values, ``shape`` that of all heads.
+        """Attention of this rank's heads over latents. ``name``: the projection from latents to keys and values.
+        ``shape``: of all heads.
         """
         heads, method = self.shares.groups(shape.num_heads), self._quantization.method((name,))
         return self._add(
@@ -232,5 +227,5 @@ class PartFactory:
 
 
 def _features(features: int | Features) -> Features:
-    """``features``, or one group of as many."""
+    """``features``; a number becomes one group."""
     return Features(1, features) if isinstance(features, int) else features

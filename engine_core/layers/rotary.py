@@ -3,11 +3,11 @@
 Known types: ``default``; ``linear`` (position interpolation, https://arxiv.org/abs/2306.15595); ``llama3`` (Llama 3.1,
 https://arxiv.org/abs/2407.21783); ``yarn`` (https://arxiv.org/abs/2309.00071); ``proportional`` (Gemma 4: pairs beyond
 a share of the head are not rotated); ``longrope`` (https://arxiv.org/abs/2402.13753); ``dynamic`` (NTK), which changes
-nothing up to the length a model was trained for and beyond it would make a token depend on the longest sequence of its
-batch: it is taken as ``default``, limited to that length.
+nothing up to a model's training length, and beyond it would make a token depend on the longest sequence of its batch:
+it is treated as ``default``, limited to that length.
 
-Of LongRoPE's two sets of factors, the one for long sequences is taken where an engine's sequences may be longer than
-the model's original length, for all of them: what a token computes to must not depend on tokens that follow it.
+Of LongRoPE's two sets of factors, the one for long sequences is used for all sequences if an engine allows any beyond
+the model's original length: a token's result must not depend on tokens that follow it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from engine_core.attention.base import Angles
 from engine_core.errors import CheckpointError, UnsupportedModelError
 
 MOST_POSITIONS = 2**31 - 1
-"""The most positions of a sequence of any model."""
+"""Limit for a sequence of any model."""
 _LEAST, _MOST = 1e-12, 1e18
-"""Bounds of any number in ``rope_parameters``."""
+"""Bounds for numbers in ``rope_parameters``."""
 ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 
 
@@ -36,7 +36,7 @@ class RopeParameters:
     rope_type: str
     theta: float
     rotary_dim: int
-    """Elements of a head that are rotated: the first ones."""
+    """Number of leading elements of a head that are rotated."""
     interleaved: bool = False
     """Whether elements 2i and 2i + 1 are a pair, instead of i and rotary_dim / 2 + i."""
     factor: float = 1.0
@@ -47,10 +47,10 @@ class RopeParameters:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
-    """Factor of cosines and sines."""
+    """Factor for cosines and sines."""
     rotated_pairs: int = 0
     short_factor: tuple[float, ...] = ()
-    """LongRoPE's factor of each period, like ``long_factor``."""
+    """LongRoPE's factors for the periods, like ``long_factor``."""
     long_factor: tuple[float, ...] = ()
     llama_4_scaling_beta: float | None = None
     """Queries at position p are multiplied by 1 + β · ln(1 + ⌊p / original length⌋)."""
@@ -59,9 +59,9 @@ class RopeParameters:
     def read(
         parameters: Mapping[str, Any], max_position_embeddings: int, head_dim: int, *, interleaved: bool = False
     ) -> RopeParameters:
-        """Check what a configuration says, as transformers standardizes it (``rope_type``, ``rope_theta``, …).
+        """Check a configuration as standardized by transformers (``rope_type``, ``rope_theta``, …).
 
-        Raises ``UnsupportedModelError`` for a type that is not known, ``CheckpointError`` for unusable values.
+        Raises ``UnsupportedModelError`` for an unknown type, ``CheckpointError`` for unusable values.
         """
         rope_type = str(parameters.get("rope_type", "default"))
         if rope_type not in ROPE_TYPES:
@@ -133,7 +133,7 @@ class RopeParameters:
         )
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
-        """Tokens a sequence may have: ``linear`` and ``yarn`` extend what the configuration allows."""
+        """Most tokens of a sequence: ``linear`` and ``yarn`` extend the configuration's limit."""
         if self.rope_type == "linear":
             return int(min(max_position_embeddings * self.factor, MOST_POSITIONS))
         if self.rope_type == "yarn":
@@ -142,7 +142,7 @@ class RopeParameters:
         return max_position_embeddings
 
     def nbytes(self, max_positions: int) -> int:
-        """Bytes of the cosines and sines of ``max_positions`` positions; computing them takes no more."""
+        """Bytes of the cosines and sines for ``max_positions`` positions; computing them takes no more."""
         return 4 * max_positions * self.rotary_dim
 
 
@@ -171,7 +171,7 @@ class Rotary:
 
 
 def _inverse_frequencies(parameters: RopeParameters, max_positions: int) -> torch.Tensor:
-    """[rotary_dim / 2] float32, in transformers' order of operations: at far positions, a wrong last bit is a wrong
+    """[rotary_dim / 2] float32, in transformers' order of operations: far positions amplify a wrong last bit to a wrong
     angle.
     """
     count = parameters.rotary_dim
@@ -194,7 +194,7 @@ def _inverse_frequencies(parameters: RopeParameters, max_positions: int) -> torc
 
 
 def _llama3(frequencies: torch.Tensor, parameters: RopeParameters) -> torch.Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between blended."""
+    """Stretch long waves by the factor, keep short ones, and blend those between."""
     low, high = parameters.low_freq_factor, parameters.high_freq_factor
     turns = parameters.original_max_position_embeddings / (2 * math.pi / frequencies)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -202,7 +202,7 @@ def _llama3(frequencies: torch.Tensor, parameters: RopeParameters) -> torch.Tens
 
 
 def _yarn(periods: torch.Tensor, parameters: RopeParameters) -> torch.Tensor:
-    """Dimensions that turn often in the original length are kept, those that turn rarely stretched."""
+    """Keep dimensions that turn often within the original length, and stretch those that turn rarely."""
     count = parameters.rotary_dim
 
     def dimension_of(turns: float) -> float:
@@ -220,7 +220,7 @@ def _yarn(periods: torch.Tensor, parameters: RopeParameters) -> torch.Tensor:
 
 
 def yarn_scale(weight: float, factor: float) -> float:
-    """What YaRN recommends to multiply queries and keys by for a context that is ``factor`` times as long."""
+    """YaRN's recommended factor for queries and keys in a context ``factor`` times as long."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -236,7 +236,7 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
 
 
 def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, original: int) -> float:
-    """The one given, else √(1 + ln(factor) / ln(original length))."""
+    """``attention_factor``, else √(1 + ln(factor) / ln(original length))."""
     if parameters.get("attention_factor") is not None:
         return read_number(parameters, "attention_factor")
     if factor <= 1:
@@ -249,7 +249,6 @@ def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, ori
 
 
 def _factors(parameters: Mapping[str, Any], name: str, count: int) -> tuple[float, ...]:
-    """``count`` numbers."""
     values = parameters.get(name)
     if not isinstance(values, list) or len(values) != count:
         given = f"has {len(values)} numbers" if isinstance(values, list) else f"is {values!r}"
@@ -258,7 +257,7 @@ def _factors(parameters: Mapping[str, Any], name: str, count: int) -> tuple[floa
 
 
 def _original(parameters: Mapping[str, Any], max_position_embeddings: int) -> int:
-    """The length that a model was trained for; null is none, as in transformers."""
+    """The length that a model was trained for. An explicit null is refused, as in transformers."""
     name = "original_max_position_embeddings"
     value = read_number({name: parameters.get(name, max_position_embeddings)}, name)
     if not value.is_integer() or not 1 <= value <= MOST_POSITIONS:
@@ -270,7 +269,7 @@ def _original(parameters: Mapping[str, Any], max_position_embeddings: int) -> in
 
 
 def read_number(parameters: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """A number with which angles stay finite; ``default`` where there is none or null."""
+    """A number for which angles stay finite; ``default`` if it is missing or null."""
     value = parameters.get(name)
     if value is None:
         value = default

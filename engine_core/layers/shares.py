@@ -1,7 +1,7 @@
-"""Which part of a layer a rank has, and how the parts of all ranks come together.
+"""Which part of a layer a rank has, and how the parts of all ranks are gathered.
 
-Every cut is along outputs: an output is one chain of additions on one rank, so its bits are those of one process.
-Cuts are between whole panels of the kernels, so padding stays behind the last rank's columns, where one rank has it.
+Every cut is along outputs: an output is one chain of additions on one rank, so its bits are those of a single process.
+Cuts are between whole panels of the kernels, so padding follows the last rank's columns, as with a single rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine_core.weights.experts import ExpertsShape, ExpertsShard
 from engine_core.weights.features import Features
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
-"""[T, all columns] of a rank's columns [T, its width]."""
+"""[T, all columns] from a rank's columns [T, its width]."""
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GatheredOutputs:
-    """Where a rank's outputs are among all, and what puts them together."""
+    """The place of a rank's outputs among all, and the function that gathers them."""
 
     columns: slice
     gather: Gather
@@ -35,7 +35,7 @@ class GatheredOutputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenShares:
-    """The tokens of which each rank has a row of the vocabulary."""
+    """The tokens whose rows of the vocabulary each rank has."""
 
     tokens: tuple[range, ...]
     rank: int
@@ -47,17 +47,17 @@ class TokenShares:
 
     @property
     def others(self) -> TensorCollectives | None:
-        """What brings the ranks' rows together; None where one has them all."""
+        """Gathers the ranks' rows; None if each rank has all rows."""
         return self.collectives if len(self.tokens) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class OwnHeads:
-    """A rank's of all heads."""
+    """The heads this rank owns."""
 
     heads: range
     gather: Gather | None
-    """[T, all heads · D] of a rank's [T, its heads · D]; None where one rank has them all."""
+    """[T, all heads · D] from a rank's [T, its heads · D]; None if one rank has them all."""
 
 
 class Shares:
@@ -69,22 +69,22 @@ class Shares:
         self._backend = backend
 
     def columns(self, count: int) -> range:
-        """Which of ``count`` columns this rank has."""
+        """The columns that this rank has, of ``count``."""
         return cut(count, self.rank.tp_size, UNIT)[self.rank.tp]
 
     def groups(self, count: int) -> range:
-        """Which of ``count`` heads, or of other groups that stay whole, this rank has."""
+        """The heads, or other indivisible groups, that this rank has, of ``count``."""
         return cut(count, self.rank.tp_size)[self.rank.tp]
 
     def query_heads(self, shape: HeadsShape) -> range:
         return self.groups(shape.num_heads)
 
     def kv_heads(self, shape: HeadsShape) -> range:
-        """Those that this rank's query heads attend with; several ranks may need the same one."""
+        """KV heads for this rank's query heads; several ranks may need the same one."""
         return _heads_of(shape.num_kv_heads, self.rank.tp_size)[self.rank.tp]
 
     def own_heads(self, features: Features) -> OwnHeads:
-        """Which heads this rank has, of those that ``features`` are."""
+        """The heads that this rank has, of ``features``."""
         heads, width = _heads_of(features.groups, self.rank.tp_size), features.padded(self._backend)
         if len(heads) == 1:
             return OwnHeads(heads[0], None)
@@ -95,13 +95,13 @@ class Shares:
         return OwnHeads(heads[self.rank.tp], lambda x: gather(x[:, :own]))
 
     def of_heads(self, shape: HeadsShape) -> HeadsShape:
-        """``shape`` with this rank's heads alone."""
+        """``shape`` with only this rank's heads."""
         return replace(shape, num_heads=len(self.query_heads(shape)), num_kv_heads=len(self.kv_heads(shape)))
 
     def of_outputs(self, outputs: Features) -> tuple[range, Features, list[int]]:
-        """Which of all ``outputs`` this rank has, the same as features, and the padded widths of all ranks'.
+        """The range of ``outputs`` that this rank has, the same as features, and all ranks' padded widths.
 
-        Where there are too few for all ranks, each has them all, and there is one width.
+        If there are too few for all ranks, each rank has all outputs, and there is one width.
         """
         units = outputs.groups if outputs.groups > 1 else -(-outputs.size // UNIT)
         if self.rank.tp_size == 1 or units < self.rank.tp_size:
@@ -120,33 +120,33 @@ class Shares:
         return shape.shards(self.rank.tp_size, expert_parallel=self.rank.expert_parallel)[self.rank.tp]
 
     def split_experts(self, shape: ExpertsShape) -> ExpertsSplit | None:
-        """How ranks share experts when they compute; None where one rank has them all."""
+        """How ranks share the computation of experts; None if one rank has them all."""
         if self.rank.tp_size == 1:
             return None
         assert self.collectives is not None
         return ExpertsSplit.of(shape, self.collectives, expert_parallel=self.rank.expert_parallel)
 
     def of_tokens(self, vocab_size: int) -> TokenShares:
-        """Of the rows of a table; where there are too few for all ranks, each has them all."""
+        """Shares of a table's rows; if there are too few for all ranks, each rank has all rows."""
         parts = cut(vocab_size, self.rank.tp_size, UNIT)
         if not all(parts):
             return TokenShares((range(vocab_size),), 0, None)
         return TokenShares(tuple(parts), self.rank.tp, self.collectives)
 
     def gather(self, widths: Sequence[int]) -> GatheredOutputs | None:
-        """How ranks' outputs of these padded widths come together; None where one rank has them all."""
+        """How to gather outputs of these padded widths, by rank; None for one width: every rank has all outputs."""
         if len(widths) == 1:
             return None
         first = sum(widths[: self.rank.tp])
         return GatheredOutputs(slice(first, first + widths[self.rank.tp]), self._gather(tuple(widths)))
 
     def gather_heads(self, num_heads: int, head_dim: int) -> Gather:
-        """[T, all heads · D] of this rank's; ``head_dim`` is not padded."""
+        """[T, all heads · D] from this rank's heads; ``head_dim`` is not padded."""
         width = self._backend.padded(head_dim)
         return self._gather([len(heads) * width for heads in cut(num_heads, self.rank.tp_size)])
 
     def gather_columns(self, count: int) -> Gather:
-        """[T, padded ``count``] of this rank's ``columns(count)``, padded."""
+        """[T, padded ``count``] from this rank's ``columns(count)``, padded."""
         return self._gather([self._backend.padded(len(part)) for part in cut(count, self.rank.tp_size, UNIT)])
 
     def _gather(self, widths: Sequence[int]) -> Gather:
@@ -162,7 +162,7 @@ class Shares:
 
 
 def _heads_of(count: int, ranks: int) -> list[range]:
-    """Each rank's of ``count`` heads; where there are fewer than ranks, neighbouring ranks have the same one."""
+    """Each rank's heads, of ``count``; if there are fewer heads than ranks, neighbouring ranks have the same head."""
     if count == 0 or count >= ranks:
         return cut(count, ranks)
     return [range(rank * count // ranks, rank * count // ranks + 1) for rank in range(ranks)]

@@ -1,7 +1,7 @@
-"""What a weight is, before anything computes with it.
+"""Weights, before anything computes with them.
 
-source             what a part takes its tensors from, one at a time   (read first)
-features           the inputs and outputs of linear layers, how they are grouped and padded, and their rows
-experts            the sizes of experts, and their weights; expert_tensors: how checkpoints keep them
+source             from which a part takes its tensors, one at a time   (read first)
+features           the inputs and outputs of linear layers: groups, padding, rows
+experts            the sizes of experts, and their weights; expert_tensors: their layout in checkpoints
 quantized_weight   a weight that stays quantized
 """

@@ -1,4 +1,4 @@
-"""How checkpoints keep the weights of experts."""
+"""The layouts in which checkpoints store the weights of experts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from engine_core.weights.source import TensorRows, Weights
 
 
 class ExpertTensors(ABC):
-    """How a checkpoint keeps the tensors of experts."""
+    """A checkpoint's layout for the tensors of experts."""
 
     prefix: str
-    """What the names of all of them begin with: ``model.layers.0.mlp.experts``."""
+    """The common prefix of their names: ``model.layers.0.mlp.experts``."""
 
     @property
     def separate(self) -> SeparateExperts:
-        """What the tensors are called where each projection of each expert has its own, as most quantizers want it."""
+        """The layout with one tensor per projection and expert, as most quantizers write it."""
         return SeparateExperts(self.prefix)
 
     @abstractmethod
@@ -30,14 +30,12 @@ class ExpertTensors(ABC):
 
     @abstractmethod
     def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
-        """What ``shard`` has of the experts, in ascending order; the tensors of one are to be taken before the next is
-        read.
-        """
+        """The experts of ``shard``, in ascending order; take an expert's tensors before reading the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertProjections:
-    """The weights of one expert, or what a rank has of them; names are those of linear layers."""
+    """The weights of one expert, or a rank's share of them; names are those of linear layers."""
 
     gate: TensorRows
     up: TensorRows
@@ -61,7 +59,7 @@ class SeparateExperts(ExpertTensors):
         return self
 
     def projections(self, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertProjections]:
-        """Those of each expert of ``shard``."""
+        """For each expert of ``shard``."""
         inner, hidden = shape.intermediate_size, shape.hidden_size
         for expert in shard.experts:
             yield ExpertProjections(
@@ -90,7 +88,7 @@ class SeparateExperts(ExpertTensors):
 
 
 def biases_of(expert: ExpertProjections, weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the rows of each projection; copies."""
+    """The biases of each projection's rows; copies."""
     gate, up, down = (
         weights.take_float32(f"{piece.name}.bias")[piece.rows.start : piece.rows.stop] for piece in expert
     )
@@ -99,7 +97,7 @@ def biases_of(expert: ExpertProjections, weights: Weights) -> tuple[torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts(ExpertTensors):
-    """All experts in one tensor [E, 2 · I, H] of gates and ups, and one [E, H, I]."""
+    """All experts in two tensors: [E, 2 · I, H] of gates, then ups; and [E, H, I]."""
 
     prefix: str
 
@@ -121,7 +119,7 @@ class StackedExperts(ExpertTensors):
 
 @dataclass(frozen=True, slots=True)
 class InterleavedExperts(ExpertTensors):
-    """All experts in one tensor [E, H, 2 · I], in which gates and ups take turns, and one [E, I, H], with biases."""
+    """All experts in two tensors: [E, H, 2 · I] of alternating gates and ups; and [E, I, H]; with biases."""
 
     prefix: str
 
@@ -152,7 +150,7 @@ class InterleavedExperts(ExpertTensors):
 def own_biases(
     gate_up: torch.Tensor, down: torch.Tensor, shard: ExpertsShard
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``shard`` has of an expert's biases ``gate_up`` [2 · I], which take turns, and ``down`` [H]."""
+    """The biases of ``shard``, of an expert's ``gate_up`` [2 · I], alternating, and ``down`` [H]."""
     inner, hidden = shard.inner, shard.hidden
     own = gate_up[2 * inner.start : 2 * inner.stop]
     return own[::2], own[1::2], down[hidden.start : hidden.stop]

@@ -1,4 +1,4 @@
-"""The sizes of a model's experts, what one rank has of them, and the weights of one."""
+"""The sizes of a model's experts, a rank's shard of them, and the weights of one expert."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ExpertsShape:
 
     @property
     def whole(self) -> ExpertsShard:
-        """What one rank alone has."""
+        """The shard of a single rank."""
         return ExpertsShard(range(self.num_experts), range(self.intermediate_size), range(self.hidden_size))
 
     def shards(self, ranks: int, *, expert_parallel: bool) -> tuple[ExpertsShard, ...]:
-        """What each of ``ranks`` ranks has: with ``expert_parallel`` whole experts, else the same outputs of all."""
+        """The shards of ``ranks`` ranks: with ``expert_parallel``, whole experts; else the same outputs of all."""
         whole = self.whole
         if expert_parallel:
             return tuple(replace(whole, experts=experts) for experts in cut(self.num_experts, ranks))
@@ -41,16 +41,15 @@ class ExpertsShape:
 
     @property
     def inputs(self) -> tuple[int, int, int]:
-        """Of gate, up and down."""
+        """Inputs of gate, up and down."""
         return self.hidden_size, self.hidden_size, self.intermediate_size
 
     @property
     def num_weights(self) -> int:
-        """Numbers in all experts."""
+        """Weights of all experts, biases included."""
         return self.num_weights_of(self.whole)
 
     def num_weights_of(self, shard: ExpertsShard) -> int:
-        """Numbers that a rank has."""
         inner, hidden = len(shard.inner), len(shard.hidden)
         biases = 2 * inner + hidden if self.bias else 0
         products = 2 * inner * self.hidden_size + hidden * self.intermediate_size
@@ -59,13 +58,13 @@ class ExpertsShape:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShard:
-    """What one rank has of experts."""
+    """One rank's share of the experts."""
 
     experts: range
     inner: range
-    """The outputs that it has of each one's gate, and of its up."""
+    """The rank's outputs of gate, and of up."""
     hidden: range
-    """Those of its down."""
+    """The rank's outputs of down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +72,11 @@ class ExpertWeights:
     """The weights of one expert."""
 
     tensors: Iterator[torch.Tensor]
-    """Gate [I, H], up [I, H] and down [H, I]; of a shard, its outputs [I′, H] and [H′, I]. Take one after the other:
-    each is read when it is asked for.
+    """Gate [I, H], up [I, H] and down [H, I]; in a shard, its outputs: [I′, H], [I′, H] and [H′, I]. Each is read
+    when taken.
     """
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    """[I], [I] and [H]; of a shard, [I′] and [H′]."""
+    """[I], [I] and [H]; in a shard, [I′], [I′] and [H′]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +84,11 @@ class QuantizedExpertWeights:
     """The weights of one expert that stay quantized."""
 
     tensors: Iterator[Iterable[QuantizedWeight]]
-    """As in ``ExpertWeights``, the rows of each a few at a time."""
+    """As in ``ExpertWeights``, each a few rows at a time."""
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """As in ``ExpertWeights``."""
     input_orders: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Of gate and up [H], and of down [I]: which input each column is for; None: they are in order."""
+    """For gate and up [H], and for down [I]: the input of each column; None: in order."""
 
     def expanded(self, dtype: torch.dtype) -> ExpertWeights:
         whole = (torch.cat([part.dequantized().to(dtype) for part in parts]) for parts in self.tensors)

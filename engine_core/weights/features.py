@@ -1,4 +1,4 @@
-"""The shapes of linear layers: how their inputs and outputs are grouped, and padded for a backend."""
+"""The shapes of linear layers: the grouping and padding of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_core.weights.source import TensorRows
 
 
 class Pads(Protocol):
-    """What of an ``OpsBackend`` decides the padding."""
+    """The part of an ``OpsBackend`` that decides the padding."""
 
     def padded(self, width: int) -> int:
         """``width`` rounded up to what the kernels need."""
@@ -20,9 +20,9 @@ class Pads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The inputs or the outputs of a linear layer: ``groups`` (heads, gate and up) of ``size`` features each.
+    """The inputs or outputs of a linear layer: ``groups`` (heads, gate and up) of ``size`` features each.
 
-    Each group is padded on its own, so that a head begins where its kernel expects it.
+    Each group is padded separately, so that a head begins where its kernel expects it.
     """
 
     groups: int
@@ -30,19 +30,19 @@ class Features:
     fixed: bool = False
     """Never padded: nothing reads these outputs in whole registers."""
     parts: tuple[int, ...] = ()
-    """Sizes of a group's parts, each of which is padded on its own; () for a single part."""
+    """Sizes of a group's separately padded parts; () for a single part."""
 
     @property
     def count(self) -> int:
-        """Features without padding."""
+        """Number of features without padding."""
         return self.groups * self.size
 
     def padded(self, backend: Pads) -> int:
-        """The size of a group with its padding."""
+        """The padded size of a group."""
         return self.size if self.fixed else sum(backend.padded(part) for part in self.parts or (self.size,))
 
     def pad(self, x: torch.Tensor, dim: int, backend: Pads) -> torch.Tensor:
-        """``x``, which has these features along ``dim``, with zeros after each part; ``x`` itself without padding."""
+        """``x``, with these features along ``dim``, zero-padded after each part; ``x`` itself if nothing is to pad."""
         if (size := self.padded(backend)) == self.size:
             return x
         grouped = x.reshape(*x.shape[:dim], self.groups, self.size, *x.shape[dim + 1 :])
@@ -56,17 +56,17 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A linear layer made of rows of one or several tensors of a checkpoint, whose outputs lie side by side."""
+    """A linear layer made of rows of one or several checkpoint tensors, with their outputs side by side."""
 
     pieces: tuple[TensorRows, ...]
-    """Without ``.weight`` and ``.bias``, in the order of the outputs; one may be there twice."""
+    """Names without ``.weight`` and ``.bias``, in the order of the outputs; a piece may recur."""
     inputs: Features
     outputs: Features
     bias: bool
 
     @classmethod
     def of(cls, name: str, inputs: Features, outputs: Features, *, bias: bool = False) -> Self:
-        """All of one tensor."""
+        """All rows of one tensor."""
         return cls((TensorRows(name, outputs.count, range(outputs.count)),), inputs, outputs, bias)
 
     @property
@@ -75,15 +75,15 @@ class LinearShape:
 
     @property
     def num_weights(self) -> int:
-        """Numbers in the checkpoint that it is made of, biases among them."""
+        """Number of its weights in the checkpoint, biases included."""
         rows = sum(len(piece.rows) for piece in dict.fromkeys(self.pieces))
         return rows * (self.inputs.count + (1 if self.bias else 0))
 
 
 def rows_of(names: tuple[str, ...], counts: tuple[int, ...], taken: Sequence[range]) -> tuple[TensorRows, ...]:
-    """Where the ``taken`` rows are, if tensors of that many rows lie one after the other.
+    """The pieces of the ``taken`` rows, if tensors of ``counts`` rows are concatenated.
 
-    Neighbouring rows of a tensor are one piece: who takes them all takes the tensor as it is.
+    Neighbouring rows of a tensor are one piece, so that all its rows are the tensor itself.
     """
     if taken == [range(sum(counts))]:
         return tuple(TensorRows(name, count, range(count)) for name, count in zip(names, counts, strict=True))

@@ -1,7 +1,7 @@
-"""A weight that stays quantized: codes along its rows, what they stand for, and what groups of them share.
+"""A weight that stays quantized: codes along its rows, their codebook, and the scales and offsets of groups.
 
-Every format that is read comes down to this one: a number is ``scale · (codebook[code] − zero)``, or ``scale ·
-codebook[code] + minimum``, where a group of neighbouring inputs of one output has the scale, the zero and the minimum.
+Every supported format reduces to this one: a weight is ``scale · (codebook[code] − zero)``, or ``scale · codebook[code]
++ minimum``, where a group of neighbouring inputs of one output shares the scale, zero and minimum.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ import torch
 
 
 class Offset(enum.Enum):
-    """What a group has besides its scale."""
+    """A group's offset, besides its scale."""
 
     NONE = enum.auto()
     ZERO = enum.auto()
     """The code of zero: an integer from 0 to 255."""
     MINIMUM = enum.auto()
-    """A number that is added."""
+    """An added number."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
-    """How weights are kept."""
+    """The storage format of weights."""
 
     codebook: tuple[float, ...]
-    """What each code stands for: 16 or 256 numbers."""
+    """The value of each code: 16 or 256 numbers."""
     group_size: int
-    """Inputs of a group; the last one may have fewer."""
+    """Inputs per group; the last group may have fewer."""
     scale_dtype: torch.dtype
-    """Of scales and minima: float16, bfloat16 or float32."""
+    """Type of scales and minima: float16, bfloat16 or float32."""
     outer_size: int | None = None
-    """Inputs that share a scale of ``scale_dtype``; a group's is that times an integer of 8 bits, and likewise its
-    minimum. None: each group has its own.
+    """Inputs that share an outer scale of ``scale_dtype``; a group's scale is that times an 8-bit integer, and likewise
+    its minimum. None: each group has its own ``scale_dtype`` scale.
     """
     offset: Offset = Offset.NONE
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
         return (len(self.codebook) - 1).bit_length()
 
     @property
     def is_linear(self) -> bool:
-        """Whether a code stands for itself plus a constant integer."""
+        """Whether a code's value is the code plus a constant integer."""
         first = self.codebook[0]
         return first.is_integer() and self.codebook == tuple(first + code for code in range(len(self.codebook)))
 
@@ -60,13 +60,13 @@ class QuantFormat:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """Rows [N, K] of a weight, in G groups each, O of which share an outer scale; on CPU, dense."""
+    """Rows [N, K] of a weight, with G groups and O outer scales per row; on CPU, dense."""
 
     format: QuantFormat
     codes: torch.Tensor
-    """[N, K] uint8, one code in each."""
+    """[N, K] uint8, one code per element."""
     scales: torch.Tensor
-    """[N, G] of ``scale_dtype``; int8 where there are outer ones."""
+    """[N, G] of ``scale_dtype``; int8 if there are outer scales."""
     outer_scales: torch.Tensor | None = None
     """[N, O] of ``scale_dtype``."""
     zeros: torch.Tensor | None = None
@@ -76,7 +76,7 @@ class QuantizedWeight:
     outer_minima: torch.Tensor | None = None
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedWeight:
-        """With other rows: ``change`` is applied to every tensor, whose first dimension is N."""
+        """A weight with other rows: ``change`` is applied to every tensor; their first dimension is N."""
         tensors = (self.codes, self.scales, self.outer_scales, self.zeros, self.minima, self.outer_minima)
         codes, scales, *others = (None if tensor is None else change(tensor) for tensor in tensors)
         assert codes is not None
@@ -86,7 +86,7 @@ class QuantizedWeight:
     def dequantized(self, codebook: torch.Tensor | None = None) -> torch.Tensor:
         """[N, K] float32, on the device of the codes.
 
-        ``codebook``: the format's, where it is on the device already: what is captured takes nothing from the host.
+        ``codebook``: the format's, already on the device: captured code must not copy from the host.
         """
         if codebook is None:
             codebook = torch.tensor(self.format.codebook, device=self.codes.device)
@@ -115,7 +115,7 @@ class QuantizedWeight:
         return inner.float() * outer.float().repeat_interleave(each, 1)[:, : inner.shape[1]]
 
     def _of_inputs(self, groups: torch.Tensor) -> torch.Tensor:
-        """[N, K] of [N, G]."""
+        """Expand [N, G] to [N, K]."""
         return groups.repeat_interleave(self.format.group_size, 1)[:, : self.codes.shape[1]]
 
 
@@ -128,7 +128,7 @@ FP4 = (*_FP4_MAGNITUDES, *(-size for size in _FP4_MAGNITUDES))
 """E2M1 (OCP Microscaling Formats, version 1.0)."""
 _E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 FP8 = tuple(_E4M3.nan_to_num(0.0).tolist())
-"""E4M3, with zeros for the two codes that stand for NaN."""
+"""E4M3, with zeros for its two NaN codes."""
 NF4 = (
     -1.0,
     -0.6961928009986877,
