@@ -19,10 +19,10 @@ class Activation(enum.IntEnum):
     """The approximation by tanh (Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415)."""
     RELU = 3
     CLAMPED_SWIGLU = 4
-    """(up + 1) · gate · σ(α · gate), with both limited: of experts alone (gpt-oss)."""
+    """(up + 1) · gate · σ(α · gate), with both clamped: only in experts (gpt-oss)."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply it to each element, with torch."""
+        """Apply to each element, with torch."""
         match self:
             case Activation.SILU:
                 return torch.nn.functional.silu(x)
@@ -43,7 +43,7 @@ NAMES = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
 }
-"""What configurations call them."""
+"""Names in configurations."""
 
 
 def read_activation(field: str, name: Any) -> Activation:

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 
 _ALIGNMENT = 16
-"""Alignment of arrays in bytes, which kernels may assume of a pointer."""
+"""Alignment of arrays in bytes, which kernels may assume."""
 
 Array = npt.NDArray[Any]
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
-    """Where arrays of ``sizes`` bytes begin when they are laid out one after the other, and where the last ends."""
+    """The beginnings of aligned, consecutive arrays of ``sizes`` bytes, and the end of the last."""
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
@@ -27,7 +27,7 @@ def upload(arrays: Sequence[Array], device: torch.device, into: torch.Tensor | N
     """The ``arrays`` on ``device``, by one asynchronous copy.
 
     They are copied to the beginning of ``into`` (uint8) if given. Without it, on a CPU, the result shares the arrays'
-    own memory. torch keeps the pinned host memory until the copy is done.
+    memory. torch keeps the pinned host memory until the copy is done.
     """
     if device.type == "cpu" and into is None:
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
@@ -51,10 +51,10 @@ def _view(memory: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torc
 
 
 class AsyncCopy:
-    """Tensors on their way from a device to the host. ``wait`` does not wait for work launched later."""
+    """A copy from a device to the host. ``wait`` does not wait for work launched later."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Begin to copy into pinned memory. Tensors that are on the host already are not copied."""
+        """Start copying into pinned memory. Tensors already on the host are not copied."""
         self._host = list(tensors)
         self._arrived: torch.cuda.Event | None = None
         if all(tensor.device.type == "cpu" for tensor in tensors):
@@ -66,7 +66,7 @@ class AsyncCopy:
         self._arrived.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors on the host, once they are there."""
+        """Wait for the copy; returns the tensors on the host."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host

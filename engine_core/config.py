@@ -1,9 +1,8 @@
 """The engine's options: frozen dataclasses, composed into ``EngineConfig``.
 
-Each option is declared once, here. What it declares besides its type and default is the metadata of its field: plain
-data, from which ``services.common.config.options`` makes the flag, the ``RINGLINE_…`` variable and the documentation.
-A value that cannot be used raises ``ConfigError`` at construction. ``None`` means "derive it"; nothing is changed
-afterwards.
+Each option is declared once, here. Declarations besides type and default are the metadata of its field: plain data,
+from which ``services.common.config.options`` makes the flag, the ``RINGLINE_…`` variable and the documentation. An
+unusable value raises ``ConfigError`` at construction. ``None`` means "derive it"; nothing is changed afterwards.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from engine_core.errors import ConfigError
 
 
 def option(default: Any, help: str, **declared: Any) -> Any:
-    """A dataclass field that is an option. ``declared``: ``choices``, ``otherwise`` (what to do for what they lack),
+    """A dataclass field for an option. ``declared``: ``choices``, ``otherwise`` (advice for a value outside them),
     ``minimum``, ``maximum``, ``unit`` ("bytes").
     """
     return field(default=default, metadata={"help": help, **declared})
 
 
 def options_of(section: type[Any]) -> dict[str, Mapping[str, Any]]:
-    """What the options of one dataclass declare, by field name, in order."""
+    """The declarations of one dataclass's options, by field name, in order."""
     return {f.name: f.metadata for f in fields(section) if f.metadata}
 
 
@@ -33,11 +32,11 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((float, int), "a number"),
     "str": ((str,), "a string"),
 }
-"""By the annotation of an option's field: the types of its values, and what a person calls them."""
+"""The accepted types for an option's annotation, and their description for a person."""
 
 
 class _Section:
-    """Raises ``ConfigError`` for the first of its options whose value has the wrong type or is out of range."""
+    """Raises ``ConfigError`` for the first option whose value has the wrong type or is out of range."""
 
     __slots__ = ()
 
@@ -54,7 +53,7 @@ class _Section:
             if "choices" in declared and value not in declared["choices"]:
                 choices = "one of " + ", ".join(map(str, declared["choices"]))
                 raise ConfigError(name, value, "; ".join(filter(None, (choices, declared.get("otherwise")))))
-            # Written so that NaN, for which every comparison is false, is refused too.
+            # Written to refuse NaN, too, for which every comparison is false.
             if "minimum" in declared and not value >= declared["minimum"]:
                 raise ConfigError(name, value, f"a value of at least {declared['minimum']}")
             if "maximum" in declared and not value <= declared["maximum"]:
@@ -181,7 +180,7 @@ class SchedulerConfig(_Section):
     )
 
     def require_step_for(self, max_model_len: int) -> None:
-        """Raise ``ConfigError`` if a prompt that is computed whole may have more tokens than a step."""
+        """Raise ``ConfigError`` if prompts are computed whole, and may have more tokens than a step."""
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
             accepted = f"at least --max-model-len ({max_model_len}) with --no-enable-chunked-prefill"
             raise ConfigError("max_num_batched_tokens", self.max_num_batched_tokens, accepted)
@@ -272,18 +271,18 @@ class ParallelConfig(_Section):
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Number of all ranks."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def backend(self) -> str:
-        """Where ranks run: the option, or what it defaults to."""
+        """Where ranks run: the option, or its default."""
         return self.distributed_executor_backend or ("uni" if self.world_size == 1 else "mp")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything an engine is started with."""
+    """All options of an engine."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -295,7 +294,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What a checkpoint turned out to be, resolved against the options; what scheduling and serving need to know."""
+    """A checkpoint's properties, resolved against the options, as scheduling and serving need them."""
 
     name: str
     architecture: str
@@ -305,12 +304,12 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     dtype: str
     default_sampling: dict[str, float] = field(default_factory=dict)
-    """From generation_config.json: temperature, top_k, top_p, min_p, repetition_penalty where it has them."""
+    """From generation_config.json, where present: temperature, top_k, top_p, min_p, repetition_penalty."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMemory:
-    """Host memory set aside for what requests hold besides the KV cache; the service keeps within it."""
+    """Host memory reserved for requests, besides the KV cache; the service stays within it."""
 
     logprob_bytes: int
     """For log probabilities."""

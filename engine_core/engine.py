@@ -26,7 +26,7 @@ class EngineCore:
         self.model = executor.model
         self._executor = executor
         self._submitted: deque[tuple[StepPlan, PendingResult]] = deque()
-        """Submitted steps, oldest first. Between calls of ``step`` there is room for another one, except after an
+        """Submitted steps, oldest first. Between calls of ``step`` there is room for another, except after an
         interrupted wait."""
         kv_cache, model = executor.kv_cache_config, executor.model
         identity = [part.encode() for part in (executor.model_digest, model.dtype, kv_cache.layout)]
@@ -34,7 +34,7 @@ class EngineCore:
         self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, identity, stages)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``; then nothing has changed."""
+        """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``, without changes."""
         validate_request(request, self.model, self._executor.grammar_support)
         self._scheduler.add(request)
 
@@ -43,18 +43,17 @@ class EngineCore:
     ) -> bool:
         """End a request, or one of its choices; False if it is not live.
 
-        The next ``step`` reports the end with ``finish_reason``; None ends silently, and the id can be used again
-        at once.
+        The next ``step`` reports the end with ``finish_reason``; None ends silently, and the id is free at once.
         """
         return self._scheduler.cancel(request_id, choice, finish_reason)
 
     def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
         """Submit a step, wait for the oldest one if the executor takes no more, and return all new outputs.
 
-        With an executor that takes one step at a time, these are the same step. With one that takes more, a step is
-        planned while those before it are computed. ``starting`` is called before the step is submitted, with the ids
-        of requests that begin in it. After ``ExecutorError`` or ``StandstillError`` the engine is unusable; the latter
-        reports a defect of the scheduler that would otherwise make callers wait forever.
+        With an executor that takes one step at a time, these are the same step; with one that takes more, a step is
+        planned while those before it are computed. ``starting`` is called before the step is submitted, with the ids of
+        requests that begin in it. After ``ExecutorError`` or ``StandstillError`` the engine is unusable; the latter
+        reports a scheduler bug that would otherwise make callers wait forever.
         """
         most = self._executor.max_concurrent_steps
         plan = self._scheduler.schedule() if len(self._submitted) < most else None

@@ -1,19 +1,19 @@
 """Every error the engine raises on purpose.
 
 EngineError
-├── ConfigError            an option has a value that cannot be used (names option, value, what is accepted)
+├── ConfigError            an option has an unusable value (names option, value, accepted values)
 │   └── UnknownOptionError     there is no such option
-├── CheckpointError        a checkpoint is missing, damaged, or asks for what the engine does not have
+├── CheckpointError        a checkpoint is missing, damaged, or needs a feature that the engine lacks
 │   └── UnsupportedModelError
 ├── OutOfMemoryError       the model or its KV cache does not fit the budget (names the numbers and the flag)
 ├── RequestError           one request is refused; no other is affected
-│   ├── InvalidRequestError    a field has a value that it does not take (names the field and what it accepts)
+│   ├── InvalidRequestError    a field has an unacceptable value (names the field and accepted values)
 │   └── QueueFullError         the waiting queue is at its limit; try again later
 ├── ExecutorError          a step failed; the engine cannot go on
 ├── StandstillError        requests wait, and no step can be planned for them; the engine cannot go on
 └── ClosedError            the LLM is closed
 
-RankFailedError is none of them: it ends a rank's computing, and never reaches a user.
+RankFailedError is not an EngineError: it ends a rank's computation, and never reaches a user.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _LONGEST = 1500
-"""Characters of an error's text; a path may have most of them."""
+"""Most characters of an error's text; a path may take most of them."""
 
 
 def written(value: object, write: Callable[[object], str] = repr) -> str:
-    """``value`` as ``write`` writes it, or words where Python refuses to write its thousands of digits."""
+    """``write(value)``, or words if Python refuses to convert an integer of thousands of digits."""
     try:
         return write(value)
     except ValueError:
@@ -33,7 +33,7 @@ def written(value: object, write: Callable[[object], str] = repr) -> str:
 
 
 def _one_line(text: str) -> str:
-    """``text`` as a terminal or a log can take it: what is damaged or hostile is quoted in many errors."""
+    """``text`` made safe for a terminal or log: many errors quote damaged or hostile input."""
     text = _shortened(text)
     if not text.isprintable():
         text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
@@ -41,7 +41,7 @@ def _one_line(text: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Without its middle where it is too long: what is wrong stands at the beginning, what to do at the end."""
+    """``text`` without its middle if too long: the problem is at the beginning, the advice at the end."""
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
@@ -50,11 +50,11 @@ class EngineError(Exception):
     """Base of all errors here. The text is one sentence for the user, in one line."""
 
     def __init__(self, text: str = "") -> None:
-        """What does not print is escaped in ``text``, and a long one loses its middle."""
+        """Escapes unprintable characters in ``text``, and cuts the middle of a long one."""
         super().__init__(_one_line(text))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled as it is: constructors take other arguments than the text."""
+        """Pickle without calling the constructor, whose arguments differ from ``args``."""
         return _restored, (type(self), self.args), self.__dict__
 
 
@@ -65,10 +65,10 @@ def _restored(kind: type[EngineError], args: tuple[object, ...]) -> EngineError:
 
 
 class ConfigError(EngineError):
-    """An option has a value that cannot be used."""
+    """An option has an unusable value."""
 
     def __init__(self, option: str, value: object, accepted: str) -> None:
-        """``option`` is the field's name, ``accepted`` says what it takes."""
+        """``option``: the field's name. ``accepted``: a description of the accepted values."""
         super().__init__(f"{option}={written(value)} is not usable: expected {accepted}")
         self.option = option
         self.value = value
@@ -79,7 +79,7 @@ class UnknownOptionError(ConfigError):
     """There is no such option."""
 
     def __init__(self, option: str, value: object, message: str) -> None:
-        """``message`` names the option, and what there is instead."""
+        """``message`` names the option, and the alternative."""
         EngineError.__init__(self, message)
         self.option = option
         self.value = value
@@ -106,7 +106,7 @@ class InvalidRequestError(RequestError, ValueError):
     """A field of a request has the wrong type or is out of range."""
 
     def __init__(self, field: str, problem: str) -> None:
-        """``field`` is the request's field, ``problem`` says what is wrong and what is accepted."""
+        """``field``: of the request. ``problem``: what is wrong, and what is accepted."""
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
@@ -121,7 +121,7 @@ class ExecutorError(EngineError):
 
 
 class RankFailedError(Exception):
-    """Another rank has failed or is gone: nothing that this one computes is of use."""
+    """Another rank has failed or is gone, so this rank's results are useless."""
 
 
 class StandstillError(EngineError):
@@ -129,7 +129,7 @@ class StandstillError(EngineError):
 
 
 class ClosedError(EngineError, RuntimeError):
-    """The LLM that is called is closed, or was made before this process was forked."""
+    """The called LLM is closed, or was created before this process was forked."""
 
     def __init__(self) -> None:
         super().__init__("the LLM is closed; make a new one")

@@ -1,4 +1,4 @@
-"""What a step carries through the layers of a model, besides hidden states."""
+"""The data of a step that passes through a model's layers, besides hidden states."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from engine_core.attention.base import Angles, AttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class LayerPlace:
-    """Which of a step's angles, caches and metadata a layer takes."""
+    """Indices of a layer's angles, cache and metadata in a step's."""
 
     rotation: int | None
-    """None: it rotates nothing."""
+    """None: nothing is rotated."""
     cache: int
     group: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """What one layer takes of a step."""
+    """A step's data for one layer."""
 
     angles: Angles | None
     kv_cache: torch.Tensor
     metadata: AttentionMetadata
     rows: torch.Tensor | None
-    """[R] int64: the rows that are wanted after its attention; None: all."""
+    """[R] int64: the rows needed after its attention; None: all."""
     per_layer: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class IntermediateTensors:
-    """What the layers of a stage take of a step from the stage before, or the first ones from the embedding."""
+    """The input of a stage's layers, from the stage before or, in the first stage, from the embedding."""
 
     hidden: torch.Tensor
     """[T, H]"""
@@ -42,27 +42,27 @@ class IntermediateTensors:
     """As in ``ForwardContext``."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """In the order of the fields, those that there are."""
+        """All that are not None, in the order of the fields."""
         return [self.hidden] if self.per_layer is None else [self.hidden, self.per_layer]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What all layers take of a step. Whoever runs a model gives the first three, the model adds the others."""
+    """A step's data for all layers. The caller of a model sets the first three fields; the model adds the others."""
 
     kv_caches: list[torch.Tensor]
-    """What the attention backend allocated for the model's ``kv_cache_spec``."""
+    """Allocated by the attention backend for the model's ``kv_cache_spec``."""
     metadata: Sequence[AttentionMetadata]
     """One entry for each of the model's ``kv_cache_groups``."""
     rows: torch.Tensor | None = None
-    """[R] int64: the rows of the step that are wanted; None: all."""
+    """[R] int64: the rows of the step whose results are needed; None: all."""
     angles: Sequence[Angles] = ()
     """One entry for each of the model's rotations."""
     per_layer: torch.Tensor | None = None
-    """[T, …]: what layers are given of each token besides hidden states, if anything."""
+    """[T, …]: input of the layers for each token besides hidden states, if any."""
 
     def of_layer(self, place: LayerPlace, *, is_last: bool) -> LayerContext:
-        """What the layer at ``place`` takes: only after the attention of the last one are the other rows not needed."""
+        """The data for the layer at ``place``. All rows are needed until the attention of the last layer."""
         return LayerContext(
             None if place.rotation is None else self.angles[place.rotation],
             self.kv_caches[place.cache],

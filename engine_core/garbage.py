@@ -1,4 +1,4 @@
-"""When Python's garbage collector must not run."""
+"""A context in which Python's garbage collector does not run."""
 
 from __future__ import annotations
 

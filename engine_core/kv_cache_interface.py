@@ -35,7 +35,7 @@ class AttentionSpec:
         return math.prod(self.shape)
 
     def operations(self, num_heads: int) -> int:
-        """Additions and multiplications of a token, for each token that it sees, with ``num_heads`` query heads."""
+        """Additions and multiplications per token and token that it attends to, with ``num_heads`` query heads."""
         return 4 * num_heads * self.head_dim
 
     def padded(self, pad: Callable[[int], int]) -> Self:
@@ -43,7 +43,7 @@ class AttentionSpec:
         return type(self)(self.num_kv_heads, pad(self.head_dim))
 
     def of_rank(self, ranks: int) -> Self:
-        """What one of ``ranks`` ranks keeps: its heads, or a copy of one that several ranks need."""
+        """The part kept by one of ``ranks`` ranks: its heads, or a copy of one that several ranks need."""
         return type(self)(max(1, self.num_kv_heads // ranks), self.head_dim)
 
 
@@ -66,7 +66,7 @@ class MLAAttentionSpec:
         return math.prod(self.shape)
 
     def operations(self, num_heads: int) -> int:
-        """Additions and multiplications of a token, for each token that it sees, with ``num_heads`` query heads."""
+        """Additions and multiplications per token and token that it attends to, with ``num_heads`` query heads."""
         return 2 * num_heads * (self.elements + self.kv_lora_rank)
 
     def padded(self, pad: Callable[[int], int]) -> Self:
@@ -74,7 +74,7 @@ class MLAAttentionSpec:
         return type(self)(pad(self.kv_lora_rank), pad(self.qk_rope_head_dim))
 
     def of_rank(self, ranks: int) -> Self:
-        """What one of ``ranks`` ranks keeps: all, as every head reads all of it."""
+        """The part kept by one of ``ranks`` ranks: all of it, as every head reads all."""
         return self
 
 
@@ -95,7 +95,7 @@ class KVCacheGroup:
         return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1) // block_size
 
     def held_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """The most blocks that the only sequence of a request has at a time.
+        """Most blocks that the only sequence of a request holds at a time.
 
         With a window, these are the blocks of a step and of the window before it.
         """
@@ -105,7 +105,7 @@ class KVCacheGroup:
         return min(blocks, -(-(self.sliding_window - 1 + step_tokens) // block_size) + 1)
 
     def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """The most blocks that a sequence of ``num_tokens`` has at a time, with up to ``step_tokens`` per step.
+        """Most blocks that a sequence of ``num_tokens`` holds at a time, with up to ``step_tokens`` per step.
 
         Besides ``held_blocks``, these include a window at the prompt's end, held for the request's other choices.
         """
@@ -143,10 +143,10 @@ class KVCacheConfig:
 def group_layers(
     sliding_windows: Sequence[int | None], specs: Sequence[LayerCacheSpec] | None = None
 ) -> tuple[KVCacheGroup, ...]:
-    """The groups of a model whose layers have these windows and cache data per token; None: all layers are alike.
+    """The groups of a model whose layers have these windows and cache data (None: the same for all).
 
-    A group is as large as the kind with the fewest layers. If all kinds have about the same number of layers, it is as
-    large as the largest kind, because that wastes less memory than further groups.
+    A group is as large as the kind with the fewest layers or, if all kinds have about the same number of layers, as the
+    largest kind, because that wastes less memory than further groups.
     """
     kinds: dict[tuple[int | None, LayerCacheSpec | None], list[int]] = {}
     for layer, window in enumerate(sliding_windows):
@@ -161,5 +161,5 @@ def group_layers(
 
 
 def blocks_of_longest(groups: Sequence[KVCacheGroup], max_model_len: int, step_tokens: int, block_size: int) -> int:
-    """The most blocks that the longest sequence has at a time, with up to ``step_tokens`` per step."""
+    """Most blocks that the longest sequence holds at a time, with up to ``step_tokens`` per step."""
     return sum(group.most_blocks(max_model_len, step_tokens, block_size) for group in groups)

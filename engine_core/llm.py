@@ -1,11 +1,11 @@
-"""Offline use: a model in this process, without any service.
+"""Offline use: a model in this process, without services.
 
     with LLM("checkpoints/tiny", dtype="float32") as llm:
         [result] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=8))
         print(result.choices[0].text)
 
-The engine below it knows only token ids. ``offline.model_text`` turns text into ids and back; it is loaded with the
-first text prompt, chat or stop string.
+The engine knows only token ids. ``offline.model_text`` converts between text and ids; it is loaded with the first text
+prompt, chat or stop string.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Completion:
 
     token_ids: list[int] = field(default_factory=list)
     text: str | None = None
-    """The text of the ids; None where the prompt was ids, and no stop string was given."""
+    """The text of the ids; None if the prompt was ids, and no stop string was given."""
     logprobs: Logprobs | None = None
-    """One per token, when asked for."""
+    """One per token, if requested."""
     finish: Finish | None = None
     """Why it ended; set on every completion that ``generate`` returns."""
     stop: int | str | None = None
@@ -69,13 +69,13 @@ class Result:
 
     prompt_token_ids: list[int]
     choices: list[Completion]
-    """As many as its parameters' ``n``, by choice."""
+    """``n`` of its parameters, by choice."""
     prompt: str | None = None
-    """The prompt, where it was text."""
+    """The prompt, if it was text."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     prompt_logprobs: Logprobs | None = None
-    """For prompt tokens 1…, when asked for."""
+    """For prompt tokens 1…, if requested."""
 
     @property
     def finished(self) -> bool:
@@ -85,18 +85,18 @@ class Result:
 
 @dataclass(slots=True)
 class _Live:
-    """A request that is computed, and what has come of it."""
+    """A request in progress, and its result so far."""
 
     request: Request
     prompt: Prompt
     result: Result
     texts: list[ChoiceText] = field(default_factory=list)
-    """Of each choice; empty where nobody wants text."""
+    """By choice; empty if no text is needed."""
     searched: bool = False
-    """Whether each step's text is searched for stop strings; else text is made at the end."""
+    """Whether each step's text is searched for stop strings; otherwise text is made at the end."""
 
     def take(self, output: SequenceOutput, core: EngineCore) -> int:
-        """Add the news of a choice, which ends where a stop string is complete; returns how many ids it got."""
+        """Add a choice's output, and end the choice at a complete stop string; returns the number of added ids."""
         choice = self.result.choices[output.choice]
         before = len(choice.token_ids)
         choice.token_ids += output.token_ids
@@ -125,7 +125,7 @@ class _Live:
 
 
 class LLM:
-    """A started engine, which ends with this object. Thread-safe: calls are computed one after the other."""
+    """A started engine, which ends with this object. Thread-safe: calls are computed one at a time."""
 
     def __init__(
         self,
@@ -139,9 +139,9 @@ class LLM:
 
         ``tokenizer`` replaces the model's own: a directory, GGUF file or hub id, or an object that encodes and decodes.
         ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
-        ``max_num_seqs=8``, ``kv_cache_memory_bytes="2GiB"``. Without ``progress``, warnings of the start are raised as
-        ``RuntimeWarning``.
-        Raises ``ConfigError`` for an unknown or unusable option, and what ``start_engine`` raises.
+        ``max_num_seqs=8``, ``kv_cache_memory_bytes="2GiB"``. Without ``progress``, start-up warnings are issued as
+        ``RuntimeWarning``. Raises ``ConfigError`` for an unknown or unusable option, and the errors of
+        ``start_engine``.
         """
         self._custom_tokenizer: Tokenizer | None = None
         if tokenizer is None or isinstance(tokenizer, str | PathLike):
@@ -155,12 +155,12 @@ class LLM:
         self._stats = self._engine.core.stats()
         self._thread = CallThread("offline")
         self._end = weakref.finalize(self, _end, self._thread, self._engine)
-        self._end.atexit = False  # ranks end with this process in any case, and a call in progress is not waited for
+        self._end.atexit = False  # ranks end with this process anyway, without waiting for a call in progress
         self._request_ids = count()
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's, or the one given; loaded on first use. Raises ``CheckpointError`` where there is none."""
+        """The model's, or the one given; loaded on first use. Raises ``CheckpointError`` if there is none."""
         return self._text.tokenizer
 
     @cached_property
@@ -187,14 +187,14 @@ class LLM:
         return self._engine.executor.numerics
 
     def stats(self) -> SchedulerStats:
-        """As the last step left it; at any time, from any thread."""
+        """Statistics after the last step; callable at any time, from any thread."""
         return self._stats
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's own generation_config.json recommends, and the engine's defaults for the rest."""
+        """The recommendations of the checkpoint's generation_config.json; the engine's defaults for the rest."""
         recommended: dict[str, Any] = dict(self.model.default_sampling)
         if "top_k" in recommended:
-            recommended["top_k"] = int(recommended["top_k"]) or None  # 0 means all tokens there
+            recommended["top_k"] = int(recommended["top_k"]) or None  # in the file, 0 means all tokens
         return SamplingParams(**recommended)
 
     def generate(
@@ -204,17 +204,18 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[Result]:
-        """Complete every prompt, batching them; results are in the order of the prompts.
+        """Complete prompts, in batches; results are in the order of the prompts.
 
         A prompt is text, a list of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; ``prompts`` is one
-        or a list of them. ``sampling_params``: one for all, or one for each; None takes the checkpoint's own defaults
-        (generation_config.json). ``use_tqdm`` shows progress on stderr where that is a terminal.
+        or a list. ``sampling_params``: one for all, or one per prompt; None: the checkpoint's defaults
+        (generation_config.json). ``use_tqdm`` shows progress on stderr if that is a terminal.
 
-        A result depends on the prompt's ids and parameters alone (on a GPU: with ``deterministic``), not on the other
-        prompts: equal prompts with equal seeds give equal tokens. Raises ``TypeError`` or
-        ``ValueError`` (such as ``InvalidRequestError``) naming the prompt if any cannot be taken, and ``ClosedError``
-        after ``close``; then none is computed. Interrupted by Ctrl-C or another signal, it drops its requests, within a
-        step, before it raises. After ``ExecutorError`` the engine is unusable.
+        A result depends only on the prompt's ids and parameters (on a GPU: with ``deterministic``), not on the other
+        prompts: equal prompts with equal seeds give equal tokens.
+
+        Raises ``TypeError`` or ``ValueError`` (such as ``InvalidRequestError``), naming the prompt, if any prompt is
+        unusable, and ``ClosedError`` after ``close``; then nothing is computed. Interrupted by Ctrl-C or another
+        signal, it drops its requests, within a step, before it raises. After ``ExecutorError`` the engine is unusable.
         """
         return self._generate(read_prompts(prompts), sampling_params, use_tqdm=use_tqdm)
 
@@ -230,12 +231,12 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[Result]:
-        """Answer a conversation, or each of a list of conversations, as ``generate`` completes prompts.
+        """Answer one or a list of conversations, as ``generate`` completes prompts.
 
-        A message is in OpenAI's form: ``{"role": "user", "content": "Hello"}``, where ``content`` may be a list of
-        parts of text. The model's chat template makes the prompt of it, as in the ring: ``template_name`` chooses one
-        of several, ``tools`` and ``chat_template_kwargs`` are handed to it. ``add_generation_prompt`` opens the answer
-        (by default, unless ``continue_final_message`` goes on with the last message).
+        Messages are in OpenAI's format: ``{"role": "user", "content": "Hello"}``, where ``content`` may be a list of
+        text parts. The model's chat template makes the prompt, as in the ring: ``template_name`` chooses one of
+        several; ``tools`` and ``chat_template_kwargs`` are passed to it. ``add_generation_prompt`` opens the answer
+        (the default, unless ``continue_final_message`` continues the last message).
         """
         if not isinstance(template_name, str | None):
             raise TypeError(f"template_name is of type {type(template_name).__name__}; expected text")
@@ -256,13 +257,13 @@ class LLM:
 
     def _generate(self, prompts: list[Prompt], params: object, *, use_tqdm: bool) -> list[Result]:
         live = self._requests(prompts, *self._params(params, len(prompts)))
-        hidden = None if use_tqdm else True  # None: where stderr is no terminal
+        hidden = None if use_tqdm else True  # None: unless stderr is a terminal
         with tqdm(total=len(live), desc="Processed prompts", dynamic_ncols=True, disable=hidden) as bar:
             self._thread.call(lambda call: self._complete(live, bar, call))
         return [each.finish() for each in live]
 
     def _complete(self, requests: list[_Live], bar: tqdm, call: Call) -> None:
-        """Compute ``requests``. However this ends, the engine is left without them.
+        """Compute ``requests``; always removes them from the engine.
 
         ``bar`` shows the finished prompts, and the tokens per second so far.
         """
@@ -287,13 +288,13 @@ class LLM:
         finally:
             for request_id in live:
                 core.cancel(request_id, finish_reason=None)
-            with suppress(ExecutorError):  # it has been raised already
+            with suppress(ExecutorError):  # already raised
                 while core.has_work():
                     core.step()
             self._stats = core.stats()
 
     def _params(self, params: object, num_prompts: int) -> tuple[Sequence[EngineSamplingParams], Sequence[str]]:
-        """Return the parameters of each prompt, and their places in the caller's arguments."""
+        """The parameters of each prompt, and their places in the caller's arguments."""
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, EngineSamplingParams):
@@ -313,8 +314,8 @@ class LLM:
     def _requests(
         self, prompts: list[Prompt], params: Sequence[EngineSamplingParams], places: Sequence[str]
     ) -> list[_Live]:
-        """Check all requests before any is computed. ``places``: where the caller has each of ``params``."""
-        checked: dict[int, tuple[SamplingParams, EngineSamplingParams]] = {}  # what prompts share stays shared
+        """Check all requests before computing any. ``places``: of ``params`` in the caller's arguments."""
+        checked: dict[int, tuple[SamplingParams, EngineSamplingParams]] = {}  # by id: shared parameters stay shared
         for each, place in zip(params, places, strict=True):
             if id(each) not in checked:
                 own = read_params(each, place)
@@ -327,7 +328,7 @@ class LLM:
         ]
 
     def _grammar(self, given: EngineSamplingParams, params: SamplingParams, place: str) -> str | None:
-        """The compiled grammar of the form that ``params`` ask for; None if they ask for none."""
+        """The grammar, compiled, for the form that ``params`` request; None if they request none."""
         if isinstance(given, SamplingParams):
             form = form_of(params, place)
             grammar = None if form is None else self._text.grammar(*form, params, place)
@@ -369,8 +370,8 @@ class LLM:
 
 
 def _start(config: EngineConfig, progress: StartupProgress) -> StartedEngine:
-    """On a GPU, in a thread that ends before calls are computed: cuBLAS has a handle and a workspace for each thread
-    that lives, so that the calls' thread would have others, beyond the memory that was measured.
+    """Start the engine; on a GPU, in a thread that ends before calls are computed: cuBLAS has a handle and workspace
+    per living thread, so the calls' thread would otherwise add its own to the measured memory.
     """
     if is_for_cpu(config.device) or config.parallel.backend != "uni":
         return start_engine(config, progress)

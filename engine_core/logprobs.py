@@ -14,12 +14,12 @@ class TokenLogprobs(NamedTuple):
     rank: int
     """Rank of the token; 1 is the most likely."""
     top_ids: tuple[int, ...]
-    """Ids of the alternatives, most likely first; equal ones in order of id."""
+    """Ids of the alternatives, most likely first; ties in order of id."""
     top_logprobs: tuple[float, ...]
 
 
 class Logprobs(Sequence[TokenLogprobs]):
-    """Log probabilities as aligned arrays; an index creates a single ``TokenLogprobs``."""
+    """Log probabilities as aligned arrays; indexing creates a ``TokenLogprobs``."""
 
     __slots__ = ("logprobs", "ranks", "top_count", "top_ids", "top_logprobs")
 

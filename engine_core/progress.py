@@ -21,7 +21,7 @@ class Stage:
     bytes: int | None = None
     detail: str = ""
     warning: str = ""
-    """A problem and what to do about it, for people."""
+    """A problem and its remedy, for a person."""
     seconds: float | None = None
     """Duration of the stage; None while it runs."""
 

@@ -32,12 +32,12 @@ class SamplingParams:
     """Values added to the logits, keyed by token id."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not be completed in the output. If these, or ``min_tokens``, leave no token to sample,
-    both are ignored for that one token."""
+    both are ignored for that token."""
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens can be sampled. Not together with ``grammar``."""
     grammar: str | None = None
-    """What the output must match, in llguidance's notation: Lark, or JSON with a list of grammars. Every eos token that
-    it admits ends the choice, whatever ``ignore_eos`` and ``min_tokens`` say."""
+    """The grammar that the output must match, in llguidance's notation: Lark, or JSON with a list of grammars. Every
+    eos token that it admits ends the choice, whatever ``ignore_eos`` and ``min_tokens``."""
     seed: int = 0
     """64-bit unsigned; with (choice, position, token id) it fixes the noise, whatever else is in the batch."""
     n: int = 1
@@ -65,9 +65,8 @@ class SamplingParams:
 class Request:
     """One prompt and what to generate from it.
 
-    ``resume`` continues a request begun elsewhere: for each unfinished choice the output ids it already
-    has (they count as output everywhere: length, penalties, positions). Empty: all ``params.n`` choices
-    start from the prompt.
+    ``resume`` continues a request begun elsewhere: the output ids so far of each unfinished choice, which count as
+    output everywhere (length, penalties, positions). Empty: all ``params.n`` choices start from the prompt.
     """
 
     request_id: str
@@ -100,8 +99,8 @@ class Finish:
 
     finish_reason: FinishReason
     stop_token_id: int | None = None
-    """The eos or stop token that ended the choice; None if it ended otherwise."""
+    """The eos or stop token that ended the choice, if any."""
     error: str | None = None
-    """Why the choice failed, for its requester; None unless the reason is ERROR."""
+    """Why the choice failed, for the requester; None unless the reason is ERROR."""
     error_field: str | None = None
-    """The field of its request that is to blame for that, if one is."""
+    """The request field at fault, if any."""

@@ -24,7 +24,7 @@ class SequenceState(enum.Enum):
     RETURNING = enum.auto()
     """At the front of the waiting queue: preempted, or a choice whose prompt another choice has computed."""
     PENDING = enum.auto()
-    """Not in the queue: waits until its group's leader has computed the prompt."""
+    """Not in the queue: waits for its group's leader to compute the prompt."""
     RUNNING = enum.auto()
     ENDED = enum.auto()
 
@@ -33,8 +33,8 @@ class SequenceState(enum.Enum):
 class SequenceGroup:
     """One request. Its choices share the blocks that the prompt fills.
 
-    The *leader* is the choice that computes the prompt. Once it has passed ``share_at`` tokens, the group itself
-    holds the shared blocks for as long as a choice still waits to start from them.
+    The *leader* is the choice that computes the prompt. Once it has passed ``share_at`` tokens, the group itself holds
+    the shared blocks while any choice waits to start from them.
     """
 
     request: Request
@@ -48,19 +48,19 @@ class SequenceGroup:
     stop_ids: frozenset[int] = field(init=False)
     """Tokens that end a choice once it has ``min_tokens`` tokens."""
     final_ids: frozenset[int] = field(init=False)
-    """Tokens that end a choice at any length: every eos token, if there is a grammar, which admits it at its end."""
+    """Tokens that end a choice at any length: with a grammar, which admits them only at its end, every eos token."""
     min_tokens: int = field(init=False)
     max_output: int = field(init=False)
     max_computed: int = field(init=False)
-    """The most tokens that are computed of a choice: the last output token is sampled, but not computed."""
+    """Most computed tokens per choice: the last output token is sampled, but not computed."""
     cost: int = 0
-    """Tokens that the request may have, prompt and outputs: its tenant is charged this many."""
+    """Tokens charged to the request's tenant: most that prompt and outputs may have."""
     queue_seconds: float | None = None
     """Seconds until its first admission; set from then until reported."""
     admission: int | None = None
     """Sequence number of the request's first admission; None before it."""
     unstarted: list[int] = field(default_factory=list)
-    """Choices without a sequence so far: until admission one sequence stands for all choices."""
+    """Choices without a sequence: until admission, one sequence stands for all choices."""
     members: dict[int, Sequence] = field(default_factory=dict)
     """Choices that have a sequence and have not ended."""
     pending: list[Sequence] = field(default_factory=list)
@@ -76,16 +76,16 @@ class SequenceGroup:
     num_prompt_logprobs: int = 0
     """Number of prompt log probabilities that the leader has computed."""
     reported_prompt_logprobs: int = 0
-    """Number of prompt log probabilities that were reported, by this leader or a predecessor."""
+    """Number of prompt log probabilities reported, by this leader or a predecessor."""
     share_at: int = field(init=False)
     plain_params: SamplingParams = field(init=False)
     """The parameters without prompt log probabilities, for sequences that need not report them."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; set from the first admission until reported."""
     prefilled_tokens: int = 0
-    """The prompt progress that was last reported."""
+    """The prompt progress last reported."""
     has_news: bool = True
-    """Whether the next output may have to report something about the prompt."""
+    """Whether the next output may have to report about the prompt."""
 
     def __post_init__(self, model: ModelSpec, block_size: int) -> None:
         params = self.plain_params = self.request.params
@@ -102,7 +102,7 @@ class SequenceGroup:
         self.share_at = self.num_shared_blocks * block_size
         if params.prompt_logprobs is not None:
             self.plain_params = replace(params, prompt_logprobs=None)
-            # A choice that starts from shared blocks cannot report prompt log probabilities, so all must be computed.
+            # A choice that starts from shared blocks cannot report prompt log probabilities: the leader computes all.
             self.share_at = self.num_prompt_tokens - 1
 
     @property
@@ -117,7 +117,7 @@ class SequenceGroup:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether prompt log probabilities are requested and not all reported."""
+        """Whether prompt log probabilities are requested, and not all reported."""
         asked = self.request.params.prompt_logprobs is not None
         return asked and self.reported_prompt_logprobs < self.num_prompt_tokens - 1
 
@@ -129,7 +129,7 @@ class Sequence:
     ``num_computed`` counts tokens as soon as a step that computes them is planned. ``num_tokens`` counts prompt and
     output, including pending tokens, which a planned step samples (``output`` gets them when the results arrive). There
     are no prefill and decode phases: ``num_computed`` catches up with ``num_tokens``. Both count drafts as accepted
-    until the results arrive and rejected ones are rolled back.
+    until the results arrive, and rejected drafts are rolled back.
     """
 
     seq_id: int
@@ -145,7 +145,7 @@ class Sequence:
     first_blocks: list[int] = field(default_factory=list)
     """Number of leading entries of each table that are ``NO_BLOCK``."""
     capacity: int = 0
-    """Number of tokens for which each of ``block_tables`` has room."""
+    """Number of tokens for which every block table has room."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Hash chain over the leading full blocks, computed as far as needed."""
     num_published: int = 0
@@ -153,17 +153,17 @@ class Sequence:
     generation: int = 0
     """The prefix cache's generation when the computation of ``block_tables`` began."""
     watch_at: int = NEVER
-    """The number of computed tokens at which there is a block to publish or to free, or a prompt to share."""
+    """The number of computed tokens at which a block must be published or freed, or a prompt shared."""
     last_step: int | None = None
-    """Id of the last step that this sequence was planned in."""
+    """Id of the last step in which this sequence was planned."""
     drafts: list[int] = field(default_factory=list)
     """Tokens that will probably follow the known ones."""
     drafts_come_true: int | None = None
-    """Number of drafts that equalled the tokens in their places, since the last one that did not; None if all did."""
+    """Drafts accepted since the last rejected one; None if none was rejected."""
     is_drafted: bool = False
-    """Whether a step in flight computes drafts of it; until its results arrive, no other step can be planned."""
+    """Whether a step in flight computes its drafts; until the results arrive, it is planned in no other step."""
     grammar_seconds: float = 0.0
-    """What its grammar took of its last step, if that was long, or may take of its first (``scheduling.pacing``)."""
+    """Time that its grammar took in its last step, if slow, or may take in its first (``scheduling.pacing``)."""
 
     def __post_init__(self) -> None:
         self.output = list(self.group.request.resume.get(self.choice, ()))
@@ -172,17 +172,17 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Number of tokens that steps in flight sample for it, if all drafts are accepted."""
+        """Number of tokens that steps in flight sample, if all drafts are accepted."""
         return self.num_tokens - self.num_known
 
     @property
     def has_pending_token(self) -> bool:
-        """Whether a step in flight samples a token for it."""
+        """Whether a step in flight samples a token."""
         return self.num_tokens > self.num_known
 
     @property
     def num_known(self) -> int:
-        """Number of tokens that the scheduler knows: prompt and output."""
+        """Number of tokens known to the scheduler: prompt and output."""
         return self.group.num_prompt_tokens + len(self.output)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:

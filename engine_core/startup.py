@@ -1,5 +1,5 @@
-"""Starts an engine from an ``EngineConfig``, stage by stage: configuration, start ranks, compile kernels, device, join
-ranks, load weights, profile, allocate KV cache, warm up, serving. Some of them are there only where they are needed.
+"""Starts an engine from an ``EngineConfig``, in stages: configuration, start ranks, compile kernels, device, join
+ranks, load weights, profile, allocate KV cache, warm up, serving. Unneeded stages are skipped.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class StartedEngine:
     executor: Executor
 
     def close(self) -> None:
-        """Free weights and cache; the engine computes nothing more. Idempotent."""
+        """Free weights and cache; the engine is then unusable. Idempotent."""
         self.executor.close()
 
 
 def start_engine(config: EngineConfig, progress: StartupProgress, name: str = "") -> StartedEngine:
-    """Start an engine, reporting each stage with its seconds and bytes to ``progress``; ranks are titled with ``name``.
+    """Start an engine, reporting each stage with its seconds and bytes to ``progress``; ``name`` is in ranks' titles.
 
     If it raises ``EngineError`` (``ConfigError``, ``CheckpointError``, ``OutOfMemoryError``), everything is closed.
     """
@@ -63,7 +63,7 @@ def start_engine(config: EngineConfig, progress: StartupProgress, name: str = ""
 
 
 def choose_workers(config: EngineConfig, name: str = "") -> Workers:
-    """Where ``config`` lets workers run. What an implementation needs is imported only for it."""
+    """The workers that ``config`` selects. Imports only what the selected implementation needs."""
     parallel = config.parallel
     if parallel.ray_address is not None and parallel.backend != "ray":
         accepted = "no value without --distributed-executor-backend ray"
@@ -94,7 +94,7 @@ def start_executor(workers: Workers, progress: StartupProgress) -> CollectiveExe
 
 
 class Startup:
-    """The stages, over workers that call ``collective_rpc`` of them together."""
+    """The stages of start-up: ``collective_rpc`` calls to all workers."""
 
     def __init__(self, workers: Workers, progress: StartupProgress) -> None:
         self._workers = workers
@@ -121,7 +121,7 @@ class Startup:
             step_bytes if is_here else 0,
             device.request_memory,
             loaded.digest,
-            # Unique where results vary, so that no other executor counts as equal.
+            # Unique if results vary, so that no other executor counts as equal.
             loaded.numerics if is_stable else f"unstable {uuid.uuid4().hex}",
             largest_step_seconds,
             concurrent_steps,
@@ -180,7 +180,7 @@ class Startup:
             return _Loaded(models, digest, numerics, grammars)
 
     def _digest_of_parts(self, weights: WeightsOnDisk, digest: str, models: Sequence[ModelReport]) -> str:
-        """The ``digest`` of the model, once it is proved that each rank has taken its part of that very model."""
+        """The model's ``digest``, once verified that every rank has taken its part of that very model."""
         for name, model in zip(self._workers.names, models, strict=True):
             if (other := weights.first_other(model.taken)) is not None:
                 raise CheckpointError(
@@ -190,7 +190,7 @@ class Startup:
         return digest
 
     def _open_grammars(self, models: Sequence[ModelReport], spec: ModelSpec) -> GrammarCompiler | str:
-        """The compiler of this process, or why grammars cannot be used."""
+        """The compiler for this process, or why grammars cannot be used."""
         for model in models:
             if model.grammar_problem is not None:
                 return model.grammar_problem
@@ -202,7 +202,7 @@ class Startup:
     def _size_cache(
         self, models: Sequence[ModelReport], limits: BatchLimits, device: DeviceReport
     ) -> tuple[KVCacheConfig, int]:
-        """The largest cache that fits on every worker, and the bytes of the host that the largest step takes."""
+        """The largest cache that fits on every worker, and the host memory in bytes that the largest step takes."""
         cache, step_bytes = self._config.cache, 0
         if cache.kv_cache_memory_bytes is not None:
             sizes = [size_as_given(cache.kv_cache_memory_bytes, limits, model.bytes_per_block) for model in models]
@@ -234,14 +234,14 @@ class Startup:
     def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec) -> tuple[bool, float]:
         """Whether every self-test passed, and the seconds of the largest step.
 
-        Raises ``CheckpointError`` where a part of the model puts out a NaN.
+        Raises ``CheckpointError`` if a part of the model outputs NaN.
         """
         with self._progress.stage("warm up") as stage:
             ready: list[ReadyReport] = self._workers.collective_rpc("warm_up", cache)
             if not all(each.is_sound for each in ready):
                 self._require_numbers(spec)
             seconds, size = [each.largest_step_seconds for each in ready], self._config.parallel.tensor_parallel_size
-            # One stage after the other; the ranks of a stage at the same time.
+            # Stages compute one after the other, the ranks of a stage at the same time.
             largest = sum(max(seconds[at : at + size]) for at in range(0, len(seconds), size))
             is_stable = all(each.is_bitwise_stable for each in ready)
             details = (
@@ -254,7 +254,7 @@ class Startup:
             return is_stable, largest
 
     def _require_numbers(self, spec: ModelSpec) -> None:
-        """After a warm-up whose logits were no numbers."""
+        """Raise ``CheckpointError`` for the first part that outputs NaN, after an unsound warm-up."""
         for part in self._workers.collective_rpc("first_unsound_part"):
             if part is not None:
                 raise CheckpointError(
@@ -277,7 +277,7 @@ class Startup:
         return f"{parallel.world_size} ranks: {', '.join(used)}"
 
     def _by_rank(self, texts: Sequence[str]) -> str:
-        """What workers say, once if all say the same."""
+        """The ranks' texts, only once if all are equal."""
         if len(texts) == 1 or not any(texts):
             return texts[0]
         if len(set(texts)) == 1:
@@ -299,7 +299,7 @@ class _Loaded:
 
 @contextmanager
 def _hashing(checkpoint: Checkpoint | None) -> Iterator[Future[tuple[WeightsOnDisk, str]] | None]:
-    """Its weights and the model digest, which a thread computes meanwhile; it stops when the block ends."""
+    """Hash a checkpoint in a thread that stops when the block ends; yields its weights on disk and the model digest."""
     if checkpoint is None:
         yield None
         return

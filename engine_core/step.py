@@ -1,8 +1,8 @@
 """The data of one step: the ``StepPlan`` that the scheduler makes, the ``StepResult`` that workers return, and the
 ``SequenceOutput`` that the caller gets.
 
-A *sequence* is one choice of one request. Workers keep per-sequence state (tokens, block table, sampling
-parameters) from the plan that introduced it until one releases it, so a plan carries only what changed.
+A *sequence* is one choice of one request. Workers keep its state (tokens, block table, sampling parameters) from the
+plan that introduces it until the one that releases it, so a plan carries only changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class NewSequence:
     """A sequence that is new to the workers, or comes back after a preemption."""
 
     seq_id: int
-    """Unique for the engine's life; a preempted sequence comes back under the same id."""
+    """Unique for the engine's life; a preempted sequence keeps its id."""
     choice: int
     token_ids: list[int]
     """The prompt, followed by the output so far."""
@@ -46,10 +46,10 @@ class StepPlan:
     samples: list[bool]
     """Whether the tokens reach the sequence's end, so that its next token is sampled."""
     new_block_ids: dict[int, list[list[int]]]
-    """seq_id → blocks appended to its table of each group, for sequences that are not in ``new``."""
+    """seq_id → blocks appended to its table of each group, for sequences not in ``new``."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
-    """seq_id → drafts: proposed next tokens, for sequences that sample. They are computed too, and counted in
-    ``num_tokens``; a token is sampled after each. Such a sequence is in no other plan until the result has arrived."""
+    """seq_id → drafts: proposed next tokens, for sequences that sample. They are computed, too, and counted in
+    ``num_tokens``; a token is sampled after each. The sequence is in no other plan until the result has arrived."""
 
     @property
     def total_tokens(self) -> int:
@@ -58,7 +58,7 @@ class StepPlan:
 
 
 SLOW_GRAMMAR = 0.005
-"""Seconds in a step; with 262,000 tokens, grammars that people write take up to 0.003."""
+"""Seconds per step from which a grammar counts as slow; with 262,000 tokens, typical grammars take up to 0.003."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Failure:
     problem: str
     """For the requester."""
     field: str | None = None
-    """The field of its request that is to blame, if one is."""
+    """The request field at fault, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,14 @@ class StepResult:
     logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """seq_id → one entry per sampled token, if requested."""
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
-    """seq_id → entries for the prompt positions whose successors were computed in this step: a chunk
-    that computed prompt positions [a, b) yields the entries of tokens a+1 … min(b, prompt length − 1)."""
+    """seq_id → entries of the prompt tokens predicted in this step: a chunk that computed prompt positions [a, b)
+    yields those of tokens a+1 … min(b, prompt length − 1)."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
-    """seq_id → drafts for the next step: tokens that will probably follow those sampled, such as those that a grammar
-    forces."""
+    """seq_id → drafts for the next step: tokens that will probably follow, such as those that a grammar forces."""
     failed: dict[int, Failure] = field(default_factory=dict)
-    """By seq_id. The tokens of such a sequence are those before the failure."""
+    """By seq_id. Such a sequence's ``token_ids`` are those before the failure."""
     grammar_seconds: dict[int, float] = field(default_factory=dict)
-    """seq_id → what its grammar took of a processor, where that was long (``SLOW_GRAMMAR``): others had to wait."""
+    """seq_id → processor time of its grammar, if slow (``SLOW_GRAMMAR``): others had to wait."""
 
 
 @dataclass(slots=True)
@@ -108,8 +107,8 @@ class SequenceOutput:
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; set once, on the first output after admission."""
     prefilled_tokens: int | None = None
-    """Prompt tokens computed so far, on outputs of a prompt that takes several steps."""
+    """Prompt tokens computed so far, if the prompt takes several steps."""
     queue_seconds: float | None = None
-    """Time from being added to being first scheduled; set with ``cached_tokens``."""
+    """Time from ``add`` to the first scheduling; set with ``cached_tokens``."""
     prompt_logprobs: Logprobs | None = None
-    """Further entries for prompt tokens 1…, as they are computed: each is reported once, before the first token."""
+    """Further entries for prompt tokens 1…, as they are computed; each is reported once, before the first token."""

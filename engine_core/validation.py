@@ -22,7 +22,7 @@ MAX_LOGIT_BIAS = 100.0
 SCALE_LIMIT = 2.0**31
 """Exclusive upper limit of ``temperature`` and ``repetition_penalty``."""
 LEAST_PENALTY = 2.0**-31
-"""Lower limit of ``repetition_penalty``. Far smaller ones are 0 in float32, and 0 times a banned token's −∞ is NaN."""
+"""Lower limit of ``repetition_penalty``. Far smaller values are 0 in float32, and 0 · (−∞ of a banned token) is NaN."""
 MAX_LIST_ITEMS = 1024
 """Limit on the entries of ``logit_bias`` and ``stop_token_ids``, and on all tokens of ``bad_words_token_ids``."""
 
@@ -35,7 +35,7 @@ _LISTS = (tuple, list)
 def validate_request(request: Request, model: ModelSpec, grammar_support: str | None = None) -> None:
     """Raise ``InvalidRequestError`` for the first field of ``request`` that ``model`` cannot serve.
 
-    ``grammar_support``: why there are no grammars; None if there are.
+    ``grammar_support``: why grammars cannot be used; None if they can.
     """
     _check_types(request)
     if not request.request_id:
@@ -175,7 +175,7 @@ def _check_token_sets(params: SamplingParams, model: ModelSpec) -> None:
 
 
 def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:
-    """Bans must leave at least one candidate for the first token."""
+    """Require that bans leave at least one candidate for the first token."""
     banned = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
     allowed: Iterable[int] = range(model.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
     if all(token_id in banned for token_id in allowed):
@@ -192,7 +192,7 @@ def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:
 
 
 def _check_grammar(params: SamplingParams, grammar_support: str | None) -> None:
-    """Its text is checked where it is compiled."""
+    """Its text is checked when it is compiled."""
     if params.grammar is None:
         return
     if grammar_support is not None:

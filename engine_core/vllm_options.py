@@ -1,6 +1,6 @@
-"""Options of vLLM that an engine does not have, and what there is instead.
+"""vLLM options that an engine does not have, and their alternatives.
 
-The change that adds an option of vLLM, under vLLM's name or another, deletes its entry.
+When you add an option of vLLM, under its name or another, delete its entry here.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ),
     ("disable_log_stats",): "is not needed: statistics are not logged",
 }
-"""By the names in Python, the short flags among them, how a sentence that begins with the name goes on. ``{name}`` is
-an option of ``EngineConfig``."""
+"""Python names (short flags included) → the rest of a sentence that begins with the name. ``{name}`` is an option of
+``EngineConfig``."""
 
 
 def instead_of_vllm_options(spelled: Callable[[str], str]) -> dict[str, str]:
-    """By name in Python, how a sentence that begins with the option goes on: "is not supported yet: …".
+    """Python name → the rest of a sentence that begins with the option: "is not supported yet: …".
 
-    ``spelled`` writes the name of one of our own options as the reader knows it, such as ``dtype`` or ``--dtype``.
+    ``spelled`` formats the name of one of our options for the reader, such as ``dtype`` or ``--dtype``.
     """
     sections = [section.default_factory for section in fields(EngineConfig)]
     own = {name: spelled(name) for section in sections for name in options_of(section)}  # type: ignore[arg-type]
