@@ -1,4 +1,4 @@
-"""A context in which Python's garbage collector does not run."""
+"""Pausing Python's garbage collector."""
 
 from __future__ import annotations
 

@@ -212,7 +212,6 @@ class LLM:
 
         A result depends only on the prompt's ids and parameters (on a GPU: with ``deterministic``), not on the other
         prompts: equal prompts with equal seeds give equal tokens.
-
         Raises ``TypeError`` or ``ValueError`` (such as ``InvalidRequestError``), naming the prompt, if any prompt is
         unusable, and ``ClosedError`` after ``close``; then nothing is computed. Interrupted by Ctrl-C or another
         signal, it drops its requests, within a step, before it raises. After ``ExecutorError`` the engine is unusable.
@@ -314,7 +313,7 @@ class LLM:
     def _requests(
         self, prompts: list[Prompt], params: Sequence[EngineSamplingParams], places: Sequence[str]
     ) -> list[_Live]:
-        """Check all requests before computing any. ``places``: of ``params`` in the caller's arguments."""
+        """Check all requests before computing any. ``places``: where ``params`` are in the caller's arguments."""
         checked: dict[int, tuple[SamplingParams, EngineSamplingParams]] = {}  # by id: shared parameters stay shared
         for each, place in zip(params, places, strict=True):
             if id(each) not in checked:

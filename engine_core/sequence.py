@@ -54,7 +54,7 @@ class SequenceGroup:
     max_computed: int = field(init=False)
     """Most computed tokens per choice: the last output token is sampled, but not computed."""
     cost: int = 0
-    """Tokens charged to the request's tenant: most that prompt and outputs may have."""
+    """Most tokens that prompt and outputs may have: charged to the request's tenant."""
     queue_seconds: float | None = None
     """Seconds until its first admission; set from then until reported."""
     admission: int | None = None
@@ -159,7 +159,7 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     """Tokens that will probably follow the known ones."""
     drafts_come_true: int | None = None
-    """Drafts accepted since the last rejected one; None if none was rejected."""
+    """Correct drafts since the last wrong one; None if none was wrong."""
     is_drafted: bool = False
     """Whether a step in flight computes its drafts; until the results arrive, it is planned in no other step."""
     grammar_seconds: float = 0.0

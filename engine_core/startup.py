@@ -224,7 +224,7 @@ class Startup:
         return replace(sizes[0], num_blocks=fewest, layout=models[0].kv_cache_layout), step_bytes
 
     def _allocate(self, cache: KVCacheConfig, models: Sequence[ModelReport]) -> int:
-        """Returns the bytes that the cache will still take as it fills."""
+        """Allocate the cache; returns the bytes that it will still take as it fills."""
         with self._progress.stage("allocate KV cache") as stage:
             stage.bytes = cache.num_blocks * sum(each.bytes_per_block for each in models)
             unwritten: list[int] = self._workers.collective_rpc("allocate", cache)

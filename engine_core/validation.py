@@ -22,7 +22,7 @@ MAX_LOGIT_BIAS = 100.0
 SCALE_LIMIT = 2.0**31
 """Exclusive upper limit of ``temperature`` and ``repetition_penalty``."""
 LEAST_PENALTY = 2.0**-31
-"""Lower limit of ``repetition_penalty``. Far smaller values are 0 in float32, and 0 · (−∞ of a banned token) is NaN."""
+"""Lower limit of ``repetition_penalty``. Far smaller ones are 0 in float32, and 0 times a banned token's −∞ is NaN."""
 MAX_LIST_ITEMS = 1024
 """Limit on the entries of ``logit_bias`` and ``stop_token_ids``, and on all tokens of ``bad_words_token_ids``."""
 
@@ -175,7 +175,7 @@ def _check_token_sets(params: SamplingParams, model: ModelSpec) -> None:
 
 
 def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:
-    """Require that bans leave at least one candidate for the first token."""
+    """Require that bans leave a candidate for the first token."""
     banned = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
     allowed: Iterable[int] = range(model.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
     if all(token_id in banned for token_id in allowed):

@@ -1,4 +1,4 @@
-"""The base of the attention backends for NVIDIA GPUs: it writes the KV cache."""
+"""The base of attention backends for NVIDIA GPUs: writes the KV cache."""
 
 from __future__ import annotations
 

@@ -15,12 +15,11 @@ import numpy as np
 from engine_core.config import ParallelConfig
 
 UNIT = 16
-"""Outputs are cut at multiples of this: between whole panels of the kernels, so that outputs read together in registers
-stay on one rank."""
+"""Outputs are cut at multiples of this, between the kernels' panels: outputs read in one register stay together."""
 
 
 SAMPLING_RANK = 0
-"""The rank of the last stage that samples: it alone reads or changes logits."""
+"""Index within the last stage of the rank that samples: it alone reads or changes logits."""
 
 
 @dataclass(frozen=True, slots=True)

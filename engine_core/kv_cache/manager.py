@@ -59,8 +59,8 @@ class KVCacheManager:
         """The longest prefix of ``seq`` for which every block that later tokens read is cached.
 
         It leaves at least one token to compute. Its blocks are not held yet: call ``admit`` before allocating anything
-        else. If the group holds its prompt, its blocks are preferred to cached ones with the same contents: otherwise
-        the blocks held for ``seq`` could prevent its own admission.
+        else. If the group holds its prompt, the group's blocks are preferred to cached ones with the same contents:
+        otherwise the blocks held for ``seq`` could prevent its own admission.
         """
         shared = seq.group.shared_blocks
         outdated = self._shares_blocks(seq.group) and seq.group.shared_generation != self._generation

@@ -92,7 +92,7 @@ class ParallelLMHead(ColumnParallelLinear):
 
 
 class SigmoidGate(ColumnParallelLinear):
-    """A projection to one logit per row, whose sigmoid multiplies the row."""
+    """A projection to one logit per row, whose sigmoid scales another block's row."""
 
     def add_gated(self, x: torch.Tensor, gated: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """``residual`` + ``gated`` · σ(logit of each row of ``x``); all [T, H]."""

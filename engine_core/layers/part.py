@@ -30,7 +30,7 @@ class StepWeights:
         return self.count * self.top_k / self.num_experts
 
     def bytes_read(self, rows: float) -> float:
-        """Expected bytes that ``rows`` rows read in total, if they choose experts uniformly and independently."""
+        """Expected bytes that ``rows`` rows together read, if they choose experts uniformly and independently."""
         return self.nbytes * (1 - math.pow(1 - self.top_k / self.num_experts, rows))
 
 

@@ -41,7 +41,7 @@ Sampled = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """Makes a process a rank."""
+    """Tells a process which rank to be."""
 
     config: EngineConfig
     rank: Rank

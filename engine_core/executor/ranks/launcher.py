@@ -15,7 +15,7 @@ class RankLauncher(ABC):
     """Starts the ranks of one engine."""
 
     silence: ClassVar[float] = 0.7
-    """Seconds without a beat after which a rank counts as lost."""
+    """Seconds without a heartbeat after which a rank counts as lost."""
     host = "127.0.0.1"
     """The address of this host that every rank reaches; known after ``launch``."""
 

@@ -51,8 +51,7 @@ _CLOSE_SECONDS = 2.0
 _KILL_SECONDS = 5.0
 """Time for the system to end a process."""
 _STEP_FLOOR, _STEP_FACTOR = 60.0, 20.0
-"""The larger of these seconds and multiple of the largest step's time is when a step counts as hung though all ranks
-send heartbeats. A service judges sooner."""
+"""A step counts as hung, despite heartbeats, after the longer of: seconds, largest steps. A service judges sooner."""
 
 
 class RankWorkers(Workers):
