@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,64 +73,21 @@ class RopeParameters:
                 f"rope_parameters: llama_4_scaling_beta={beta!r} is not supported with rope type "
                 f"{rope_type!r}, only with 'yarn'"
             )
-        share = read_number(parameters, "partial_rotary_factor", 1.0)
-        rotated = int(head_dim * share)
-        if not 2 <= rotated <= head_dim or rotated % 2:
-            raise CheckpointError(
-                f"rope_parameters: partial_rotary_factor={share:g} × head_dim={head_dim} is {rotated}: expected an "
-                f"even number from 2 to {head_dim}"
-            )
+        rotated = _rotated(parameters, head_dim)
         rotary_dim = head_dim if rope_type == "proportional" else rotated
-        theta = read_number(parameters, "rope_theta")
+        plain = RopeParameters(rope_type, read_number(parameters, "rope_theta"), rotary_dim, interleaved)
         if rope_type in ("default", "dynamic"):
-            return RopeParameters(rope_type, theta, rotary_dim, interleaved)
+            return plain
         if rope_type == "proportional":
-            factor = read_number(parameters, "factor", 1.0)
-            return RopeParameters(rope_type, theta, rotary_dim, interleaved, factor, rotated_pairs=rotated // 2)
+            return replace(plain, factor=read_number(parameters, "factor", 1.0), rotated_pairs=rotated // 2)
         if rope_type == "linear":
-            return RopeParameters(rope_type, theta, rotary_dim, interleaved, read_number(parameters, "factor"))
+            return replace(plain, factor=read_number(parameters, "factor"))
         original = _original(parameters, max_position_embeddings)
         implied = None if rope_type == "llama3" else max_position_embeddings / original
         factor = read_number(parameters, "factor", implied)
-        if rope_type == "llama3":
-            low, high = read_number(parameters, "low_freq_factor"), read_number(parameters, "high_freq_factor")
-            if not low < high:
-                raise CheckpointError(
-                    f"rope_parameters: low_freq_factor={low} is not usable: expected less than high_freq_factor={high}"
-                )
-            return RopeParameters(
-                rope_type, theta, rotary_dim, interleaved, factor, original, low_freq_factor=low, high_freq_factor=high
-            )
-        if rope_type == "longrope":
-            return RopeParameters(
-                rope_type,
-                theta,
-                rotary_dim,
-                interleaved,
-                factor,
-                original,
-                attention_factor=_longrope_attention_factor(parameters, factor, original),
-                short_factor=_factors(parameters, "short_factor", rotary_dim // 2),
-                long_factor=_factors(parameters, "long_factor", rotary_dim // 2),
-            )
-        if theta <= 1:
-            raise CheckpointError(
-                f"rope_parameters: rope_theta={theta:g} is not usable: expected more than 1 with rope type 'yarn'"
-            )
-        beta = parameters.get("llama_4_scaling_beta")
-        return RopeParameters(
-            rope_type,
-            theta,
-            rotary_dim,
-            interleaved,
-            factor,
-            original,
-            beta_fast=read_number(parameters, "beta_fast", 32.0),
-            beta_slow=read_number(parameters, "beta_slow", 1.0),
-            truncate=bool(parameters.get("truncate", True)),
-            attention_factor=_yarn_attention_factor(parameters, factor),
-            llama_4_scaling_beta=None if beta is None else read_number(parameters, "llama_4_scaling_beta"),
-        )
+        scaled = replace(plain, factor=factor, original_max_position_embeddings=original)
+        readers = {"llama3": _read_llama3, "longrope": _read_longrope, "yarn": _read_yarn}
+        return readers[rope_type](parameters, scaled)
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
         """Most tokens of a sequence: ``linear`` and ``yarn`` extend the configuration's limit."""
@@ -144,6 +101,53 @@ class RopeParameters:
     def nbytes(self, max_positions: int) -> int:
         """Bytes of the cosines and sines for ``max_positions`` positions; computing them takes no more."""
         return 4 * max_positions * self.rotary_dim
+
+
+def _rotated(parameters: Mapping[str, Any], head_dim: int) -> int:
+    """Elements of a head in the rotated share."""
+    share = read_number(parameters, "partial_rotary_factor", 1.0)
+    rotated = int(head_dim * share)
+    if not 2 <= rotated <= head_dim or rotated % 2:
+        raise CheckpointError(
+            f"rope_parameters: partial_rotary_factor={share:g} × head_dim={head_dim} is {rotated}: expected an "
+            f"even number from 2 to {head_dim}"
+        )
+    return rotated
+
+
+def _read_llama3(parameters: Mapping[str, Any], scaled: RopeParameters) -> RopeParameters:
+    low, high = read_number(parameters, "low_freq_factor"), read_number(parameters, "high_freq_factor")
+    if not low < high:
+        raise CheckpointError(
+            f"rope_parameters: low_freq_factor={low} is not usable: expected less than high_freq_factor={high}"
+        )
+    return replace(scaled, low_freq_factor=low, high_freq_factor=high)
+
+
+def _read_longrope(parameters: Mapping[str, Any], scaled: RopeParameters) -> RopeParameters:
+    original, pairs = scaled.original_max_position_embeddings, scaled.rotary_dim // 2
+    return replace(
+        scaled,
+        attention_factor=_longrope_attention_factor(parameters, scaled.factor, original),
+        short_factor=_factors(parameters, "short_factor", pairs),
+        long_factor=_factors(parameters, "long_factor", pairs),
+    )
+
+
+def _read_yarn(parameters: Mapping[str, Any], scaled: RopeParameters) -> RopeParameters:
+    if scaled.theta <= 1:
+        raise CheckpointError(
+            f"rope_parameters: rope_theta={scaled.theta:g} is not usable: expected more than 1 with rope type 'yarn'"
+        )
+    beta = parameters.get("llama_4_scaling_beta")
+    return replace(
+        scaled,
+        beta_fast=read_number(parameters, "beta_fast", 32.0),
+        beta_slow=read_number(parameters, "beta_slow", 1.0),
+        truncate=bool(parameters.get("truncate", True)),
+        attention_factor=_yarn_attention_factor(parameters, scaled.factor),
+        llama_4_scaling_beta=None if beta is None else read_number(parameters, "llama_4_scaling_beta"),
+    )
 
 
 class Rotary:

@@ -81,7 +81,7 @@ async def test_the_socket_of_a_dead_process_is_taken_over_but_a_file_is_not(tmp_
     file.write_text("precious")
     async with serving(ServerSettings(uds=str(stale))) as (_, channel, _):
         assert await check_health(channel, seconds=SECONDS) == "NOT_SERVING"
-    with pytest.raises(FatalError, match="is no socket"):
+    with pytest.raises(FatalError, match="is not a socket"):
         await Server(ServerSettings(uds=str(file)), []).start()
     assert file.read_text() == "precious"
 
