@@ -116,7 +116,8 @@ def _lines(result: Result) -> Iterator[str]:
             bits = "" if choice.logprobs is None else _bits(choice.logprobs[place])
             yield f"choice {number}, token {place}: id {token} {bits}"
         assert choice.finish is not None
-        end = [getattr(value, "value", value) for value in astuple(choice.finish)]  # fields are renamed, too
+        # Without names and absent values: fields are renamed, and new ones are added.
+        end = [getattr(value, "value", value) for value in astuple(choice.finish) if value is not None]
         yield f"choice {number}: ended by {end}"
 
 
