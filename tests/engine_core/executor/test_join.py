@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest.mock import Mock
@@ -76,40 +77,40 @@ def _told(pipe: Connection) -> object:
     return pipe.recv()
 
 
+def _meets(hosts: list[str], rank: int, size: int, _: TCPStore) -> list[object]:
+    _enter(hosts[rank])
+    joining._ANSWER_SECONDS = 2.0  # this process is a rank's alone
+    address = f"10.213.7.{1 + rank}"
+    seen: list[object] = []
+    store = None
+    if rank == 0:
+        store = TCPStore(address, PORT, None, True, timedelta(seconds=10), wait_for_workers=False)
+    met = Rendezvous("key", "10.213.7.1", PORT, "gloo")
+    cpu = torch.device("cpu")
+    _, links = join(met, Rank(pp=rank, pp_size=2), cpu, 2.0)
+    tensors, _ = join(met, Rank(tp=rank, tp_size=2), cpu, 2.0)
+    assert links is not None
+    assert isinstance(tensors, ProcessGroupCollectives)
+    if rank == 0:
+        links.send(torch.arange(6.0).view(2, 3))
+    else:
+        seen.append(links.receive((2, 3), torch.float32).tolist())
+    seen.append(tensors.all_gather(torch.full((1, 1 + rank), float(rank)), [1, 2]).tolist())
+    if rank == 0:
+        _ip("link", "set", "cable", "down")
+    start = time.monotonic()
+    try:
+        tensors.barrier()
+        tensors.barrier()
+    except RankFailedError:
+        seen.append(time.monotonic() - start < 8.0)
+    del store
+    return seen
+
+
 def test_ranks_meet_over_a_network_and_miss_a_cut_cable(hosts: list[str]) -> None:
     """Rank 0 of two stages is on one host, rank 1 on the other; a group of two gathers, too."""
-
-    def body(rank: int, size: int, _: TCPStore) -> list[object]:
-        _enter(hosts[rank])
-        joining._ANSWER_SECONDS = 2.0  # this process is a rank's alone
-        address = f"10.213.7.{1 + rank}"
-        seen: list[object] = []
-        store = None
-        if rank == 0:
-            store = TCPStore(address, PORT, None, True, timedelta(seconds=10), wait_for_workers=False)
-        met = Rendezvous("key", "10.213.7.1", PORT, "gloo")
-        cpu = torch.device("cpu")
-        _, links = join(met, Rank(pp=rank, pp_size=2), cpu, 2.0)
-        tensors, _ = join(met, Rank(tp=rank, tp_size=2), cpu, 2.0)
-        assert links is not None
-        assert isinstance(tensors, ProcessGroupCollectives)
-        if rank == 0:
-            links.send(torch.arange(6.0).view(2, 3))
-        else:
-            seen.append(links.receive((2, 3), torch.float32).tolist())
-        seen.append(tensors.all_gather(torch.full((1, 1 + rank), float(rank)), [1, 2]).tolist())
-        if rank == 0:
-            _ip("link", "set", "cable", "down")
-        start = time.monotonic()
-        try:
-            tensors.barrier()
-            tensors.barrier()
-        except RankFailedError:
-            seen.append(time.monotonic() - start < 8.0)
-        del store
-        return seen
-
-    with ranks(2, body) as (_, pipes):
+    with ranks(2, partial(_meets, hosts)) as (_, pipes):
         first, second = _told(pipes[0]), _told(pipes[1])
     assert first == [[[0.0, 1.0, 1.0]], True]
     assert second == [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], [[0.0, 1.0, 1.0]], True]
