@@ -1,7 +1,6 @@
 """Client of Ringline, which serves language models over gRPC.
 
-``Client`` and ``AsyncClient`` are the library; the contract's generated stubs are beside it, in
-``ringline.inference.v1`` and its sibling packages.
+Start from ``Client`` or ``AsyncClient``. The generated gRPC stubs are in ``ringline.inference.v1`` and its siblings.
 """
 
 from ringline.aio import AsyncClient

@@ -1,4 +1,4 @@
-"""Why no connection could be made. gRPC says it only in the text of its error, which this module reads."""
+"""Why no connection could be made, read from the text of gRPC's error: gRPC reports it nowhere else."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _REASONS = {
     re.compile("Socket closed|Connection reset"): "the server closed the connection: it may require TLS (tls or ca), "
     "or a client certificate (cert and key)",
 }
-"""What gRPC's texts mean."""
+"""Patterns in gRPC's texts, and what they mean."""
 CONNECT_ADVICE = "`ringline serve` starts a server, wait_for_ready=True waits for one"
-"""For the program; what a gateway's callers read has none of it."""
+"""For a program that uses the library; a gateway removes it for its callers."""
 
 
 def connection_failure(error: RingError) -> str | None:
@@ -44,7 +44,7 @@ def connection_failure(error: RingError) -> str | None:
 
 
 def not_reached(reasons: Mapping[str, str]) -> Unavailable:
-    """The error of a client that has never reached a server; ``reasons`` by address."""
+    """The error of a client that has never reached a server. ``reasons``: by address."""
     text = "; ".join(f"{address} is not available: {reason}" for address, reason in reasons.items())
     absent = any(
         reason in (_UNKNOWN_NAME, _TIMED_OUT) or _SYSTEM_ERROR.fullmatch(reason) for reason in reasons.values()

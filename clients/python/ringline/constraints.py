@@ -14,7 +14,7 @@ from ringline.tools import set_function
 from ringline.types.v1 import constraint_pb2 as pb
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tags", "tool_calls")
-"""Options that give a form; an answer has at most one."""
+"""Options that give a form; a request has at most one."""
 OPTIONS = frozenset({*KINDS, "any_whitespace", "after_reasoning"})
 _TAG_KEYS = ("begin", "json_schema", "end", "trigger")
 _TAGS_KEYS = ("tags", "required", "single")
@@ -23,9 +23,9 @@ _CALLS_KEYS = ("tools", "required", "single", "form")
 
 
 def set_constraint(target: pb.Constraint, options: Mapping[str, Any]) -> None:
-    """Write the options of ``OPTIONS``, none of them None, into ``target``; leave it unset if they give no form.
+    """Write the options in ``OPTIONS``, none of them None, into ``target``; leave it unset without a form.
 
-    Raises TypeError for two forms, for any other option without one, and for a value of a wrong type.
+    Raises TypeError for two forms, for another option without a form, and for a value of a wrong type.
     """
     if "json_object" in options:
         expect(bool, "True", options["json_object"], "json_object")
@@ -102,7 +102,7 @@ def _expect_keys(value: Mapping[str, Any], keys: Sequence[str], path: str) -> No
 
 
 def json_reader(options: Mapping[str, Any]) -> Callable[[str], Any] | None:
-    """What makes an object of an answer of JSON: an instance where the schema is a pydantic model; None for others."""
+    """The parser of a JSON answer: into an instance if the schema is a pydantic model; None if the form is not JSON."""
     schema = options.get("json_schema")
     if hasattr(schema, "model_validate_json"):
         return schema.model_validate_json  # type: ignore[union-attr, no-any-return]

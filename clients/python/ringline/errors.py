@@ -1,4 +1,4 @@
-"""All errors that the library raises, and how a status of the contract becomes one.
+"""The errors that the library raises, and their construction from gRPC statuses.
 
 RingError
 ├── InvalidRequest      the request is invalid (names the field)
@@ -13,7 +13,7 @@ RingError
 ├── ServerError         the server failed
 └── ProtocolError       the server broke the contract
 
-When a generation fails, the error's ``partial`` holds what was delivered until then.
+When a generation fails, the error's ``partial`` holds what was delivered before.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _DOMAIN = "ringline"
 
 
 class RingError(Exception):
-    """Base of all errors below. Its text is one human-readable sentence."""
+    """Base of the library's errors. Its text is one human-readable sentence."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
     """The canonical gRPC code."""
     partial: Partial | None = None
-    """For a generation that was admitted: what was delivered."""
+    """What was delivered, if the generation was admitted."""
     reason: str | None = None
-    """Machine-readable: a name of ``ringline.types.v1.ErrorReason`` without its prefix; None if none was sent."""
+    """A name from ``ringline.types.v1.ErrorReason``, without its prefix; None if the server sent none."""
 
 
 class InvalidRequest(RingError):
@@ -84,11 +84,11 @@ class Unavailable(RingError):
 
     code = grpc.StatusCode.UNAVAILABLE
     unreached: Mapping[str, str] | None = None
-    """Set if the client has never reached a server: by address, why no connection could be made."""
+    """Set if the client has never reached a server: why each address could not be connected to."""
 
 
 class Truncated(Unavailable):
-    """The stream ended before the request did: what was delivered is not the whole answer."""
+    """The stream ended before the request did: the delivered answer is incomplete."""
 
 
 class DeadlineExceeded(RingError, TimeoutError):
@@ -128,12 +128,12 @@ _CLASSES: dict[grpc.StatusCode, type[RingError]] = {
     grpc.StatusCode.CANCELLED: Cancelled,
 }
 _TOO_LARGE = "SERVER: Received message larger than max"
-"""gRPC's own text, without details, for a message that it refused before the service saw it."""
+"""gRPC's own text for a message that it refused before the service saw it; comes without details."""
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def invalid(field: str, problem: str) -> InvalidRequest:
-    """The error of an invalid field, found before anything was sent."""
+    """The error for a field that the client itself finds invalid, before sending anything."""
     error = InvalidRequest(f"{field}: {problem}")
     error.field = field
     return error
@@ -173,7 +173,7 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
 
 
 def from_lost_call(failure: grpc.RpcError) -> RingError:
-    """Like ``from_rpc``, for a call not cancelled on this side: CANCELLED means a lost server or connection."""
+    """Like ``from_rpc``, for a call that this side did not cancel: CANCELLED means a lost server or connection."""
     error = from_rpc(failure)
     return (
         Unavailable(f"the server, or a proxy before it, cancelled the call: {error}")

@@ -41,19 +41,19 @@ class Message(TypedDict, total=False):
 
 
 class StructuralTag(TypedDict, total=False):
-    """A part of a free text that has a form, such as ``<add>{"a": 1}</add>``."""
+    """A part of free text with a fixed form, such as ``<add>{"a": 1}</add>``."""
 
     begin: Required[str]
-    """The text that begins it."""
+    """The text that begins the part."""
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None
-    """Of what follows, as in ``Options``. Default: any JSON object."""
+    """The schema of what follows, as in ``Options``. Default: any JSON object."""
     end: str | None
     trigger: str | None
-    """The beginning of ``begin`` after which the rest is enforced. Default: all of it."""
+    """The prefix of ``begin`` after which the rest is enforced. Default: all of ``begin``."""
 
 
 class StructuralTags(TypedDict, total=False):
-    """Free text in which certain texts begin a part that has a form."""
+    """Free text in which each tag begins a part with a fixed form."""
 
     tags: Required[Sequence[StructuralTag]]
     required: bool | None
@@ -63,21 +63,21 @@ class StructuralTags(TypedDict, total=False):
 
 
 class ToolCalls(TypedDict, total=False):
-    """What a server made of ``tools`` and ``tool_choice``, for a request that has neither."""
+    """A server's resolved ``tools`` and ``tool_choice``, for a request that has neither."""
 
     tools: Required[Sequence[Mapping[str, Any]]]
-    """Those that may be called: name, parameters, strict."""
+    """The tools that may be called: name, parameters, strict."""
     required: bool | None
-    """Nothing but calls. Default: False."""
+    """The answer is only calls. Default: False."""
     single: bool | None
-    """At most one. Default: False."""
+    """At most one call. Default: False."""
 
 
 class Parse(TypedDict, total=False):
-    """How an answer is divided into parts; what is absent is found in the model's chat template."""
+    """How an answer is divided into parts. Absent formats are derived from the model's chat template."""
 
     tool_calls: str | None
-    """Format of calls: hermes, llama3_json, pythonic, mistral, deepseek, harmony or none."""
+    """Format of tool calls: hermes, llama3_json, pythonic, mistral, deepseek, harmony or none."""
     reasoning: str | None
     """Format of the reasoning: think, harmony or none."""
     begins_in_reasoning: bool | None
@@ -85,7 +85,7 @@ class Parse(TypedDict, total=False):
     tool_names: Sequence[str] | None
     """Names of the tools that may be called. Default: those of ``tools``."""
     content_tokens: bool | None
-    """Whether pieces of content have their tokens: ``Content.tokens``. Default: False."""
+    """Whether ``Content.tokens`` is set. Default: False."""
 
 
 class TokenizeOptions(TypedDict, total=False):
@@ -98,10 +98,10 @@ class TokenizeOptions(TypedDict, total=False):
 
     tools: Sequence[Mapping[str, Any] | type[Any]] | None
     """For messages: tools that the model may call. Each is a dict with name, description, parameters (a JSON Schema)
-    and strict, as such or in OpenAI's form; or a pydantic model class. Others go to the model's template as they are.
+    and strict, directly or in OpenAI's form; or a pydantic model class. Others go to the model's template unchanged.
     """
     tool_choice: str | Mapping[str, Any] | None
-    """auto, none, required, or the name of the tool that must be called; OpenAI's dict of a name is accepted too."""
+    """auto, none, required, or the name of the tool that must be called; OpenAI's dict form is accepted too."""
     parallel_tool_calls: bool | None
     """False: at most one call."""
     template_args: Mapping[str, Any] | None
@@ -112,10 +112,10 @@ class TokenizeOptions(TypedDict, total=False):
 
 
 class Options(TokenizeOptions, total=False):
-    """Options of a generation. Absent or None: the default given at the contract's field.
+    """Options of a generation. Absent or None: the default documented at the protobuf field.
 
-    They are the fields of ``GenerateRequest``, ``Constraint``, ``SamplingParams``, ``StoppingParams``, ``OutputParams``
-    and ``Chat``.
+    They are fields of ``GenerateRequest``, ``Constraint``, ``SamplingParams``, ``StoppingParams``, ``OutputParams`` and
+    ``Chat``.
     """
 
     request_id: str | None
@@ -133,26 +133,26 @@ class Options(TokenizeOptions, total=False):
 
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None
     """The answer is JSON that this schema accepts: a dict, a JSON text, a bool, or a pydantic model class, of which
-    ``Choice.parsed`` is then an instance. An answer has at most one form: this or one of the next six."""
+    ``Choice.parsed`` is then an instance. At most one of this and the next six options may be given."""
     json_object: bool | None
     """The answer is a JSON object."""
     regex: str | None
-    """The answer matches it as a whole."""
+    """The whole answer matches this pattern."""
     choice: Sequence[str] | None
     """The answer is one of these."""
     grammar: str | None
-    """The answer is a text of this grammar: Lark's notation with a rule ``start``, or GBNF with a rule ``root``."""
+    """The answer matches this grammar: Lark's notation with a rule ``start``, or GBNF with a rule ``root``."""
     structural_tags: StructuralTags | Sequence[StructuralTag] | None
-    """Parts of the answer have a form."""
+    """Parts of the answer have a fixed form."""
     tool_calls: ToolCalls | None
-    """The answer has calls of tools, as ``Admitted.options`` says. Where ``tools`` are given again, these count."""
+    """The answer has tool calls, as in ``Admitted.options``. ``tools``, if also given, take precedence."""
     any_whitespace: bool | None
-    """JSON has white space where the model puts it, not only one blank after each comma and colon."""
+    """JSON may have any white space, not only one blank after each comma and colon."""
     after_reasoning: bool | None
-    """The form begins after the model's reasoning. Default: True if ``parse`` has a format of reasoning."""
+    """The form begins after the model's reasoning. Default: True if ``parse`` has a reasoning format."""
     parse: bool | Parse | None
-    """Divide the answer into content, reasoning and calls. True: as the model's chat template writes them, which is
-    the default with ``tools``."""
+    """Divide the answer into content, reasoning and tool calls. True: in the formats of the model's chat template,
+    which is the default with ``tools``."""
 
     temperature: float | None
     """0 always takes the most probable token."""
@@ -178,7 +178,7 @@ class Options(TokenizeOptions, total=False):
     bad_words: str | Sequence[str] | None
 
     logprobs: int | None
-    """Alternatives reported per output token; 0 reports only the token's own."""
+    """Alternatives reported per output token; 0 reports only the token itself."""
     prompt_logprobs: int | None
     skip_special_tokens: bool | None
     return_prompt_token_ids: bool | None

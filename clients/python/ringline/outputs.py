@@ -1,4 +1,4 @@
-"""The parts of an answer: the request as admitted, its choices, and the partial answer that an error carries."""
+"""What a request delivers: the admitted request, its choices, and the partial answer that an error carries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TokenLogprob:
 
     logprob: float
     rank: int
-    """In the vocabulary; 1 is the most likely token."""
+    """Rank in the vocabulary; 1 is the most likely token."""
     top: tuple[tuple[int, float], ...]
     """The most likely tokens as (token id, logprob), in descending order; as many as ``logprobs`` asked for."""
 
@@ -45,7 +45,7 @@ class Usage:
     completion_tokens: int
     """Sum over all choices."""
     reasoning_tokens: int = 0
-    """Of these, reasoning and its markers; counted if the request asked for the answer's parts."""
+    """The completion tokens that are reasoning or its markers; counted only if the request asked for parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class Admitted:
     options: Options
     """Every option with its resolved value, including the seed; sending them again repeats the request."""
     server_request_id: str = field(compare=False)
-    """The id in the logs and traces of the server that admitted it first; a server that resumes it uses another."""
+    """The request's id in the logs and traces of the first server; a server that resumes it uses another."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice, whole or as far as it was delivered."""
+    """One choice, complete or as far as delivered."""
 
     index: int
     text: str
@@ -72,24 +72,23 @@ class Choice:
     finish_reason: FinishReason | None
     """None: the choice did not end."""
     stop: int | str | None
-    """The stop token's id or the stop string that ended it, if one did."""
+    """The stop token's id, or the stop string, that ended the choice, if any."""
     logprobs: Sequence[TokenLogprob] | None
     """One for each token."""
     content: str
-    """The answer without reasoning and calls; all of the text if the request did not ask for the answer's parts."""
+    """The answer without reasoning and tool calls; the whole text if the request did not ask for parts."""
     reasoning: str | None = None
-    """None: the answer has none, or the request did not ask for the parts."""
+    """None: the answer has no reasoning, or the request did not ask for parts."""
     tool_calls: tuple[ToolCall, ...] = ()
     read_json: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
-    """What makes an object of the content; None if the request gave no ``json_schema`` or ``json_object``."""
+    """Parser of the content; None if the request gave no ``json_schema`` or ``json_object``."""
 
     @cached_property
     def parsed(self) -> Any:
-        """The content as an object, where ``json_schema`` or ``json_object`` asked for JSON; else None.
+        """The content parsed as JSON; an instance if the schema was a pydantic model class.
 
-        An instance of the model class, if the schema was one. None also where the answer is only calls of tools. Raises
-        ParseError for an answer that is not whole, such as one that ``max_tokens`` ended, and for one that the model
-        class refuses.
+        None if neither ``json_schema`` nor ``json_object`` was given, or the answer is only tool calls. Raises
+        ParseError for an incomplete answer, such as one that ``max_tokens`` cut, or one that the model class refuses.
         """
         if self.read_json is None or (self.tool_calls and not self.content):
             return None
@@ -104,7 +103,7 @@ class Choice:
             raise ParseError(f"{where} {cut}; content has what there is") from None
 
     def message(self) -> Message:
-        """The choice as the assistant's message of a conversation that goes on."""
+        """The choice as an assistant message, to continue the conversation."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning is not None:
             message["reasoning"] = self.reasoning

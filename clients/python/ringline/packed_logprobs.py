@@ -1,4 +1,4 @@
-"""Log probabilities as they came: packed, for as objects 20 alternatives of a token take 2 KB."""
+"""Log probabilities in the packed form they arrive in: as objects, 20 alternatives of a token would take 2 KB."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def logprobs_from(packed: output_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
 
 
 class PackedLogprobs(Sequence[TokenLogprob]):
-    """One entry per token, which is made when it is asked for. Equal to any sequence of equal entries."""
+    """One entry per token, unpacked on access. Equal to any sequence of equal entries."""
 
     def __init__(self, parts: Sequence[bytes], length: int) -> None:
-        """``parts``: messages of type ``Logprobs``, with ``length`` tokens together."""
+        """``parts``: serialized ``Logprobs`` messages, of ``length`` tokens in total."""
         self._parts = tuple(parts)
         self._length = length
         self._unpacked: tuple[int, tuple[TokenLogprob, ...]] = -1, ()
-        """The part that was asked for last, by its number: most ask for one entry after the other."""
+        """Number and entries of the last part read: access is mostly sequential."""
 
     def __len__(self) -> int:
         return self._length
@@ -61,7 +61,7 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
     @cached_property
     def _ends(self) -> list[int]:
-        """How many tokens come before each part's end."""
+        """Number of tokens up to the end of each part."""
         return list(accumulate(len(output_pb2.Logprobs.FromString(part).logprobs) for part in self._parts))
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""The typed parts of an answer: content, reasoning, and calls of tools."""
+"""The typed parts of an answer: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ParseError(ValueError):
-    """An answer, or the arguments of a call, cannot be read as JSON. Its text is still there."""
+    """An answer, or a tool call's arguments, cannot be read as JSON. The text remains available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Content:
 
     text: str
     tokens: tuple[int, ...] = ()
-    """Positions in the choice of the tokens that wrote it, with ``parse={"content_tokens": True}``."""
+    """Positions, in the choice, of the tokens of ``text``; only with ``parse={"content_tokens": True}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +30,33 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPiece:
-    """A piece of a call of a tool."""
+    """A piece of a tool call."""
 
     index: int
     """Number of the call in its choice, from 0."""
     id: str
-    """Empty in all but the call's first piece, and so is ``name``."""
+    """Like ``name``, empty except in the call's first piece."""
     name: str
     arguments: str
-    """The next piece of the JSON text of the arguments."""
+    """The next piece of the arguments' JSON text."""
 
 
 Part = Content | Reasoning | ToolCallPiece
 
 
 class Joints:
-    """Puts a line break between runs of content, or of reasoning, that something else parts.
+    """Puts a line break between runs of content, or of reasoning, that another kind of part separates.
 
-    As one text they would run together: what a model says before a call and after it, say.
+    Without it, the text before a tool call would run into the text after it.
     """
 
     def __init__(self) -> None:
         self._last: type[Part] | None = None
         self._ends: dict[type[Part], str] = {}
-        """The last character of the content and of the reasoning."""
+        """The last character so far of the content and of the reasoning."""
 
     def joined(self, parts: Iterable[Part]) -> list[Part]:
-        """The next parts of one choice, with the line breaks that they need."""
+        """The next parts of one choice, with line breaks where needed."""
         joined: list[Part] = []
         for part in parts:
             kind = type(part)
@@ -75,14 +75,14 @@ class ToolCall:
     """A call of a tool by the model."""
 
     id: str
-    """For the ``tool_call_id`` of the message that answers it."""
+    """The ``tool_call_id`` of the message that answers this call."""
     name: str
     arguments: str
     """JSON text of an object, as the model wrote it."""
 
     @property
     def parsed(self) -> dict[str, Any]:
-        """The arguments. Raises ParseError if they are not a JSON object: cut off, or not held to a schema."""
+        """The arguments. Raises ParseError if they are not a JSON object: cut off, or not constrained by a schema."""
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError) as error:

@@ -14,16 +14,16 @@ from google.protobuf.message import Message
 from ringline.errors import invalid
 
 _Field = Any
-"""A FieldDescriptor; each implementation of protobuf has its own class."""
+"""A FieldDescriptor, whose class depends on the protobuf implementation."""
 _RANGES = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
     FieldDescriptor.TYPE_SINT32: (-(2**31), 2**31 - 1),
 }
 _MAX_FLOAT = 3.4028235e38
-"""The largest float of 32 bits, which a float field holds."""
+"""The largest 32-bit float."""
 _MAX_DIGITS = 40
-"""Longer numbers are shown as a power of ten."""
+"""Longer integers are shown as a power of ten."""
 _KINDS = {
     **dict.fromkeys(_RANGES, "int"),
     FieldDescriptor.TYPE_FLOAT: "float",
@@ -35,8 +35,8 @@ _KINDS = {
 def assign(message: Message, name: str, value: Any, option: str | None = None) -> None:
     """Set a field that is not a message; ``option`` names it in errors.
 
-    A list of strings may be given as one string. Raises TypeError for a wrong type, InvalidRequest for a value out of
-    the field's range.
+    One string stands for a list of it. Raises TypeError for a wrong type, InvalidRequest for a value out of the
+    field's range.
     """
     option = option or name
     field, target = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
@@ -87,7 +87,7 @@ def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str
         problem = f"{error.reason} (at position {error.start}): expected text that UTF-8 can encode"
         raise invalid(option, problem) from None
     except (ValueError, OverflowError):
-        if isinstance(value, bytes):  # text fields take those that are UTF-8
+        if isinstance(value, bytes):  # text fields accept UTF-8 bytes
             raise invalid(option, "bytes that are not UTF-8: expected text") from None
         low, high = _RANGES.get(field.type, (-_MAX_FLOAT, _MAX_FLOAT))
         accepted = f"at least {low}" if value < low else f"at most {high}"  # the other bound is only the type's
@@ -95,7 +95,7 @@ def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str
 
 
 def shown(number: float) -> str:
-    """The number; only its magnitude if it is an int so long that Python refuses to print it."""
+    """The number as text; a long int, which Python may refuse to print, as its magnitude."""
     if not isinstance(number, int):
         return repr(number)
     digits = int(number.bit_length() * math.log10(2))
@@ -103,7 +103,7 @@ def shown(number: float) -> str:
 
 
 def json_text(value: object, option: str) -> str:
-    """``value`` as JSON."""
+    """``value`` as JSON. Raises TypeError or InvalidRequest, naming ``option``, if JSON cannot hold it."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except TypeError as error:

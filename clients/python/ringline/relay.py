@@ -1,4 +1,4 @@
-"""The contract's messages in and out, with the library's retries and resumes in between: for gateways and proxies."""
+"""Relays protobuf requests and responses, with the library's retries and resumes: for gateways and proxies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringline.retrying_request import RetryingRequest
 
 
 class Relay:
-    """Passes requests on through a client, each with the seconds that its caller waits; None: no limit."""
+    """Passes requests on through a client. ``seconds``: the caller's timeout; None: no limit."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -24,10 +24,10 @@ class Relay:
     async def generate(
         self, request: pb.GenerateRequest, seconds: float | None = None
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """The responses of one server that is never lost: each event once, whatever servers and retries were needed.
+        """The responses as from one server that never fails: each event once, across servers and retries.
 
-        A failed choice is an event, not an error. Raises the RingError of a request that was not admitted, or could not
-        be brought to its end. ``request`` must not have the id of another one that is live.
+        A failed choice is an event, not an error. Raises RingError if the request was not admitted or could not be
+        completed. ``request`` must not have the id of another live request.
         """
         if request.HasField("resume"):
             raise invalid("resume", "expected none: requests are resumed on the way to the processor")
@@ -53,7 +53,7 @@ class Relay:
             yield pb.GenerateResponse(request_id=request.request_id, request_finished=finished)
 
     async def tokenize(self, request: pb.TokenizeRequest, seconds: float | None = None) -> pb.TokenizeResponse:
-        """Raises a RingError, as the others do."""
+        """Like the methods below, raises RingError."""
         return await self._client._call(lambda stub: stub.Tokenize, request, seconds)
 
     async def detokenize(self, request: pb.DetokenizeRequest, seconds: float | None = None) -> pb.DetokenizeResponse:
@@ -64,7 +64,7 @@ class Relay:
 
 
 class _RelayedRequest(RetryingRequest):
-    """Keeps the messages of the events that the caller is to see; ``RequestFinished`` comes from the usage of all."""
+    """Keeps the messages for the caller, except RequestFinished: ``generate`` makes it from the total usage."""
 
     def __init__(self, request: pb.GenerateRequest, retry_state: RetryState, deadline: Deadline) -> None:
         self._returns_prompt = request.output.return_prompt_token_ids

@@ -106,23 +106,23 @@ class _AttemptProgress:
 class ResponseReader:
     """A state machine over: Admitted, deltas, the end of each choice, the end of the request; or one refusal.
 
-    Each later attempt brings the same, for the choices that had not ended. Unknown events are skipped.
+    A later attempt repeats this for the unfinished choices. Unknown events are skipped.
     """
 
     def __init__(self, *, hides_prompt: bool = False, read_json: Callable[[str], Any] | None = None) -> None:
-        """``hides_prompt``: the caller did not ask for the prompt's ids, so leave them out of ``admitted``.
+        """``hides_prompt``: leave the prompt's ids out of ``admitted``, because the caller did not ask for them.
 
-        ``read_json`` makes an object of a choice's content, which is JSON; None where it is not.
+        ``read_json``: parser of a choice's content; None if that is not JSON.
         """
         self.admitted: Admitted | None = None
         self.admitted_message: pb.Admitted | None = None
-        """The first server's message, from which ``admitted`` was made."""
+        """The first server's message, the source of ``admitted``."""
         self.failure: RingError | None = None
         """The error of the first choice that failed; known when ``done``."""
         self.resumed = 0
         """Number of resumes."""
         self.cut: RingError | None = None
-        """The error that ended the last attempt that was admitted."""
+        """The error that ended the last admitted attempt."""
         self._hides_prompt = hides_prompt
         self._read_json = read_json
         self._logs: list[_ChoiceLog] = []
@@ -140,16 +140,16 @@ class ResponseReader:
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens of the request; None until it has ended."""
+        """The request's token counts; None until it has ended."""
         return self._usage
 
     @property
     def has_prompt_logprobs(self) -> bool:
-        """Whether all entries came; meaningless if none were asked for."""
+        """Whether all entries have arrived; meaningless if the request asked for none."""
         return len(self._prompt_logprobs or ()) >= (self.admitted.prompt_tokens - 1 if self.admitted else 0)
 
     def resume(self) -> pb.Resume:
-        """The unfinished choices with their delivered ids, and the model and numerics that computed them."""
+        """The unfinished choices with their delivered token ids, and the model and numerics that computed them."""
         choices = [
             sampling_pb2.ResumedChoice(choice=choice, token_ids=log.token_ids)
             for choice, log in enumerate(self._logs)
@@ -160,15 +160,15 @@ class ResponseReader:
         return pb.Resume(choices=choices, model_digest=model_digest, numerics=started.numerics)
 
     def begin(self, choices: Sequence[int]) -> None:
-        """Start an attempt at ``choices``; empty for the first, whose choices Admitted tells."""
+        """Start an attempt at ``choices``; empty for the first attempt, whose choices Admitted gives."""
         self._progress = _AttemptProgress(choices=set(choices), unfinished=set(choices))
         self._usage = None
 
     def read(self, response: pb.GenerateResponse) -> list[Event]:
-        """The events of a response; empty if it has none for the caller.
+        """The response's events for the caller, if any.
 
-        Raises the error of a refusal, ProtocolError for what the contract forbids, and at the end of a request whose
-        choices ended with an error that another attempt may mend, that error.
+        Raises a refusal's error, ProtocolError for a breach of the contract, and, at the end of the request, the error
+        of a choice that another attempt may continue.
         """
         if response.HasField("choice_finished"):
             return self._read_choice_finished(response.choice_finished)
@@ -218,7 +218,7 @@ class ResponseReader:
         if kind == "refused":
             raise self._refusal(response.refused)
         if kind is None:
-            return None  # of a later version of the contract
+            return None  # an event of a later version of the contract
         if not self._progress.admitted or self.done:
             raise self._breach(f"{kind} before admitted, or after the request's end")
         if kind == "prefill":
@@ -310,7 +310,7 @@ class ResponseReader:
         error = failure_of(reason, message)
         if isinstance(error, Unavailable | Overloaded):
             self._progress.not_final = self._progress.not_final or error
-            return []  # the last parts come again, from where the choice goes on
+            return []  # the resumed choice sends the last parts again
         stop = message.WhichOneof("stop")
         log.finished = Finished(
             message.choice, reason, getattr(message, stop) if stop else None, error, message.reasoning_tokens
@@ -353,7 +353,7 @@ class ResponseReader:
         return sum(len(self._logs[choice].token_ids) for choice in choices)
 
     def _reasoning_tokens(self, choices: Iterable[int]) -> int:
-        """Of those that have ended."""
+        """The sum over the choices that have ended."""
         ends = [self._logs[choice].finished for choice in choices]
         return sum(end.reasoning_tokens for end in ends if end is not None)
 

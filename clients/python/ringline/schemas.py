@@ -13,7 +13,10 @@ _SINGLE = ("items", "additionalProperties")
 
 
 def schema_text(value: object, option: str) -> str:
-    """A schema as JSON text. That of a model class admits its fields and no others, which pydantic would ignore."""
+    """A schema as JSON text. A model class's admits no extra properties, since pydantic would ignore them.
+
+    Raises TypeError for a value that is no schema, InvalidRequest for one that JSON cannot hold.
+    """
     if isinstance(value, str):
         return value
     if is_model(value):
@@ -31,19 +34,19 @@ def schema_text(value: object, option: str) -> str:
 
 
 def is_model(value: object) -> bool:
-    """Whether it is a pydantic model class."""
+    """Whether ``value`` is a pydantic model class."""
     return isinstance(value, type) and hasattr(value, "model_json_schema")
 
 
 def model_schema(model: Any) -> dict[str, Any]:
-    """The schema of a pydantic model class, without room for properties that are no fields."""
+    """The schema of a pydantic model class, with properties other than its fields forbidden."""
     schema: dict[str, Any] = model.model_json_schema()
     _close(schema)
     return schema
 
 
 def _close(schema: Any) -> None:
-    """Forbid other properties wherever ``schema`` lists some and does not say what others may be."""
+    """Set additionalProperties to False wherever ``schema`` lists properties and leaves it unset."""
     if not isinstance(schema, dict):
         return
     if "properties" in schema or "patternProperties" in schema:

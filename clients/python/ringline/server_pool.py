@@ -1,4 +1,4 @@
-"""The servers of a client and their connections: round-robin, with failing servers ejected for a while."""
+"""A client's servers and connections: round-robin, with failing servers ejected for a while."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _FIRST_EJECTION, _LONGEST_EJECTION = 0.5, 10.0
 """Seconds."""
 _CLOSED = "the client is closed"
 _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:", "google-c2p:")
-"""Target schemes that are passed to gRPC as they are."""
+"""Target schemes that are passed to gRPC unchanged."""
 _HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]):([0-9]{1,5})", re.ASCII)
 
 
 def split_addresses(address: str | Sequence[str]) -> list[str]:
-    """The gRPC targets in a list or a comma-separated string; raises ValueError if there is none or one is invalid.
+    """The gRPC targets in a list or a comma-separated string. Raises ValueError if one is invalid or there is none.
 
     ``ipv4:`` and ``ipv6:`` targets may contain commas themselves and are not split.
     """
@@ -45,14 +45,14 @@ def split_addresses(address: str | Sequence[str]) -> list[str]:
 
 
 def _is_host_and_port(address: str) -> bool:
-    """Checked here, because gRPC takes ports modulo 65536, and without a port dials 443."""
+    """Checked here because gRPC takes ports modulo 65536 and defaults to port 443."""
     match = _HOST_AND_PORT.fullmatch(address)
     return match is not None and 1 <= int(match[1]) <= 65535
 
 
 @dataclass(slots=True, eq=False)
 class PooledConnection(Generic[_Connection]):
-    """A connection with its users: it is closed only when it has none."""
+    """A connection and its users; it is closed only when idle."""
 
     connection: _Connection
     users: int = 0
@@ -61,7 +61,7 @@ class PooledConnection(Generic[_Connection]):
     """Streams that outlive ``using``. Weak: gRPC cancels a stream that is garbage collected."""
 
     def keep(self, call: _Call) -> _Call:
-        """Keep the connection open as long as ``call`` exists; returns ``call``."""
+        """Keep the connection open while ``call`` exists; returns ``call``."""
         self.calls.add(call)
         return call
 
@@ -78,7 +78,7 @@ class Server(Generic[_Connection]):
     address: str
     current: PooledConnection[_Connection]
     stamp: object = None
-    """Version of the TLS files that the connection was made with."""
+    """Version of the TLS files that ``current`` was made with."""
     retired: list[PooledConnection[_Connection]] = field(default_factory=list)
     """Earlier connections that still have calls."""
     ejection_seconds: float = 0.0
@@ -88,7 +88,7 @@ class Server(Generic[_Connection]):
     refused_at: float = 0.0
     """When the last attempt to connect failed, on the monotonic clock; 0 if none has."""
     refusal: str = ""
-    """Why it failed."""
+    """Why that attempt failed."""
 
     @property
     def ejected(self) -> bool:
@@ -107,10 +107,9 @@ class ServerPool(Generic[_Connection]):
         stamp: Callable[[], object] = lambda: None,
         close: Callable[[_Connection], None] = lambda _: None,
     ) -> None:
-        """``stamp`` returns another value when the files that ``connect`` reads have changed.
+        """``stamp``: its value changes with the files that ``connect`` reads.
 
-        New calls then get a new connection. The old one keeps its calls, and is closed by the first call that begins
-        after they have ended.
+        New calls then get a new connection. The old one keeps its calls; the first new call after they end closes it.
         """
         self._connect = connect
         self._stamp = stamp
@@ -122,7 +121,7 @@ class ServerPool(Generic[_Connection]):
         self.reached = False
         """Whether any server has ever answered."""
         self.closed = False
-        """Set when the client is closed: no connection is made any more."""
+        """Set when the client is closed: no connection is made afterwards."""
 
     def connections(self) -> list[_Connection]:
         """All connections, retired ones included."""
@@ -130,9 +129,9 @@ class ServerPool(Generic[_Connection]):
             return [used.connection for server in self._pool for used in (server.current, *server.retired)]
 
     def choose(self, avoid: Server[_Connection] | None = None) -> Server[_Connection]:
-        """The next server in turn that is not ejected, else the one whose ejection ends first; ``avoid`` last.
+        """The next server in turn that is not ejected, else the one whose ejection ends first; ``avoid`` loses ties.
 
-        Until a server is reached: the next one that has not been tried, else the one tried longest ago.
+        Until a server is reached: the next untried server, else the one tried longest ago.
         """
         with self._lock:
             now = time.monotonic()
@@ -151,9 +150,9 @@ class ServerPool(Generic[_Connection]):
 
     @contextmanager
     def using(self, server: Server[_Connection]) -> Iterator[PooledConnection[_Connection]]:
-        """The server's connection, kept open inside the block, and as long as calls passed to its ``keep`` exist.
+        """The server's connection, kept open inside the block and while calls passed to its ``keep`` exist.
 
-        Raises Cancelled if the client is closed, or is closed meanwhile: gRPC then raises errors of its own.
+        Raises Cancelled if the client is closed, before or meanwhile, in place of gRPC's own errors.
         """
         with self._lock:
             if self.closed:
@@ -171,16 +170,16 @@ class ServerPool(Generic[_Connection]):
                 used.users -= 1
 
     def failed(self, server: Server[_Connection]) -> None:
-        """The server was unreachable or lost, or refuses new requests: eject it, for twice as long each time."""
+        """Eject a server that was unreachable or lost, or refuses new requests; the time doubles with each failure."""
         with self._lock:
-            if not server.ejected:  # else one failure that ended many requests would count many times
+            if not server.ejected:  # one failure that ends many requests counts once
                 server.ejection_seconds = min(max(2 * server.ejection_seconds, _FIRST_EJECTION), _LONGEST_EJECTION)
                 server.ejected_until = time.monotonic() + server.ejection_seconds
 
     def attempt_failed(self, server: Server[_Connection], error: RingError, began: float) -> RingError:
-        """Note what an error says about the server; returns the error to raise if the request is not tried again.
+        """Record what an error says about the server; returns the error to raise if the request is not retried.
 
-        ``began``: when the request did, on the monotonic clock.
+        ``began``: when the request began, on the monotonic clock.
         """
         if isinstance(error, Unavailable):
             self.failed(server)
@@ -202,7 +201,7 @@ class ServerPool(Generic[_Connection]):
 
     @property
     def any_available(self) -> bool:
-        """Whether some server is not ejected, so that it can be asked without a delay."""
+        """Whether some server is not ejected, so that a retry needs no delay."""
         return self.any_available_but(None)
 
     def any_available_but(self, avoid: Server[_Connection] | None) -> bool:
@@ -210,7 +209,7 @@ class ServerPool(Generic[_Connection]):
         return not all(server.ejected for server in self._pool if server is not avoid)
 
     def _renew(self, server: Server[_Connection]) -> None:
-        """Reconnect if the files have changed; while they cannot be read, keep the connection."""
+        """Close idle retired connections. Reconnect if the files have changed and can be read."""
         if self.closed:
             return
         for used in [used for used in server.retired if used.idle]:

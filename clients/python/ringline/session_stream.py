@@ -1,7 +1,7 @@
 """One Session stream: requests and cancels go out through one writer, responses come in through one reader.
 
-The reader never pauses, so that a slow consumer does not stall the others: events wait in memory until their consumer
-takes them, at most one answer for each consumer. What goes out is bounded by the live requests that the server allows.
+The reader never pauses, so a slow consumer does not stall the others: events wait in memory until taken, at most one
+answer per consumer. The server's limit of live requests bounds what goes out.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ringline.server_pool import Server, ServerPool
 SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 _FRAME_BYTES = 512
-"""What the request id, the timeout and the frame may add to a request's size."""
+"""Bytes that the request id, the timeout and the frame may add to a request."""
 _FIRST_FRAME_SECONDS = 10.0
 _log = logging.getLogger("ringline")
 
 
 class Attempt:
-    """One attempt at one request, on one Session stream; holds its events until they are taken."""
+    """One attempt at one request on one Session stream; holds its events until taken."""
 
     def __init__(
         self, retrying: RetryingRequest, request_id: str, ordinal: int, abandon: Callable[[Attempt], None]
     ) -> None:
-        """``ordinal`` of the frame that begins it; ``abandon`` tells the server that nobody waits for the answer."""
+        """``ordinal``: of the frame that begins it. ``abandon`` tells the server that nobody waits for the answer."""
         self.request_id = request_id
         self.ordinal = ordinal
         self.error: RingError | None = None

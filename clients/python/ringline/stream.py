@@ -1,4 +1,4 @@
-"""One request's answer, as the blocking client streams it."""
+"""The blocking client's stream of one answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GenerateCall(Protocol):
 class Stream(Iterator[Delta]):
     """One request's answer, delta by delta. ``close()`` and leaving the ``with`` block cancel the request.
 
-    So does leaving a loop over a stream that nothing else refers to: gRPC cancels a call that is garbage collected.
+    So does dropping the last reference, as by leaving a loop early: gRPC cancels a call that is garbage collected.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Stream(Iterator[Delta]):
         self._server: Server[Any] | None = None
         """The server of the current or last attempt."""
         self._events: deque[Event] = deque()
-        """Read and not yet taken: one response may bring two."""
+        """Events read but not yet taken: one response may bring two."""
         self._failure: RingError | None = None
         self._closed = threading.Event()
 
@@ -57,7 +57,7 @@ class Stream(Iterator[Delta]):
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens of the request; None until it has ended."""
+        """The request's token counts; None until it has ended."""
         return self._retrying.reader.usage
 
     def events(self) -> Iterator[Event]:
@@ -66,7 +66,7 @@ class Stream(Iterator[Delta]):
             yield event
 
     def result(self) -> Generation:
-        """Wait for the end and return the whole answer; raises the request's error."""
+        """Wait for the end and return the whole answer. Raises the request's error; Cancelled if closed before."""
         while self._next_event() is not None:
             pass
         reader = self._retrying.reader

@@ -1,4 +1,4 @@
-"""Tools that a model may call: Python values as the contract's Tool and ToolChoice."""
+"""Tools that a model may call: converts Python values to the contract's Tool and ToolChoice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringline.types.v1.constraint_pb2 import CallableTool
 OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _KEYS = ("name", "description", "parameters", "strict")
 _PARAMETERS_ELSEWHERE = ("input_schema", "inputSchema")
-"""What other APIs call the parameters."""
+"""Other APIs' keys for the parameters."""
 _MODES = {
     "auto": pb.ToolChoice.MODE_AUTO,
     "none": pb.ToolChoice.MODE_NONE,
@@ -24,10 +24,10 @@ _MODES = {
 
 
 def set_tools(chat: pb.Chat, options: Mapping[str, Any]) -> None:
-    """Write the options of ``OPTIONS``, none of them None, into ``chat``.
+    """Write the options in ``OPTIONS``, none of them None, into ``chat``.
 
-    Tools that are functions become typed ones, whose calls the server finds in the answer. If one of them is of another
-    type or has keys of its own, all go to the model's template as they are. A misspelt key raises TypeError.
+    Functions become typed tools, whose calls the server finds in the answer. If any tool has another type or further
+    keys, all go to the model's template unchanged. A misspelt key raises TypeError.
     """
     if "tools" not in options:
         if others := [name for name in OPTIONS if name in options]:
@@ -53,7 +53,7 @@ def set_tools(chat: pb.Chat, options: Mapping[str, Any]) -> None:
 
 
 def set_function(target: pb.Tool | CallableTool, function: Mapping[str, Any], path: str) -> None:
-    """Write a function's name, description, parameters and strict, as far as given, into ``target``."""
+    """Write those of a function's name, description, parameters and strict that are given into ``target``."""
     for key, value in function.items():
         if key == "parameters" and value is not None:
             assign(target, "parameters_json", schema_text(value, f"{path}.parameters"), option=f"{path}.parameters")
@@ -65,7 +65,8 @@ _ACCEPTED = f"expected dicts with {', '.join(_KEYS)}, as such or in OpenAI's for
 
 
 def _function(tool: Any, path: str) -> Mapping[str, Any] | None:
-    """A tool's name, description, parameters and strict, as far as given; None if it is no function."""
+    """A tool's name, description, parameters and strict, if given; None for other keys or a tool that is no function.
+    """
     if is_model(tool):
         schema = model_schema(tool)
         return {"name": tool.__name__, "description": schema.pop("description", ""), "parameters": schema}
@@ -90,7 +91,7 @@ def _function(tool: Any, path: str) -> Mapping[str, Any] | None:
 
 
 def _set_choice(target: pb.ToolChoice, value: Any, names: Sequence[str]) -> None:
-    """``value``: auto, none, required or a tool's name; or a dict, as OpenAI's, which names a tool."""
+    """``value``: auto, none, required or a tool's name; or a dict that names a tool, as OpenAI's does."""
     name = value
     if isinstance(value, Mapping):
         function = value.get("function", value)
