@@ -1,4 +1,4 @@
-"""The asyncio client: every request of a client shares one long-lived Session stream."""
+"""The asyncio client: a client's requests share one long-lived Session stream."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class _Connection(NamedTuple):
 class AsyncClient:
     """``Client`` for asyncio. Connects at first use, and from then on belongs to the running event loop.
 
-    Thousands of concurrent requests are cheap: they share one stream, on which the server batches their outputs. The
-    stream is reopened when it is lost.
+    Thousands of concurrent requests are cheap: they share one stream, on which the server batches outputs, and which
+    reopens when lost.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class AsyncClient:
         self._session = self.session()
         self._closed = False
         self._parent: AsyncClient | None = None
-        """Whose connections are used; None: its own."""
+        """The client whose connections are used; None: this one's."""
 
     def with_metadata(self, metadata: Mapping[str, str]) -> AsyncClient:
-        """A client on the same connections, with further metadata on its calls, such as another caller's token.
+        """A client on the same connections that sends further metadata, such as another caller's token.
 
-        It takes the place of metadata of the same names, and ``authorization`` that of the client's own token.
-        Closing it ends its requests and its stream, and leaves the connections open.
+        The metadata replaces pairs of the same names, and ``authorization`` replaces this client's token. Closing the
+        new client ends its requests and its stream, and leaves the connections open.
         """
         child = copy.copy(self)
         child._metadata = self._metadata.extended(metadata)
@@ -89,7 +89,7 @@ class AsyncClient:
         return child
 
     def session(self) -> Session:
-        """A Session separate from the client's own, with its own stream and flow control."""
+        """A further Session, with its own stream and flow control."""
         return Session(self._pool, self._open_session, timeout=self._timeout, policy=self._policy)
 
     async def generate(
@@ -198,7 +198,7 @@ class AsyncClient:
             raise Cancelled("the client is closed")
         if self._parent is not None:
             return self._parent._pool()
-        if self._connected is None:  # created late, because connections belong to the running event loop
+        if self._connected is None:  # created late: connections belong to the running event loop
             self._connected = ServerPool(
                 self._addresses, self._connect, stamp=self._security.files_stamp, close=self._close_soon
             )

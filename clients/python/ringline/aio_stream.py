@@ -1,4 +1,4 @@
-"""One request's answer, as the asyncio client streams it."""
+"""The asyncio client's stream of one answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 class AsyncStream(AsyncIterator[Delta]):
     """One request's answer, delta by delta. ``close()`` and leaving the ``async with`` block cancel the request.
 
-    So does leaving a loop over a stream that nothing else refers to.
+    So does dropping the last reference, as by leaving a loop early.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AsyncStream(AsyncIterator[Delta]):
         self._failure: RingError | None = None
         self._closed = False
         self._wait: asyncio.Timeout | None = None
-        """Of the task that begins the next attempt, which may take long: ``close`` ends it."""
+        """The timeout around a wait for the next attempt, which may be long; ``close`` expires it."""
 
     @property
     def request(self) -> Admitted | None:
@@ -46,7 +46,7 @@ class AsyncStream(AsyncIterator[Delta]):
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens of the request; None until it has ended."""
+        """The request's token counts; None until it has ended."""
         return self._retrying.reader.usage
 
     async def events(self) -> AsyncIterator[Event]:
@@ -55,7 +55,7 @@ class AsyncStream(AsyncIterator[Delta]):
             yield event
 
     async def result(self) -> Generation:
-        """Wait for the end and return the whole answer; raises the request's error."""
+        """Wait for the end and return the whole answer. Raises the request's error; Cancelled if closed before."""
         while await self._next_event() is not None:
             pass
         reader = self._retrying.reader
@@ -107,9 +107,9 @@ class AsyncStream(AsyncIterator[Delta]):
         return None
 
     async def _begin_attempt(self) -> Attempt | None:
-        """The next attempt; None if the stream is closed before it has begun."""
+        """The next attempt; None if the stream is closed before the attempt has begun."""
         attempt = self._attempt = await self._unless_closed(self._begin(self._retrying))
-        if attempt is not None and self._closed:  # just when it had begun
+        if attempt is not None and self._closed:  # closed just as it began
             attempt.cancel()
         return attempt
 
@@ -123,7 +123,7 @@ class AsyncStream(AsyncIterator[Delta]):
         await self._unless_closed(asyncio.sleep(delay))
 
     async def _unless_closed(self, work: Awaitable[_T]) -> _T | None:
-        """What ``work`` returns; None if the stream is closed meanwhile, which ends the work."""
+        """The result of ``work``; None if the stream is closed meanwhile, which cancels the work."""
         wait = asyncio.timeout(None)
         try:
             async with wait:

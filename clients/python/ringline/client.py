@@ -34,8 +34,8 @@ class _Connection(NamedTuple):
 class Client:
     """Client of Ringline servers. Use it as a context manager, or ``close()`` it.
 
-    It hides the loss of a server: a request that was not yet admitted is sent again, and an admitted one is resumed
-    after the last token delivered, on another server or on the same one once it is back.
+    It hides the loss of a server: a request not yet admitted is sent again, and an admitted one is resumed after the
+    last delivered token, on another server or on the same one once it is back.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class Client:
     ) -> None:
         """``address``: a gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``), or several.
 
-        Several targets are a list or one comma-separated string, and are used round-robin. ``metadata`` is sent with
-        every call. ``timeout``: the default for each request, in seconds.
+        Several targets are a list or one comma-separated string, used round-robin. ``metadata`` is sent with every
+        call. ``timeout``: the default for each request, in seconds.
 
         Connections are plaintext unless one of these is given: ``tls``, ``ca`` (the trusted authorities; default: the
         public ones), ``cert`` and ``key`` (this client's certificate), or ``credentials`` instead of all of them.
         ``ca``, ``cert`` and ``key`` are paths of PEM files, or their contents as bytes; changed files are read again
-        for new requests. ``server_name``: the name expected in the server's certificate, if it is not the address's
-        host. ``token`` is sent as a bearer token; if it is a function, it is called for each RPC.
+        for new requests. ``server_name``: the name expected in the server's certificate, if not the address's host.
+        ``token``: a bearer token, or a function that returns one and is called for each RPC.
 
-        A server is dialled directly, whatever proxy the environment names. With ``proxy`` another machine is dialled
-        through that proxy, by gRPC's rules (``grpc_proxy``, ``https_proxy``, ``http_proxy``, but not ``no_proxy``).
+        Proxies in the environment are ignored. With ``proxy``, servers on other machines are dialled through them, by
+        gRPC's rules (``grpc_proxy``, ``https_proxy``, ``http_proxy``, but not ``no_proxy``).
 
-        A client that has not yet reached a server fails at once with Unavailable where it cannot connect to any; the
-        error gives each address and the reason. With ``wait_for_ready`` it looks for one, for ``patience`` seconds.
-        ``patience``: how long, in seconds, a request looks for a server after each loss; with 0 it fails at once.
+        Until a client has reached a server, a request fails at once with Unavailable if no server can be connected to;
+        the error gives each address and the reason. ``wait_for_ready``: keep trying for ``patience`` seconds instead.
+        ``patience``: seconds for which a request looks for a server after each loss; 0: it fails at once.
         ``retries``: a request fails when it has lost more servers than this with nothing delivered in between.
         ``retry_overloaded``: also retry requests refused as Overloaded, after the delay that the server asked for.
         """
@@ -100,9 +100,9 @@ class Client:
         token_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
     ) -> Generation:
-        """The whole answer to a text, a conversation or token ids. Raises a RingError unless every choice ended well.
+        """The whole answer to a text, a conversation or token ids.
 
-        The error's ``partial`` holds what was delivered until then.
+        Raises a RingError unless every choice ended well; its ``partial`` holds what was delivered before.
         """
         with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as stream:
             return stream.result()
@@ -115,7 +115,7 @@ class Client:
         token_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """The answer as it comes. The request is sent when the first delta is asked for."""
+        """The answer as it arrives. The request is sent when the first delta is read."""
         timeout = options.pop("timeout", self._timeout)
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
@@ -129,9 +129,9 @@ class Client:
         messages: Sequence[Message] | None = None,
         **options: Unpack[TokenizeOptions],
     ) -> Tokenization:
-        """The ids of a text or a conversation, as ``generate`` would see them.
+        """The token ids of a text or a conversation, as ``generate`` would use them.
 
-        Options are ``model``, ``add_special_tokens`` and, for messages, those of the template.
+        Options: ``model``, ``timeout``, ``add_special_tokens`` and, for messages, tools and the template's options.
         """
         timeout = options.pop("timeout", self._timeout)
         request = build_tokenize(text, messages, options)
@@ -149,9 +149,9 @@ class Client:
         return self._call(lambda stub: stub.Detokenize, request, self._timeout).text
 
     def token_pieces(self, token_ids: Sequence[int], *, model: str | None = None) -> tuple[bytes, ...]:
-        """The bytes that each token, special or not, has within a text; they may be a part of a character.
+        """The bytes of each token, special ones included, within a text; they may be a part of a character.
 
-        Raises FailedPrecondition if the server is too old for this: its models lack the capability ``pieces``.
+        Raises FailedPrecondition if the server is too old: its models lack the capability ``pieces``.
         """
         request = build_detokenize(token_ids, model, None, pieces=True)
         return pieces_from(self._call(lambda stub: stub.Detokenize, request, self._timeout), len(token_ids))

@@ -1,4 +1,4 @@
-"""The form of an answer: options such as ``json_schema`` as the contract's Constraint, and back."""
+"""The form of an answer: converts options such as ``json_schema`` to the contract's Constraint, and parses JSON."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Options(TokenizeOptions, total=False):
     bad_words: str | Sequence[str] | None
 
     logprobs: int | None
-    """Alternatives reported per output token; 0 reports only the token itself."""
+    """Alternatives reported per output token; 0 reports only the token's own logprob."""
     prompt_logprobs: int | None
     skip_special_tokens: bool | None
     return_prompt_token_ids: bool | None

@@ -53,7 +53,7 @@ class Relay:
             yield pb.GenerateResponse(request_id=request.request_id, request_finished=finished)
 
     async def tokenize(self, request: pb.TokenizeRequest, seconds: float | None = None) -> pb.TokenizeResponse:
-        """Like the methods below, raises RingError."""
+        """Raises RingError, like the methods below."""
         return await self._client._call(lambda stub: stub.Tokenize, request, seconds)
 
     async def detokenize(self, request: pb.DetokenizeRequest, seconds: float | None = None) -> pb.DetokenizeResponse:
@@ -81,7 +81,7 @@ class _RelayedRequest(RetryingRequest):
         if isinstance(event, Resumed):
             return None
         if response.HasField("admitted") and not self._returns_prompt and response.admitted.prompt_token_ids:
-            hidden = pb.GenerateResponse()  # the reader keeps the message, ids and all, for a resume
+            hidden = pb.GenerateResponse()  # a copy: the reader needs the original's ids for a resume
             hidden.CopyFrom(response)
             hidden.admitted.ClearField("prompt_token_ids")
             hidden.admitted.output.return_prompt_token_ids = False

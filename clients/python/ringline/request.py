@@ -60,7 +60,7 @@ _OF_OTHER_APIS = {
     "lora_request": "there are no adapters; merge them into the model's weights",
     "max_completion_tokens": "it is called max_tokens here",
 }
-"""What other APIs have, with what there is instead."""
+"""Options of other APIs, with their replacements; {0} is the option's name."""
 
 
 def build_request(
@@ -69,10 +69,10 @@ def build_request(
     token_ids: Sequence[int] | None,
     options: Mapping[str, Any],
 ) -> pb.GenerateRequest:
-    """The request of one prompt (exactly one kind must be given) and its options, ``timeout`` aside.
+    """The request for one prompt (exactly one kind must be given) and its options, without ``timeout``.
 
     Raises TypeError for an unknown option or a value of a wrong type, InvalidRequest for a value that the field
-    cannot hold; everything else is the server's to judge.
+    cannot hold; the server checks the rest.
     """
     kinds = {"prompt": prompt, "messages": messages, "token_ids": token_ids}
     if len(prompts := [name for name, kind in kinds.items() if kind is not None]) != 1:
@@ -87,7 +87,7 @@ def build_request(
     given = {name: value for name, value in options.items() if value is not None}
     if messages is not None:
         build_chat(request.chat, messages, {name: given.pop(name) for name in _CHAT & given.keys()})
-    if request.chat.tools and (calls := given.pop("tool_calls", None)) is not None:  # of options that a server resolved
+    if request.chat.tools and (calls := given.pop("tool_calls", None)) is not None:  # from options a server resolved
         after_reasoning = given.pop("after_reasoning", None)
         if isinstance(calls, Mapping) and calls.get("form"):
             given |= {**calls["form"], "after_reasoning": after_reasoning}
@@ -110,7 +110,7 @@ def build_request(
 
 
 def needed(request: pb.GenerateRequest) -> list[str]:
-    """Capabilities without which a server would ignore what ``request`` asks for."""
+    """The capabilities without which a server would ignore a part of ``request``."""
     parses = request.output.HasField("parse") or request.chat.tools
     has_form, calls = request.HasField("constraint"), request.constraint.tool_calls
     may_call = request.chat.tools and request.chat.tool_choice.mode != pb.ToolChoice.MODE_NONE
@@ -149,7 +149,7 @@ def _set_parse(request: pb.GenerateRequest, value: object) -> None:
 
 
 def _unknown(name: str) -> TypeError:
-    """The error of an option that there is not: of another API, or misspelt."""
+    """The error for an unknown option: another API's, or misspelt."""
     if (instead := _OF_OTHER_APIS.get(name)) is not None:
         return TypeError(f"option {name!r} is not supported: {instead.format(name)}")
     known = _REQUEST | _NESTED.keys() | _CHAT | constraints.OPTIONS | {"parse"}
@@ -160,7 +160,7 @@ def _unknown(name: str) -> TypeError:
 def build_tokenize(
     text: str | None, messages: Sequence[Message] | None, options: Mapping[str, Any]
 ) -> pb.TokenizeRequest:
-    """The request for the ids of a text or a chat (exactly one must be given)."""
+    """The request for the token ids of a text or a chat. Raises TypeError unless exactly one is given."""
     if (text is None) == (messages is None):
         got = "none" if text is None else "both"
         raise TypeError(f"expected exactly one of text and messages, got {got}")
@@ -181,7 +181,7 @@ def build_tokenize(
 def build_detokenize(
     token_ids: Sequence[int], model: str | None, skip_special_tokens: bool | None, *, pieces: bool = False
 ) -> pb.DetokenizeRequest:
-    """The request for the text of ids."""
+    """The request for the text of token ids, or with ``pieces``, for the bytes of each token."""
     request = pb.DetokenizeRequest(pieces=pieces)
     assign(request, "token_ids", token_ids)
     for name, value in (("model", model), ("skip_special_tokens", skip_special_tokens)):
@@ -191,7 +191,7 @@ def build_detokenize(
 
 
 def build_chat(chat: pb.Chat, messages: Sequence[Message], options: Mapping[str, Any]) -> None:
-    """Write a conversation and its template's options into ``chat``."""
+    """Write a conversation, its tools and its template's options into ``chat``."""
     chat.SetInParent()
     if isinstance(messages, str | Mapping):
         raise TypeError(f"messages: expected a list of messages, got {type(messages).__name__}")

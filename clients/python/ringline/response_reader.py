@@ -1,6 +1,6 @@
 """Reads the responses of one request: checks the protocol, turns messages into events, and keeps what was delivered.
 
-One reader serves all attempts at a request: after a resume, what was delivered before is still there.
+One reader serves all attempts at a request, so a resume loses nothing delivered before.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _ChoiceLog:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[bytes] | None = None
-    """Messages as they came."""
+    """Serialized ``Logprobs`` messages."""
     contents: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
     joints: Joints = field(default_factory=Joints)
@@ -63,7 +63,7 @@ class _ChoiceLog:
     finished: Finished | None = None
 
     def add(self, part: Part) -> bool:
-        """Keep a piece; returns whether it continues a call that is known, or begins the next one."""
+        """Keep a piece; False for a tool call's piece that neither continues a known call nor begins the next one."""
         (part,) = self.joints.joined((part,))
         if isinstance(part, Content):
             self.contents.append(part.text)
@@ -79,7 +79,7 @@ class _ChoiceLog:
 
     @property
     def token_logprobs(self) -> PackedLogprobs | None:
-        """One per token; None if none came."""
+        """One per token; None if none arrived."""
         return None if self.logprobs is None else PackedLogprobs(self.logprobs, len(self.token_ids))
 
     @property
@@ -93,14 +93,13 @@ class _AttemptProgress:
 
     admitted: bool = False
     choices: set[int] = field(default_factory=set)
-    """Those that this attempt computes."""
+    """The choices that this attempt computes."""
     unfinished: set[int] = field(default_factory=set)
-    """Those of ``choices`` that have not ended."""
+    """The ``choices`` that have not ended."""
     prompt_logprobs: int = 0
-    """Entries of the prompt's logprobs received."""
+    """Number of prompt logprobs received."""
     not_final: RingError | None = None
-    """The error of choices that ended UNAVAILABLE, or were refused by a full engine: another attempt may continue them.
-    """
+    """The error of a choice that ended UNAVAILABLE or that a full engine refused: another attempt may continue it."""
 
 
 class ResponseReader:

@@ -1,4 +1,4 @@
-"""Events of a stream and results of calls, and how the contract's messages become them."""
+"""Events of a stream and results of calls, and their construction from protobuf messages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of prompt tokens from index 1 on (the first has none). Those of a long prompt come in parts."""
+    """Log probabilities of prompt tokens from index 1 on (the first has none); a long prompt's come in parts."""
 
     offset: int
-    """Entries in earlier parts."""
+    """Number of entries in earlier parts."""
     logprobs: tuple[TokenLogprob, ...]
 
 
@@ -39,14 +39,14 @@ class Delta:
 
     choice: int
     position: int
-    """Output position of the first token: the choice's number of ids delivered before."""
+    """Output position of the first token: the number of the choice's ids delivered before."""
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     """One per token; None unless asked for."""
     parts: tuple[Part, ...] = ()
-    """What it adds to the content, the reasoning and the calls, if the request asked for them. They may lag behind the
-    text: the last delta of a choice may bring parts alone."""
+    """Additions to the content, the reasoning and the tool calls, if the request asked for parts. They may lag behind
+    the text: the last delta of a choice may have parts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Finished:
     error: RingError | None
     """Set unless the reason is STOP or LENGTH."""
     reasoning_tokens: int = 0
-    """As in ``Usage``, of this choice."""
+    """As in ``Usage``, for this choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Started:
     model_digest: str
     """Equal for equal models, weights included."""
     numerics: str
-    """Equal where equal requests get bit-identical tokens."""
+    """Equal values mean that equal requests get bit-identical tokens."""
     identical: bool
     """Whether the tokens are the same as without the move."""
     reason: str
@@ -95,7 +95,7 @@ class Generation:
     usage: Usage
     request: Admitted
     prompt_logprobs: tuple[TokenLogprob, ...] | None
-    """Those of the prompt tokens from index 1 on; None unless asked for."""
+    """Log probabilities of the prompt tokens from index 1 on; None unless asked for."""
     resumed: int
     """How often the library resumed the request."""
 
@@ -116,7 +116,7 @@ class Generation:
 
     @property
     def stop(self) -> int | str | None:
-        """The stop token's id or the stop string that ended the first choice, if one did."""
+        """The stop token's id, or the stop string, that ended the first choice, if any."""
         return self.choices[0].stop
 
     @property
@@ -126,7 +126,7 @@ class Generation:
 
     @property
     def content(self) -> str:
-        """The first choice's text without reasoning and calls."""
+        """The first choice's text without reasoning and tool calls."""
         return self.choices[0].content
 
     @property
@@ -136,33 +136,33 @@ class Generation:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The first choice's calls of tools."""
+        """The first choice's tool calls."""
         return self.choices[0].tool_calls
 
     @property
     def parsed(self) -> Any:
-        """The first choice's content as an object; see ``Choice.parsed``."""
+        """The first choice's content, parsed; see ``Choice.parsed``."""
         return self.choices[0].parsed
 
     def message(self) -> Message:
-        """The first choice as the assistant's message of a conversation that goes on."""
+        """The first choice as an assistant message, to continue the conversation."""
         return self.choices[0].message()
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """The ids of a text or chat."""
+    """The token ids of a text or chat."""
 
     token_ids: tuple[int, ...]
     rendered: str
-    """A chat as the template rendered it."""
+    """The chat as the template rendered it."""
     max_model_len: int
     """The model's context length, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is served."""
+    """A served model."""
 
     name: str
     architecture: str
@@ -219,7 +219,7 @@ def _constraint_options(constraint: constraint_pb2.Constraint) -> dict[str, obje
 
 
 def _plain(value: Any) -> object:
-    """A field's value; containers are copied, since protobuf's refer to their message."""
+    """A field's value; containers are copied, because protobuf's refer to their message."""
     if isinstance(value, ProtoMessage):
         return {field.name: _plain(one) for field, one in value.ListFields()}
     if isinstance(value, Mapping):
@@ -228,7 +228,7 @@ def _plain(value: Any) -> object:
 
 
 def part_from(message: part_pb2.Part) -> Part | None:
-    """A piece of an answer's parts; None for a kind of a later contract."""
+    """A piece of an answer; None for a kind that only a later contract has."""
     kind = message.WhichOneof("kind")
     if kind == "content":
         return Content(message.content, tuple(message.content_tokens))
@@ -241,7 +241,7 @@ def part_from(message: part_pb2.Part) -> Part | None:
 
 
 def finish_reason_of(message: pb.ChoiceFinished) -> FinishReason:
-    """Why a choice ended. A reason of a later contract, unknown here, counts as an error, never as success."""
+    """Why a choice ended. An unknown reason, of a later contract, counts as an error, never as success."""
     return FINISH_REASONS.get(message.finish_reason, FinishReason.ERROR)
 
 
@@ -272,7 +272,7 @@ def tokenization_from(message: pb.TokenizeResponse) -> Tokenization:
 
 
 def pieces_from(message: pb.DetokenizeResponse, asked: int) -> tuple[bytes, ...]:
-    """The pieces of ``asked`` tokens. Raises FailedPrecondition if the server does not know what was asked."""
+    """The pieces of ``asked`` tokens. Raises FailedPrecondition if the server does not support pieces."""
     if len(message.pieces) != asked:
         raise FailedPrecondition(
             "the server cannot tell the bytes of tokens: ask one whose model has the capability pieces"

@@ -14,15 +14,15 @@ from ringline.proto_fields import shown
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 1.0
 _LONGEST_RETRY = 30.0
-"""Seconds; the delay that an overloaded server asked for is doubled up to this."""
+"""Seconds; the limit of doubling the delay that an overloaded server asked for."""
 _MOST_DOUBLINGS = 10
 _JITTER = 1.5
 _MODEL_GONE = "MODEL_GONE"
-"""The error reason of a request that no server can continue, because its model is gone."""
+"""The error reason of a request that no server can continue because its model is gone."""
 _LONGEST_TIMEOUT = (2**32 - 1) / 1000
-"""Seconds; what the contract's ``timeout_ms`` holds."""
+"""Seconds; the largest ``timeout_ms`` that the contract can hold."""
 GRACE = 1.0
-"""Seconds after its deadline at which a request is ended here if its server has not done so."""
+"""Seconds after a request's deadline at which the client ends it if the server has not."""
 
 
 def _check_number(name: str, value: object) -> None:
@@ -34,7 +34,7 @@ class Deadline:
     """A point in time on this process's monotonic clock, or none."""
 
     def __init__(self, timeout: float | None) -> None:
-        """``timeout`` is in seconds from now; raises InvalidRequest where it is out of range."""
+        """``timeout``: seconds from now. Raises InvalidRequest if it is out of range, TypeError if it is no number."""
         if timeout is not None:
             _check_number("timeout", timeout)
             if not 0 < timeout <= _LONGEST_TIMEOUT:
@@ -43,7 +43,7 @@ class Deadline:
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> float | None:
-        """Seconds left, > 0; None without a deadline. Raise DeadlineExceeded when it has passed."""
+        """Seconds left, > 0; None without a deadline. Raises DeadlineExceeded when it has passed."""
         if self._end is None:
             return None
         left = self._end - time.monotonic()
@@ -52,12 +52,12 @@ class Deadline:
         return left
 
     def remaining_ms(self) -> int | None:
-        """The same in whole milliseconds, ≥ 1."""
+        """Like ``remaining``, in whole milliseconds, ≥ 1."""
         left = self.remaining()
         return None if left is None else math.ceil(left * 1000)
 
     def backstop(self) -> float | None:
-        """Seconds after which the request is ended here; the server should have done so before. None: no deadline."""
+        """Seconds after which the client ends the request if the server has not; None without a deadline."""
         left = self.remaining()
         return None if left is None else left + GRACE
 
@@ -82,11 +82,10 @@ class RetryPolicy:
 class RetryState:
     """Decides for one request whether an error is retried.
 
-    An outage lasts from the first error until a server has taken the request, at most ``patience`` seconds. A client
-    that has never reached a server does not wait for one, unless ``wait_for_ready``. A request
-    that lost its server more than ``retries`` times with nothing delivered in between is not retried: it may be what
-    crashes the servers. A server that admits the request may still refuse it as Overloaded, because its engine is full:
-    it has not taken it, and the outage goes on.
+    An outage lasts from the first error until a server takes the request, at most ``patience`` seconds. A client that
+    has never reached a server does not wait for one, unless ``wait_for_ready``. A request that lost its server more
+    than ``retries`` times with nothing delivered in between is not retried: it may be what crashes them. A server that
+    admits the request but then refuses it as Overloaded, its engine being full, has not taken it: the outage goes on.
     """
 
     def __init__(self, policy: RetryPolicy, deadline: Deadline) -> None:
@@ -97,11 +96,11 @@ class RetryState:
         self._admitted = False
         """Whether the current attempt was admitted."""
         self._taken = False
-        """Whether some server has taken the request: it delivered something, or was lost with it."""
+        """Whether some server has taken the request: it delivered something, or was lost after admitting it."""
         self._refusals = 0
-        """Consecutive attempts that were refused for overload."""
+        """Number of consecutive attempts refused for overload."""
         self._lost = 0
-        """Consecutive attempts that were admitted, then lost, with nothing delivered."""
+        """Number of consecutive attempts that were admitted, then lost, with nothing delivered."""
 
     @property
     def resumable(self) -> bool:
@@ -120,8 +119,8 @@ class RetryState:
     def delay(self, error: RingError, *, any_available: bool) -> float:
         """Seconds to wait before the next attempt; raises ``error`` if it is not retried.
 
-        The delay is 0 if some server is not ejected; else it doubles up to 1 s, with jitter. It is at least what an
-        overloaded server asked for, doubled with each consecutive refusal, plus up to half of that as jitter.
+        0 if some server is not ejected; else doubling up to 1 s, with jitter. At least the delay that an overloaded
+        server asked for, doubled with each consecutive refusal, plus up to half of that as jitter.
         """
         least = self._least_delay(error)
         if least is None:
@@ -155,7 +154,7 @@ class RetryState:
         self._refusals = 0
 
     def _least_delay(self, error: RingError) -> float | None:
-        """None: the error is not retried."""
+        """Seconds; None: the error is not retried."""
         if isinstance(error, Unavailable):
             never_reached = error.unreached is not None
             final = error.reason == _MODEL_GONE or (never_reached and not self._policy.wait_for_ready)
@@ -168,7 +167,7 @@ class RetryState:
         return None
 
     def _backoff(self, asked: float) -> float:
-        """Exponential, with jitter, so that clients refused together do not come back together."""
+        """Exponential, with jitter, so that clients refused together do not retry together."""
         delay = min(asked * (1 << self._refusals), max(asked, _LONGEST_RETRY))
         self._refusals = min(self._refusals + 1, _MOST_DOUBLINGS)
         return delay * random.uniform(1.0, _JITTER)

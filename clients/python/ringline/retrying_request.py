@@ -1,8 +1,8 @@
-"""One request over several attempts: what is sent first, what was delivered, and what is sent after a lost stream.
+"""One request over several attempts: the first request sent, what was delivered, and the request after a lost stream.
 
-A request that a server has admitted is never started over but resumed: any server continues it from the delivered
-ids, with the prompt ids, the seed and the options that the first server resolved. So the tokens are the same as without
-the interruption. ``retry`` decides whether and when, ``response_reader`` keeps what was delivered.
+An admitted request is never started over but resumed: any server continues it from the delivered ids, with the prompt
+ids, the seed and the options that the first server resolved, so the tokens are the same as without the interruption.
+``retry`` decides whether and when, ``response_reader`` keeps what was delivered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringline.server_pool import Server, ServerPool
 
 
 class RetryingRequest:
-    """A request, what has been delivered of it, and its next attempt."""
+    """A request, its delivered part, and its next attempt."""
 
     def __init__(
         self,
@@ -34,19 +34,19 @@ class RetryingRequest:
         """``read_json``: see ``ResponseReader``."""
         self.deadline = deadline
         self._began: float | None = None
-        """When the first attempt did, on the monotonic clock: long after this was made, perhaps."""
+        """When the first attempt began, on the monotonic clock; perhaps long after this object was made."""
         self._request = request
         self._retry_state = retry_state
         keeps_prompt = retry_state.resumable and request.WhichOneof("prompt") != "token_ids"
         hides_prompt = keeps_prompt and not request.output.return_prompt_token_ids
-        if keeps_prompt:  # a resume needs the ids that the server made of a text or chat
+        if keeps_prompt:  # a resume needs the token ids of a text or chat
             request.output.return_prompt_token_ids = True
         self.reader = ResponseReader(hides_prompt=hides_prompt, read_json=read_json)
         self.avoid: Server[Any] | None = None
-        """A server that had no engine for it: the next attempt goes elsewhere, if it can."""
+        """A server that had no engine for the request: the next attempt goes elsewhere if possible."""
 
     def next_request(self) -> pb.GenerateRequest:
-        """What the next attempt sends. Raises DeadlineExceeded when no time is left."""
+        """The message that the next attempt sends. Raises DeadlineExceeded when no time is left."""
         if self._began is None:
             self._began = time.monotonic()
         request = self._request if self.reader.admitted is None else self._resumed_request()
@@ -67,10 +67,10 @@ class RetryingRequest:
         return events
 
     def failed_at(self, server: Server[Any], pool: ServerPool[Any], error: RingError) -> RingError:
-        """An attempt ended with ``error``: eject a server that is lost, or takes no requests.
+        """An attempt ended with ``error``: eject a server that is lost or takes no requests.
 
-        A server that ends an admitted request as Unavailable has no engine for this one: only this one avoids it.
-        Returns the error to raise if the request is not tried again.
+        A server that ends an admitted request as Unavailable has no engine for it: only this request avoids the server.
+        Returns the error to raise if the request is not retried.
         """
         if isinstance(error, Unavailable) and self.reader.done:
             self.avoid = server
@@ -78,9 +78,9 @@ class RetryingRequest:
         return pool.attempt_failed(server, error, self._began or 0.0)
 
     def delay(self, error: RingError, *, any_available: bool) -> float:
-        """Seconds until the next attempt, after one that ended with ``error``; raises the error if there is none.
+        """Seconds to wait after an attempt that ended with ``error``; raises the error if there is no next attempt.
 
-        ``any_available``: whether some server is not ejected, so that it can be asked at once.
+        ``any_available``: whether some server is not ejected, so that it can be tried at once.
         """
         if error.partial is not None and not (self._retry_state.resumable and self._prompt_ids()):
             raise error
@@ -114,7 +114,7 @@ class RetryingRequest:
         return list(admitted.prompt_token_ids)
 
     def _resumed_request(self) -> pb.GenerateRequest:
-        """The request that continues after what was delivered."""
+        """The request that continues after the delivered part."""
         admitted = self.reader.admitted_message
         assert admitted is not None
         request = pb.GenerateRequest(
@@ -128,10 +128,10 @@ class RetryingRequest:
             resume=self.reader.resume(),
             requires=self._request.requires,
         )
-        if admitted.HasField("constraint"):  # which says in other words what tools and tool_choice demanded
+        if admitted.HasField("constraint"):  # includes what tools and tool_choice demanded
             request.constraint.CopyFrom(admitted.constraint)
         if admitted.output.HasField("parse") and not admitted.stopping.HasField("stop_in_reasoning"):
-            request.stopping.stop_in_reasoning = True  # where that is not known, stops count everywhere
+            request.stopping.stop_in_reasoning = True  # a server that does not know the field applies stops everywhere
         request.requires.extend(name for name in needed(request) if name not in request.requires)
         request.token_ids.ids.extend(self._prompt_ids())
         request.output.return_prompt_token_ids = False

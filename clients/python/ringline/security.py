@@ -1,4 +1,4 @@
-"""A client's connections: TLS, bearer tokens, and who is dialled through a proxy."""
+"""A client's connection security: TLS, bearer tokens, and which servers are dialled through a proxy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ class Security:
             raise invalid("token", f"it would be sent to {exposed[0]} unencrypted: add tls or ca")
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Credentials for a new channel, from the files as they are now; None for plaintext."""
+        """Credentials for a new channel, from the files' current contents; None for plaintext.
+
+        Raises InvalidRequest for a file that cannot be read, or a ``ca`` without certificates.
+        """
         if self.credentials is not None or not self.encrypted:
             return self.credentials
         authorities = _read("ca", self.ca)
@@ -73,7 +76,7 @@ class Security:
         return grpc.secure_channel(address, credentials, options=options)
 
     def aio_channel(self, address: str) -> grpc.aio.Channel:
-        """The same for asyncio."""
+        """Like ``channel``, for asyncio."""
         credentials, options = self.channel_credentials(), self._channel_options(address)
         if credentials is None:
             return grpc.aio.insecure_channel(address, options=options)
@@ -88,20 +91,20 @@ class Security:
         return options
 
     def files_stamp(self) -> tuple[tuple[int, int], ...]:
-        """Modification time and inode of each file: changes when a file is replaced. (0, 0) for a missing file."""
+        """Modification time (ns) and inode of each file; they change when it is replaced. (0, 0) for a missing file."""
         return tuple(_stamp(pem) for pem in (self.ca, self.cert, self.key) if pem is not None and not _is_bytes(pem))
 
 
 class CallMetadata:
-    """The metadata of every call, with the bearer token."""
+    """The metadata of every call, including the bearer token."""
 
     def __init__(self, metadata: Mapping[str, str] | None, token: str | Callable[[], str] | None) -> None:
-        """A ``token`` that is a function is called for each call."""
+        """``token``: a function is called for each RPC."""
         self._pairs = metadata_pairs(metadata)
         self._token = token
 
     def extended(self, metadata: Mapping[str, str]) -> CallMetadata:
-        """The same with further pairs, instead of those of the same names; authorization instead of the token."""
+        """A copy with further pairs, which replace those of the same names; ``authorization`` replaces the token."""
         other = CallMetadata(metadata, None)
         given = {key for key, _ in other._pairs}
         other._pairs += tuple(pair for pair in self._pairs if pair[0] not in given)

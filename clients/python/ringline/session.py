@@ -1,4 +1,4 @@
-"""Many requests over one Session stream, which is opened when needed and replaced when it ends or drains."""
+"""Many requests over one Session stream, opened when needed and replaced when it ends or drains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ringline.server_pool import Server, ServerPool
 from ringline.session_stream import Attempt, SessionCall, SessionStream
 
 _LEAST_SECONDS = 1.0
-"""For servers that refuse at once: all of them are tried, however small the patience."""
+"""Minimum patience, in seconds, so that all servers are tried if they refuse at once."""
 
 
 class Session:
     """Any number of concurrent requests on one stream, which opens with the first and reopens when it ends.
 
-    Requests beyond the number that the server allows at once wait. All must run on one event loop. Use it as an async
-    context manager, or ``close()`` it.
+    Requests beyond the server's limit of live ones wait. All must run on one event loop. Use it as an async context
+    manager, or ``close()`` it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Session:
         timeout: float | None,
         policy: RetryPolicy,
     ) -> None:
-        """Made by ``AsyncClient.session()``; ``timeout`` and ``policy`` are those documented at ``Client``.
+        """Made by ``AsyncClient.session()``; ``timeout`` and ``policy`` are documented at ``Client``.
 
         ``call`` starts a Session call on a connection of ``pool``, which belongs to the running event loop.
         """
@@ -49,10 +49,10 @@ class Session:
         self._call = call
         self._timeout = timeout
         self._policy = policy
-        mine = secrets.token_hex(4)  # so that no id that a caller gives is the same
+        mine = secrets.token_hex(4)  # so that generated ids differ from callers' ids
         self._names = (f"{mine}-{number}" for number in itertools.count(1))
         self._session_streams: list[SessionStream] = []
-        """New requests go to the last one whose server works; the others finish what they have."""
+        """New requests go to the last stream whose server works; the others finish their requests."""
         self._opening: asyncio.Task[SessionStream] | None = None
         self._closed = False
 
@@ -64,9 +64,9 @@ class Session:
         token_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
     ) -> Generation:
-        """The whole answer to a text, a conversation or token ids. Raises a RingError unless every choice ended well.
+        """The whole answer to a text, a conversation or token ids.
 
-        The error's ``partial`` holds what was delivered until then.
+        Raises a RingError unless every choice ended well; its ``partial`` holds what was delivered before.
         """
         async with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as stream:
             return await stream.result()
@@ -79,7 +79,7 @@ class Session:
         token_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
-        """The answer as it comes. The request is sent when the first delta is awaited."""
+        """The answer as it arrives. The request is sent when the first delta is awaited."""
         timeout = options.pop("timeout", self._timeout)
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
@@ -87,7 +87,7 @@ class Session:
         return AsyncStream(self._begin, lambda: self._pool().any_available_but(retrying.avoid), retrying)
 
     async def close(self) -> None:
-        """End every running request, and the stream."""
+        """End every running request and the stream."""
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -112,9 +112,9 @@ class Session:
             raise retrying.reader.ended(error) from None
 
     async def _usable_stream(self, avoid: Server[Any] | None) -> SessionStream:
-        """The stream that takes new requests, not of ``avoid`` if there is another server.
+        """The stream for new requests, to a server other than ``avoid`` if possible.
 
-        Concurrent callers wait for the same one to open.
+        Concurrent callers wait for the same stream to open.
         """
         if self._closed:
             raise Cancelled("the session is closed")
@@ -147,17 +147,17 @@ class Session:
         return session_stream
 
     async def _open_somewhere(self, avoid: Server[Any] | None) -> SessionStream:
-        """A stream at the first server that accepts it, which may have one.
+        """A stream to the first server that accepts one, or that has a usable one.
 
-        If none does, raises the last server's error, or one that names every server if none was ever reached. Servers
-        that never answer take seconds each: past the policy's ``patience`` the rest is not tried.
+        If none does, raises the last server's error, or one that names every server if none was ever reached. A server
+        that never answers takes seconds: past the policy's ``patience``, the remaining servers are not tried.
         """
         pool, began = self._pool(), time.monotonic()
         while True:
             server = pool.choose(avoid)
             for session_stream in self._session_streams:
                 if session_stream.usable and session_stream.server is server:
-                    return session_stream  # the others are gone, and it is the server to avoid
+                    return session_stream  # the other servers are gone, and only ``avoid`` is left
             try:
                 with pool.using(server) as used:
                     return await SessionStream.open(used.keep(self._call(used.connection)), pool, server, self._names)
@@ -171,6 +171,6 @@ class Session:
 
 
 def _note_error(opening: asyncio.Task[SessionStream]) -> None:
-    """Its callers may all have left: without this, asyncio would log an error that nobody took."""
+    """Retrieve the error, which asyncio would log if all callers have left."""
     if not opening.cancelled():
         opening.exception()

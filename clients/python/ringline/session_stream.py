@@ -64,11 +64,11 @@ class Attempt:
         return self._events.popleft()
 
     def give_up_after(self, seconds: float) -> None:
-        """End it on this side if the server has not ended it by then."""
+        """End the attempt on this side after ``seconds`` if the server has not ended it."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def take(self, response: pb.GenerateResponse) -> bool:
-        """Read a response; returns whether it is the last one of the request."""
+        """Read a response; returns whether it is the request's last."""
         try:
             events = self.retrying.read(response)
         except RingError as error:
@@ -84,13 +84,13 @@ class Attempt:
         return done
 
     def fail(self, cause: RingError) -> None:
-        """End it with an error, unless it has ended."""
+        """End the attempt with an error, unless it has ended."""
         if not self.over:
             self.error = self.retrying.reader.lost(cause) or self.retrying.reader.failure
         self._wake()
 
     def cancel(self) -> None:
-        """End it and cancel it at the server, unless it has ended."""
+        """End the attempt and cancel it at the server, unless it has ended."""
         if not self.over:
             self.fail(Cancelled("the request was cancelled"))
             self._abandon(self)
@@ -118,9 +118,9 @@ class SessionStream:
         first: pb.SessionResponse,
         names: Iterator[str],
     ) -> None:
-        """``first``: the first frame, with the limits; ``names``: ids for requests that have none.
+        """``first``: the first frame, with the limits. ``names``: ids for requests that have none.
 
-        ``pool`` is told of successes and failures of ``server``, to which this stream goes.
+        Reports to ``pool`` the successes and failures of ``server``, the stream's peer.
         """
         self.server = server
         self._pool = pool
@@ -131,7 +131,7 @@ class SessionStream:
         self._slots = asyncio.Semaphore(limits.max_live_requests)
         self._live: dict[str, Attempt] = {}
         self._unanswered: dict[int, Attempt] = {}
-        """By the ordinal of their first frame: the answer to a refused frame may name nothing else."""
+        """By the ordinal of the first frame: the answer to a refused frame may name nothing else."""
         self._ordinal = 0
         self._outbox: deque[pb.SessionRequest] = deque()
         self._outgoing = asyncio.Event()
@@ -143,7 +143,7 @@ class SessionStream:
     async def open(
         cls, call: SessionCall, pool: ServerPool[Any], server: Server[Any], names: Iterator[str]
     ) -> SessionStream:
-        """Wait for the server's first frame, with its limits; raises the RingError with which it refused."""
+        """Wait for the server's first frame, with its limits. Raises RingError if it is refused, lost or invalid."""
         try:
             async with asyncio.timeout(_FIRST_FRAME_SECONDS):
                 first = await call.read()
@@ -165,7 +165,7 @@ class SessionStream:
 
     @property
     def usable(self) -> bool:
-        """Whether it takes new requests."""
+        """Whether the stream takes new requests."""
         return not self._draining and not self._ended
 
     @property
@@ -174,10 +174,10 @@ class SessionStream:
         return self._ended
 
     async def begin(self, retrying: RetryingRequest) -> Attempt | None:
-        """Send a request as soon as fewer than the allowed number are live.
+        """Send a request once the number of live ones is below the limit.
 
-        Returns None if the server is draining by then: another stream must take it. Raises Unavailable if the stream
-        ends first.
+        Returns None if the server is draining by then: another stream must take the request. Raises Unavailable if the
+        stream ends first, InvalidRequest for a request too large or an id in use.
         """
         await self._wait_for_slot(retrying.deadline)
         try:
@@ -200,7 +200,7 @@ class SessionStream:
         return attempt
 
     async def close(self) -> None:
-        """End every live request, and the stream."""
+        """End every live request and the stream."""
         self._end(Cancelled("the session was closed"))
         self._call.cancel()
         for task in self._tasks:
@@ -223,7 +223,7 @@ class SessionStream:
             raise invalid("prompt", f"a request of {size} bytes: expected at most {limit - _FRAME_BYTES}")
 
     def _claim_id(self, request: pb.GenerateRequest) -> None:
-        """Give the request an id if it has none; raises InvalidRequest if a live one has the same."""
+        """Give the request an id if it has none; raises InvalidRequest if a live request has the same id."""
         if request.HasField("resume") and request.request_id in self._live:
             request.request_id = ""  # it began on another stream, where this id was free
         if not request.request_id:
@@ -246,7 +246,7 @@ class SessionStream:
             self._send(pb.SessionRequest(cancel=pb.CancelRequest(request_id=attempt.request_id)))
 
     async def _write(self) -> None:
-        # In a task of its own: gRPC cancels the whole call when a task that awaits a write is cancelled.
+        # In a separate task: gRPC cancels the whole call when a task that awaits a write is cancelled.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader gets the error
             while not self._ended:
                 await self._outgoing.wait()
@@ -267,7 +267,7 @@ class SessionStream:
                     self._drain()
         except grpc.RpcError as failure:
             cause = from_lost_call(failure)
-        finally:  # whatever happened, end the live requests
+        finally:  # end the live requests in any case
             self._end(cause)
 
     def _deliver(self, response: pb.GenerateResponse) -> None:
@@ -280,7 +280,7 @@ class SessionStream:
             self._pool.succeeded(self.server)
         if attempt.take(response):
             if isinstance(attempt.error, ProtocolError):
-                self._abandon(attempt)  # the server may still think that it is live
+                self._abandon(attempt)  # the server may still run it
             elif attempt.error is not None:
                 attempt.retrying.failed_at(self.server, self._pool, attempt.error)
             del self._live[attempt.request_id]
@@ -292,7 +292,7 @@ class SessionStream:
         self._draining = True
         self._outgoing.set()
         self._pool.failed(self.server)
-        self._slots.release()  # wakes the first ``begin`` that waits; each passes the slot on and returns None
+        self._slots.release()  # wakes the first waiting ``begin``; each passes the slot on and returns None
 
     def _end(self, cause: RingError) -> None:
         if self._ended:

@@ -65,8 +65,7 @@ _ACCEPTED = f"expected dicts with {', '.join(_KEYS)}, as such or in OpenAI's for
 
 
 def _function(tool: Any, path: str) -> Mapping[str, Any] | None:
-    """A tool's name, description, parameters and strict, if given; None for other keys or a tool that is no function.
-    """
+    """The given ones of a function's name, description, parameters and strict; None for another type or other keys."""
     if is_model(tool):
         schema = model_schema(tool)
         return {"name": tool.__name__, "description": schema.pop("description", ""), "parameters": schema}
