@@ -15,7 +15,7 @@ _SINGLE = ("items", "additionalProperties")
 def schema_text(value: object, option: str) -> str:
     """A schema as JSON text. A model class's admits no extra properties, since pydantic would ignore them.
 
-    Raises TypeError for a value that is no schema, InvalidRequest for one that JSON cannot hold.
+    Raises TypeError or InvalidRequest, naming ``option``, for a value that is no schema.
     """
     if isinstance(value, str):
         return value
