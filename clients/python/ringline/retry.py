@@ -84,7 +84,7 @@ class RetryState:
 
     An outage lasts from the first error until a server takes the request, at most ``patience`` seconds. A client that
     has never reached a server does not wait for one, unless ``wait_for_ready``. A request that lost its server more
-    than ``retries`` times with nothing delivered in between is not retried: it may be what crashes them. A server that
+    than ``retries`` times with nothing delivered in between is not retried: it may be crashing servers. A server that
     admits the request but then refuses it as Overloaded, its engine being full, has not taken it: the outage goes on.
     """
 
