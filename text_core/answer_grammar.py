@@ -1,6 +1,6 @@
-"""The grammar of a whole answer: its form, or its calls of tools, after the reasoning that may come first.
+"""The grammar of a whole answer: its form or its tool calls, after optional reasoning.
 
-Processors make it to check a request, engines to compute one: from the same data, so by the same rules and limits.
+Processors build it to check a request, engines to run it: from the same data, so with the same rules and limits.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from text_core.parsing.tool_grammar import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """Calls of tools; of at least one if they are ``required``, of at most one if ``single``."""
+    """Tool calls: at least one if ``required``, at most one if ``single``."""
 
     tools: tuple[ToolSpec, ...]
     required: bool = False
     single: bool = False
     form: Constraint | None = None
-    """Of an answer that calls nothing; None: free text, which may also stand beside calls."""
+    """Constraint on an answer without calls; None: free text, which may also accompany calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What decides an answer's grammar."""
+    """The inputs of an answer's grammar."""
 
     constraint: Constraint | ToolCalls
     after_reasoning: bool = False
@@ -40,7 +40,7 @@ class AnswerForm:
 
 
 def answer_grammar(form: AnswerForm, marker: Marker) -> str:
-    """The grammar, as llguidance reads it; ``marker`` is ``GrammarChecker.marker`` or the like.
+    """The grammar in llguidance's notation; ``marker`` is ``GrammarChecker.marker`` or similar.
 
     Raises ``ConstraintError``, with a field such as ``json_schema`` or ``tool_calls.tools[3].parameters_json``.
     """
@@ -63,7 +63,7 @@ def answer_grammar(form: AnswerForm, marker: Marker) -> str:
 
 
 def _parts_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> dict[str, str]:
-    """The grammars of an answer with calls and of one without, if that has a form, which the first may refer to."""
+    """Grammars by name: ``calls`` and, for the form of answers without calls, ``form``, which ``calls`` may use."""
     if (known := formats.TOOL_FORMATS.get(form.tool_calls)) is None:
         names = ", ".join(sorted(formats.TOOL_FORMATS))
         problem = (
@@ -71,7 +71,7 @@ def _parts_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> dict[
             f"template names one: expected output.parse.tool_calls, one of {names}"
         )
         raise ConstraintError("tool_calls", problem)
-    has_form = calls.form is not None and not calls.required  # calls that are demanded leave no text
+    has_form = calls.form is not None and not calls.required  # required calls leave no room for text
     if has_form and known.begins_like_json and getattr(calls.form, "any_whitespace", False):
         problem = f"set beside tools, whose calls in the format {form.tool_calls} are JSON without it: expected false"
         raise ConstraintError("tool_calls.form.any_whitespace", problem)

@@ -199,7 +199,7 @@ class ChatTemplates:
         return rendered if continued is None else _cut_at_mark(rendered, continued)
 
     def formats(self, template_name: str | None, has_tools: bool) -> tuple[str, str]:
-        """Names of the formats in which a template writes calls of tools, and reasoning; none without such a template.
+        """Names of a template's formats of tool calls and reasoning; ``none`` without such a template.
 
         The template is the one that ``render`` uses.
         """
@@ -244,12 +244,12 @@ class ChatTemplates:
         return "probed_call" in rendered and "probed_argument" in rendered and not in_pythons_notation
 
     def _arranged(self, name: str, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """``chat`` in the first arrangement in which the template shows all that the system says, else as it is."""
+        """``chat`` in the first arrangement in which the template shows all system messages, else unchanged."""
         short, marks = marked(chat)
         few_tools = {**variables, "tools": variables["tools"] and variables["tools"][:1]}
-        end = time.monotonic() + TIME_LIMIT_S  # for all together; each rendering has its own limit, too
+        end = time.monotonic() + TIME_LIMIT_S  # for all arrangements together; each rendering has its own limit, too
         for arranged in ARRANGEMENTS:
-            if time.monotonic() > end:  # to go on as it stands would be another prompt on a busy machine
+            if time.monotonic() > end:  # keeping the chat unchanged would make the prompt depend on load
                 raise ChatTemplateError(f"no place for the system's messages in {TIME_LIMIT_S:g} s: put them first")
             try:
                 probe = few_tools | {"messages": list(map(_with_object_arguments, arranged(short)))}
@@ -338,7 +338,7 @@ def _with_text_arguments(call: Any) -> Any:
 
 
 def _with_object_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """``message`` with arguments that are a text within an object, for templates that list them by name."""
+    """``message`` with text arguments wrapped in an object, for templates that list them by name."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None

@@ -1,8 +1,8 @@
-"""Decodes one choice: ids in, deltas out, stop strings found. A detokenizer keeps one per choice.
+"""Decodes one choice: turns ids into deltas and finds stop strings. A detokenizer has one decoder per choice.
 
 A delta is atomic: an id is delivered together with the text it completes. An id is held back while the text up to it
-ends in a partial stop string, or in an unfinished character (bounded, see ``incremental_decoder``). Everything is
-decided token by token, so the result does not depend on how the ids were split into calls.
+ends in a partial stop string, or in an unfinished character (bounded, see ``incremental_decoder``). Decisions are made
+token by token, so the result does not depend on how the ids were split into calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from text_core.stop_strings import stop_strings
 
 
 class Gate(Protocol):
-    """Tells where stops count; ``answer_gate.AnswerGate`` is one."""
+    """Decides where stops count; see ``answer_gate.AnswerGate``."""
 
     @property
     def is_open(self) -> bool: ...
@@ -38,9 +38,9 @@ class DecodeOptions:
     min_tokens: int = 0
     """Stops that end within the first ``min_tokens`` output tokens do not count."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the choice here; most are the engine's business."""
+    """Tokens that end the choice here; the engine handles most stop tokens."""
     make_gate: Callable[[], Gate] | None = None
-    """Makes a gate for a choice: what it does not let through is not searched for stops."""
+    """Makes a gate for a choice; text outside the gate is not searched for stops."""
 
 
 class Delta(NamedTuple):
@@ -95,7 +95,7 @@ class ChoiceDecoder:
         self._silent = delivered
         """Number of ids at the start that are decoded but not delivered."""
         self._aside: tuple[int, ...] = ()
-        """The last of these ids, set aside until the next id or the end arrives."""
+        """The last of the silent ids, set aside until the next id or the end arrives."""
         self._ids: list[int] = []
         """Held-back ids."""
         self._text = ""

@@ -1,7 +1,7 @@
 """Converts panics of the ``tokenizers`` library, which is written in Rust, to errors.
 
-PyO3 raises a panic as a ``BaseException``, so that it passes by handlers of errors: a thread or task would end, and
-code that waits for its result would never return.
+PyO3 raises a panic as a ``BaseException``, which bypasses error handlers: a thread or task would end, and code that
+waits for its result would never return.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 
 class TokenizerPanic(RuntimeError):
-    """The library panicked: it has a bug, or got input that it does not handle."""
+    """The library panicked, because of a bug or input that it does not handle."""
 
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Context for calls of the library: raises ``TokenizerPanic`` for a panic."""
+    """Raise ``TokenizerPanic`` if a call of the library within this context panics."""
     try:
         yield
     except BaseException as panic:

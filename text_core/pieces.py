@@ -141,7 +141,7 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _byte_level_bytes(entry: str) -> bytes:
-    """The bytes of a vocabulary entry; one with a character outside the alphabet is an added token and plain text."""
+    """The bytes of a vocabulary entry; an entry with a character outside the alphabet is an added token: plain text."""
     try:
         return bytes([_ALPHABET[character] for character in entry])
     except KeyError:

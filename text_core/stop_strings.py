@@ -1,10 +1,10 @@
-"""Finds stop strings in growing text, and the partial match at its end that must be held back.
+"""Finds stop strings in growing text, and the partial match at its end, which must be held back.
 
 One regular-expression search for first characters skips the text before a possible match. From there on the state is
 the longest suffix of the text that is a prefix of a stop string; a binary search in the sorted stop strings extends it.
 An automaton, by contrast, would take 10 ms to build for the largest set of a request.
 
-Of several matches the one that *ends first* counts, and of those that end together the longest. That match is known
+Of several matches the one that *ends first* counts, and of matches that end together the longest. That match is known
 earliest, and does not depend on how the text was split into tokens or calls.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MAX_STOP_STRINGS = 64
-"""Stop strings of one request."""
+"""Maximum number of stop strings of one request."""
 MAX_STOP_STRING_BYTES = 1024
 """UTF-8 bytes of one stop string, which must not be empty."""
 MAX_STOP_STRINGS_TOTAL_BYTES = 8192
@@ -26,7 +26,7 @@ MAX_STOP_STRINGS_TOTAL_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop string that was found."""
+    """A stop string found in text."""
 
     stop: str
     end: int

@@ -48,7 +48,7 @@ class LimitExceededError(Exception):
 
 
 class OutputTooLongError(LimitExceededError):
-    """What a template wrote is longer than its caller allows."""
+    """A template's output is longer than its caller allows."""
 
 
 class _Budget:

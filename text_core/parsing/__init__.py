@@ -1,1 +1,1 @@
-"""Divides an answer into typed parts: content, reasoning, calls of tools. Pure: text in, parts out."""
+"""Divides an answer into typed parts: content, reasoning, tool calls. Pure: text in, parts out."""

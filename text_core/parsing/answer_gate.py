@@ -1,4 +1,4 @@
-"""Finds the answer in text that begins with reasoning, token by token: stops count in it alone."""
+"""Finds, token by token, where reasoning ends and the answer begins; stops count only in the answer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from text_core.tokenizer import Tokenizer
 
 
 def special_marks(tokenizer: Tokenizer, options: ParseOptions) -> Mapping[int, str]:
-    """The marks of special tokens that are markers, by id."""
+    """The mark of every special token that is a marker, keyed by token id."""
     special = tokenizer.special_token_ids
     ids = {tokenizer.token_id(text): mark(text) for text in marker_texts(options)}
     return {token_id: mark for token_id, mark in ids.items() if token_id in special}
 
 
 def own_length(pieces: Pieces, token_id: int, text: str) -> int:
-    """The part of a marker's ``text``, at its end, that is the marker itself; the rest was unfinished before it."""
+    """Length of the marker at the end of ``text``; the text before it is a character left unfinished by earlier ids."""
     own = pieces[token_id]
     return len(own) if isinstance(own, str) and text.endswith(own) else 0
 
@@ -29,7 +29,7 @@ def own_length(pieces: Pieces, token_id: int, text: str) -> int:
 class AnswerGate:
     """Follows the ids of one choice.
 
-    What may be white space before the reasoning, or the beginning of its marker, counts as the answer.
+    White space that may precede reasoning, and the possible beginning of its marker, count as the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: ParseOptions, *, skip_special_tokens: bool) -> None:
@@ -46,11 +46,11 @@ class AnswerGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether a token that comes now is not within reasoning."""
+        """Whether the next token is outside reasoning."""
         return not self._meter.in_reasoning
 
     def push(self, token_id: int, text: str) -> int | None:
-        """Take an id with the text that it completes; returns where the answer begins in it, None if it does not."""
+        """Take an id and the text it completes; returns the answer's offset in ``text``, None if it has no answer."""
         begin, fed = self._position, text
         if (marker := self._marks.get(token_id)) is not None:
             fed = text[: len(text) - own_length(self._pieces, token_id, text)] + marker

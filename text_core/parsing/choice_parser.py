@@ -21,7 +21,7 @@ from text_core.tokenizer import Tokenizer
 class ChoiceParser:
     """Parses the deltas of one choice.
 
-    First ``restore`` the ids that were delivered before, if any; then ``feed`` every delta, and ``finish``.
+    First ``restore`` the ids delivered earlier, if any; then ``feed`` every delta, and ``finish``.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ChoiceParser:
         *,
         skip_special_tokens: bool,
     ) -> None:
-        """``decode``, ``skip_special_tokens``: of the deltas. Raises ``ValueError`` for unknown formats."""
+        """``decode``, ``skip_special_tokens``: as used for the deltas. Raises ``ValueError`` for unknown formats."""
         self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
         self._decode_options = decode
         self._decoder = IncrementalDecoder(self._pieces, decode.context)
@@ -45,13 +45,13 @@ class ChoiceParser:
         )
         self._parser = make_parser(options, self._writer, self._meter)
         self._restored: list[int] = []
-        """Ids delivered before, until the next delta tells whether they are all."""
+        """Ids delivered earlier, kept until the next delta shows whether more ids follow."""
         self._decoded = 0
         """Characters decoded for the parser."""
         self._parsed = 0
         """Characters given to the parser."""
         self._behind = 0
-        """Characters delivered that the decoder here returns only with the next id."""
+        """Delivered characters that the decoder here returns only with the next id."""
 
     @property
     def reasoning_tokens(self) -> int:
@@ -65,7 +65,7 @@ class ChoiceParser:
     def feed(self, delta: Delta, *, last: bool = False, stop_token: bool = False) -> tuple[Part, ...]:
         """The parts that a delta completes.
 
-        ``last``: it comes from the decoder's ``finish``, which was told ``stop_token``.
+        ``last``: the delta comes from the decoder's ``finish``, called with ``stop_token``.
         """
         stop_token = (stop_token and delta.stop is None) or isinstance(delta.stop, int)
         stop_token &= not self._decode_options.include_stop_str_in_output
@@ -92,7 +92,7 @@ class ChoiceParser:
         return self._writer.take()
 
     def _parse_restored(self, *, alone: bool, stop_token: bool) -> None:
-        """Parse the restored ids; ``alone``: no other ids follow, so that their last ones may have ended the choice."""
+        """Parse the restored ids; ``alone``: no other ids follow, so their last ones may have ended the choice."""
         ids, self._restored = self._restored, []
         if alone:
             whole = ChoiceDecoder(self._pieces, self._decode_options).finish(ids, stop_token=stop_token)
@@ -104,7 +104,7 @@ class ChoiceParser:
         self._writer.take()
 
     def _decode(self, token_ids: Sequence[int]) -> list[tuple[str, int]]:
-        """Segments of text for the parser, with the lengths that they have in the text of a delta."""
+        """Segments of text for the parser, with their lengths in the delta's text (marks differ)."""
         segments: list[tuple[str, int]] = []
         for token_id in token_ids:
             self._meter.begin_token(self._decoded)
@@ -122,7 +122,7 @@ class ChoiceParser:
         return segments
 
     def _parse(self, segments: list[tuple[str, int]], limit: int | None = None) -> None:
-        """Give segments to the parser, cut to ``limit`` characters."""
+        """Feed segments to the parser, cut to ``limit`` characters of delta text."""
         texts = []
         for text, length in segments:
             if limit is not None and length > limit:

@@ -1,4 +1,4 @@
-"""Finds the tokens of content, which a parser sends when it has read past them."""
+"""Maps content, which a parser sends only after reading past it, to the tokens that wrote it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections import deque
 
 
 class ContentTokens:
-    """The tokens of one choice that are not yet known to be of content, or not.
+    """The tokens of one choice that are not yet classified as content or not.
 
-    Tokens whose text is not complete until a later one, such as bytes of one character, count with that one.
+    Tokens whose text a later token completes, such as bytes of one character, count with that token.
     """
 
     def __init__(self) -> None:
         self._count = 0
-        """Tokens begun."""
+        """Number of tokens begun."""
         self._waiting: deque[tuple[int, int]] = deque()
-        """Where tokens begin in the text, in order, and the first token that begins there."""
+        """(position in the text, first token that begins there), in order."""
 
     def begin_token(self, position: int) -> None:
-        """The next token begins after so many characters."""
+        """The next token begins at ``position``, in characters."""
         if not self._waiting or self._waiting[-1][0] != position:
             self._waiting.append((position, self._count))
         self._count += 1
 
     def take(self, begin: int, end: int) -> range:
-        """The tokens with text between two positions, which are content. Later calls are for later text."""
+        """The tokens with text between two positions of content. Later calls must be for later text."""
         waiting = self._waiting
         while len(waiting) > 1 and waiting[1][0] <= begin:
             waiting.popleft()

@@ -1,4 +1,4 @@
-"""What a format is: how calls or reasoning are read, written by a grammar, and recognized in a template."""
+"""A format of calls or reasoning: its parser, its grammar, and its detection in chat templates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from text_core.parsing.tool_grammar import Marker, ToolSpec
 
 
 class MakeGrammar(Protocol):
-    """Makes the grammar of a whole answer; raises ``ConstraintError`` for parameters that are not supported."""
+    """Makes the grammar of a whole answer; raises ``ConstraintError`` for unsupported parameters."""
 
     def __call__(self, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
-        """``required``: nothing but calls; one call if ``single``. Otherwise free text, in which a call is held to its
-        form once it has begun. The arguments of strict tools are held to their schemas.
+        """``required``: only calls; one call if ``single``. Otherwise free text, in which a call must keep to its form
+        once begun. The arguments of strict tools must match their schemas.
         """
 
 
@@ -26,7 +26,7 @@ class ToolFormat:
     """How a model writes calls of tools."""
 
     parser: Callable[[PartWriter, Set[str]], TextParser]
-    """Makes a parser of content and calls; it is given the names of the tools."""
+    """Makes a parser of content and calls, from the names of the tools."""
     markers: tuple[str, ...]
     """Markers, which may be special tokens."""
     is_in: Callable[[str], bool]
@@ -34,19 +34,17 @@ class ToolFormat:
     grammar: MakeGrammar
     """Makes the grammar of an answer with calls."""
     needs_names: bool = False
-    """No marker begins its calls: whether text is one depends on the names of the tools."""
+    """Calls may begin without a marker: whether text is a call depends on the names of the tools."""
     grammar_has_reasoning: bool = False
-    """That grammar covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
+    """Whether ``grammar`` covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
     begins_like_json: bool = False
-    """A call cannot be told from other JSON by how it begins."""
+    """Whether a call begins like any other JSON."""
     grammar_beside_form: MakeGrammar | None = None
-    """Makes the grammar of nothing but calls, or else of a text that the grammar ``form`` describes; None: these are
-    alternatives.
-    """
+    """Makes the grammar of calls only or of text in the grammar ``form``; None: the two are plain alternatives."""
     reasoning_end: str = ""
-    """Then: the markers between reasoning that the prompt has opened and what the grammar covers."""
+    """With ``grammar_has_reasoning``: the markers between reasoning opened by the prompt and the grammar's text."""
     call_id: Callable[[bytes, int, int], str] = call_id
-    """Makes the id of a call, of seed, choice and number."""
+    """Makes a call's id from seed, choice and number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class ReasoningFormat:
     """How a model writes its reasoning."""
 
     parser: Callable[[PartWriter, TextParser, ReasoningMeter, bool], TextParser]
-    """Makes a parser of reasoning, which hands the rest to the next parser; the flag: the answer begins inside."""
+    """Makes a parser of reasoning, which feeds the rest to the next parser; the flag: the answer begins inside."""
     markers: tuple[str, ...]
     """Markers, which may be special tokens."""
     is_in: Callable[[str], bool]
@@ -64,4 +62,4 @@ class ReasoningFormat:
     closing: str
     """The text between the reasoning and the answer."""
     begins_with_header: bool = False
-    """An answer begins with what is neither reasoning nor answer."""
+    """Whether an answer begins with a header: neither reasoning nor answer text."""

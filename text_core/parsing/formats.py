@@ -12,7 +12,7 @@ from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import Plain, TextParser
 
 NONE = "none"
-"""Name that stands for no format."""
+"""Name for the absence of a format."""
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
@@ -23,7 +23,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "pythonic": pythonic.TOOL_FORMAT,
     "llama3_json": llama3_json.TOOL_FORMAT,
 }
-"""By name, those whose marks in a template are the surest first."""
+"""Keyed by name; formats most reliably recognized in a template come first."""
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "harmony": harmony.REASONING_FORMAT,
     "think": think.REASONING_FORMAT,
@@ -31,14 +31,14 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 
 def detect(template_text: str) -> tuple[str, str]:
-    """Names of the formats in which a chat template writes calls of tools and reasoning; ``none`` if it writes none."""
+    """Names of the formats of tool calls and of reasoning in a chat template; ``none`` if it has none."""
     calls = (name for name, form in TOOL_FORMATS.items() if form.is_in(template_text))
     reasoning = (name for name, form in REASONING_FORMATS.items() if form.is_in(template_text))
     return next(calls, NONE), next(reasoning, NONE)
 
 
 def begins_in_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
-    """Whether a prompt that ends like this has opened the reasoning."""
+    """Whether a prompt with this end has opened the reasoning."""
     form = REASONING_FORMATS.get(reasoning)
     return form is not None and prompt_tail_text.rstrip().endswith(form.opening)
 
@@ -70,6 +70,6 @@ def _formats(options: ParseOptions) -> tuple[ToolFormat | None, ReasoningFormat 
 
 
 def check_format(field: str, name: str, formats: Mapping[str, object]) -> None:
-    """Raise ``ValueError`` if there is no format of that name."""
+    """Raise ``ValueError`` if ``formats`` has no such name."""
     if name != NONE and name not in formats:
         raise ValueError(f"{field}: there is no format {name!r}: expected one of {', '.join(formats)}, {NONE}")

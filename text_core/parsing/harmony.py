@@ -22,7 +22,7 @@ from text_core.parsing.tool_grammar import Marker, ToolSpec, argument_rules
 
 
 def _forms(*markers: str) -> tuple[str, ...]:
-    """The markers as text and as special tokens."""
+    """The markers as text and as marks of special tokens."""
     return (*markers, *map(mark, markers))
 
 
@@ -42,7 +42,7 @@ _ENDS = (_END, _CALL, _RETURN)
 _IN_HEADER = _forms(_CHANNEL, _CONSTRAIN, _MESSAGE)
 _HEADER_TEXT = re.compile("[^<\ud800-\udfff]+")
 _MAX_HEADER_PARTS = 6
-"""Pieces of text in a header, each with the marker behind it."""
+"""Maximum pieces of text in a header, each followed by a marker."""
 _SEARCH_HEADER = search_for(_START, _CHANNEL, before="")
 _SEARCH_END = search_for(_START, _CHANNEL, *_ENDS, before="")
 _REASONING = re.compile(r"<\|channel\|>\s*analysis\b")
@@ -50,7 +50,7 @@ _FUNCTION = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
 class HarmonyParser(JsonCallParser):
-    """Reasoning and calls; the rest is for the next parser."""
+    """Reads reasoning and calls; feeds the rest to the next parser."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class HarmonyParser(JsonCallParser):
         calls: bool,
         reasoning: bool,
     ) -> None:
-        """``calls``, ``reasoning``: whether to tell them apart; otherwise they are content."""
+        """``calls``, ``reasoning``: whether to recognize them; otherwise they are content."""
         self.answer = answer
         self._meter = meter
         self._begins_inside = begins_inside
@@ -101,7 +101,7 @@ class HarmonyParser(JsonCallParser):
         return None if begun is None else (yield from self._read_header(marker_text(begun)))
 
     def _read_header(self, begun: str) -> Reading[str | None]:
-        """Read and hold the rest of a header; None: it is none."""
+        """Read and hold the rest of a header; returns the header, None if it is not well-formed."""
         header, self._meter.reached_answer = begun, False
         for _ in range(_MAX_HEADER_PARTS):
             header += yield from self._read_run(_HEADER_TEXT, MAX_NAME)
@@ -114,7 +114,7 @@ class HarmonyParser(JsonCallParser):
         return None
 
     def _read_body(self, header: str) -> Reading[str | None]:
-        """Read a message and hold the marker that ends it; None: the answer has ended."""
+        """Read a message and hold its end marker; returns the marker, None if the answer ended."""
         function = _FUNCTION.search(header) if self._calls else None
         if function is not None and is_name(function[1]):
             self._begin_call(function[1])
@@ -163,7 +163,7 @@ def reasoning_parser(writer: PartWriter, answer: TextParser, meter: ReasoningMet
 
 
 def is_in(template: str) -> bool:
-    """Whether a template writes this."""
+    """Whether a template writes this format."""
     return _CHANNEL in template and _MESSAGE in template
 
 
@@ -172,7 +172,7 @@ def grammar(
 ) -> str:
     """The grammar of an answer, its reasoning included; see ``format.MakeGrammar``. It ends with its first call.
 
-    ``final``: an expression of what else it may be, in its last message.
+    ``final``: an expression for a last message that may come instead of a call.
     """
     del single  # a model waits for the result of each call
     text = f"{FREE_TEXT} {marker(_END)}" if marker(_END).startswith("<") else "ended"

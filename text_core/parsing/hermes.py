@@ -32,7 +32,7 @@ class HermesParser(JsonCallParser):
 
 
 def is_in(template: str) -> bool:
-    """Whether a template writes this; GLM and Qwen Coder use the same marker around a form of their own."""
+    """Whether a template writes this format; GLM and Qwen Coder use the same marker around other syntax."""
     return _OPEN in template and "<arg_key>" not in template and "<function=" not in template
 
 

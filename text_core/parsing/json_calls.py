@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are JSON, and those that are JSON as a whole: ``{"name": …, "arguments": …}``."""
+"""Reads calls with JSON arguments, and calls that are JSON as a whole: ``{"name": …, "arguments": …}``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIMPLE_STRING = re.compile(f'"[^"\\\\\x00-\x1f\ud800-\udfff]{{0,{MAX_NAME - 2}}
 
 
 class Scanner(Protocol):
-    """Follows a value through text, as ``JsonScanner`` does."""
+    """Scans one value in text that arrives in pieces, like ``JsonScanner``."""
 
     done: bool
 
@@ -25,27 +25,27 @@ class Scanner(Protocol):
 
 
 _MAX_ESCAPED = len("\\ud83d\\ude00")
-"""Characters of one character as JSON escapes it."""
+"""Maximum length of one character's JSON escape."""
 _ARGUMENTS = ("arguments", "parameters")
-"""Keys of the arguments: formats differ in it, and models mix them up."""
+"""Keys of the arguments: formats differ, and models mix them up."""
 
 
 class JsonCallParser(ReadingParser):
-    """A parser of a format whose arguments, at least, are JSON.
+    """Base of the parsers whose arguments, at least, are JSON.
 
-    A method that returns False or None has met what is no call: its caller releases what is held.
+    A method that returns False or None found no call: its caller releases the held text.
     """
 
     def __init__(self, writer: PartWriter, tool_names: Set[str]) -> None:
         self._tool_names = tool_names
         self._in_call = False
-        """A call has begun whose arguments are not complete."""
+        """Whether a call has begun whose arguments are incomplete."""
         super().__init__(writer)
 
     def _read_call(self, allowed: Set[str] | None = None) -> Reading[bool]:
-        """Read a call that is one JSON object. It begins once its name is known; keys that mean nothing are dropped.
+        """Read a call that is one JSON object. It begins once its name is known; unknown keys are dropped.
 
-        ``allowed``: the names that make it a call. Default: all.
+        ``allowed``: names of tools; an object with another name is no call. Default: any name.
         """
         name: str | None = None
         arguments: list[str] | None = None
@@ -88,14 +88,14 @@ class JsonCallParser(ReadingParser):
 
     def _release(self) -> None:
         if self._in_call and self._ended and self._at == len(self._text):
-            self._drop()  # the beginning of what would have been the rest of the call
+            self._drop()  # the answer ended within the call: held text is its syntax
         self._in_call = False
         super()._release()
 
     def _read_arguments(self, early: Callable[[str], None] | None = None) -> Reading[bool]:
-        """Read an object: the arguments of the call begun last; ``early``: of one whose name is not yet known.
+        """Read an object: the arguments of the current call; ``early`` takes them if its name is not yet known.
 
-        It may be the content of a string, as some models write it; null is an object without members.
+        The object may be quoted in a string, as some models write it; null is an empty object.
         """
         first = yield from self._peek()
         if first == "{" and early is not None:
@@ -118,7 +118,7 @@ class JsonCallParser(ReadingParser):
         return True
 
     def _read_quoted(self) -> Reading[str | None]:
-        """Read and hold a string with an object in it; of an answer that ends within, what there is of the object."""
+        """Read and hold a string that quotes an object; if the answer ends within, returns the object's beginning."""
         pieces: list[str] = []
         is_whole = yield from self._read_value(MAX_HELD, pieces.append)
         if is_whole:
@@ -147,9 +147,9 @@ class JsonCallParser(ReadingParser):
         return key
 
     def _read_string(self) -> Reading[str | None]:
-        """Read and hold a string; None if it is none, or too long for a name."""
+        """Read and hold a string; None if the next value is no string, or longer than ``MAX_NAME``."""
         simple = _SIMPLE_STRING.match(self._text, self._at)
-        if simple is not None and self._num_held + len(simple[0]) <= MAX_HELD:  # only to be quick
+        if simple is not None and self._num_held + len(simple[0]) <= MAX_HELD:  # fast path
             self._hold(simple.end())
             return simple[0][1:-1]
         if (yield from self._peek()) != '"':
@@ -162,7 +162,7 @@ class JsonCallParser(ReadingParser):
     def _read_value(
         self, hold: int | None, send: Callable[[str], None] | None = None, scanner: Scanner | None = None
     ) -> Reading[bool]:
-        """Read a value, of at most ``hold`` characters, which are held; None: of any length, and not held."""
+        """Read and hold a value of at most ``hold`` characters; None: of any length, not held."""
         scanner = scanner or JsonScanner()
         limit = min(hold or 0, MAX_HELD - self._num_held)
         while True:
@@ -182,7 +182,7 @@ class JsonCallParser(ReadingParser):
 
 
 def is_name(text: str) -> bool:
-    """Whether it can be a tool's name."""
+    """Whether ``text`` can be a tool's name."""
     return 0 < len(text) <= MAX_NAME and text.isprintable()
 
 
@@ -191,7 +191,7 @@ def _unquoted(string: str) -> str:
 
 
 def _unquoted_beginning(string: str) -> str:
-    """The content of a string that was cut, without the characters that the cut left unfinished."""
+    """The content of a truncated string, without characters left unfinished at its end."""
     for end in range(len(string), max(0, len(string) - _MAX_ESCAPED), -1):
         try:
             text = _unquoted(string[:end] + '"')

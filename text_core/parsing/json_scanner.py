@@ -1,6 +1,6 @@
-"""Follows one JSON value through text that comes in pieces: how far it is JSON, and where the value ends.
+"""Scans one JSON value in text that arrives in pieces, and finds where it ends or becomes malformed.
 
-The state is a stack of open brackets and a few characters, whatever the size of the value.
+The state is a stack of open brackets and a few characters, independent of the value's size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from string import hexdigits
 
 MAX_DEPTH = 128
-"""Brackets that may be open at once."""
+"""Maximum number of open brackets."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _STRING_TEXT = re.compile('[^"\\\\\x00-\x1f\ud800-\udfff]+')
@@ -29,7 +29,7 @@ _NUMBER: dict[str, dict[str, str]] = {
     "power sign": {"1": "power"},
     "power": {"1": "power"},
 }
-"""Where each kind of character (1: any digit) leads within a number."""
+"""Transitions of the number state machine: state → kind of character (1: any digit) → state."""
 _KINDS = dict.fromkeys("0123456789", "1") | {".": ".", "e": "e", "E": "e", "+": "+", "-": "+"}
 _NUMBER_ENDS = frozenset({"zero", "integer", "fraction", "power"})
 
@@ -45,22 +45,22 @@ class JsonScanner:
         self.done = False
         """Whether the value is complete."""
         self._stack: list[str] = []
-        """The brackets that will close the open ones."""
+        """Closing brackets of the open ones."""
         self._step: Callable[[str, int], int] = self._value
-        """Scans what is at an index; returns where the rest begins, or ``MALFORMED``."""
+        """Scans at an index; returns the index after what it scanned, or ``MALFORMED``."""
         self._in_key = False
         self._hex_left = 0
-        """Digits to come of an escape."""
+        """Remaining digits of an escape."""
         self._word_left = ""
         """Rest of true, false or null."""
         self._number = ""
         """State within a number."""
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
-        """Scan ``text`` from ``at`` on. Returns where the scan ended, and the JSON that it passed.
+        """Scan ``text`` from ``at`` on. Returns the index where the scan ended, and the JSON scanned.
 
         If it ended before the end of ``text``, the value is done, or malformed from there on. The JSON is the text
-        itself, but for control characters within strings, which it escapes.
+        itself, except that control characters within strings are escaped.
         """
         begin, length, parts = at, len(text), []
         while at < length and not self.done:

@@ -1,6 +1,6 @@
 """Calls as Llama 3 writes them: ``{"name": "f", "parameters": {…}}``, several with ``;`` between them.
 
-An answer that begins like this is a call if a tool has that name. After ``<|python_tag|>`` it is one anywhere.
+At the start of an answer, this is a call if a tool has that name; after ``<|python_tag|>`` it is a call anywhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Llama3JsonParser(JsonCallParser):
 
 
 def is_in(template: str) -> bool:
-    """Whether a template writes this."""
+    """Whether a template writes calls in this format."""
     return MARKERS[0] in template or re.search(r'"name": ?"[^\n]{0,99}"parameters": ', template) is not None
 
 

@@ -1,7 +1,7 @@
-"""Special tokens within text.
+"""Marks: single characters that stand for special tokens within text.
 
-A special token that is a marker of a format must not be mistaken for the same characters spelled out inside a string of
-JSON. So it comes to a parser as one character, its *mark*: half of a surrogate pair, which no decoded text contains.
+A special token that is a format's marker must not be confused with the same characters spelled out in a JSON string.
+So parsers get it as one character, its *mark*: half of a surrogate pair, which decoded text never contains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 _FIRST = 0xD800
 _TEXTS: list[str] = []
-"""Texts of the markers; a marker's mark is ``_FIRST`` plus its index."""
+"""Marker texts; a mark is ``_FIRST`` plus the index of its marker."""
 _MARKS = re.compile("[\ud800-\udfff]")
 _UNMARKED = re.compile("[^\ud800-\udfff]+")
 
@@ -24,15 +24,15 @@ def mark(marker: str) -> str:
 
 
 def marker_text(text: str) -> str:
-    """``text`` with the markers spelled out."""
+    """``text`` with its marks replaced by the marker texts."""
     return _MARKS.sub(lambda found: _TEXTS[ord(found[0]) - _FIRST], text)
 
 
 def without_marks(text: str) -> str:
-    """``text`` without its marks: special tokens that turned out to mark nothing, left out as they are of the text."""
+    """``text`` without marks, which stand for skipped special tokens that turned out to mark nothing."""
     return _MARKS.sub("", text)
 
 
 def unmarked_runs(text: str) -> Iterator[tuple[int, int]]:
-    """Where ``text`` has no marks: begins and ends."""
+    """The (begin, end) of the runs of ``text`` without marks."""
     return (found.span() for found in _UNMARKED.finditer(text))

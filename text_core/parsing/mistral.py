@@ -1,7 +1,7 @@
 """Calls as Mistral's models write them.
 
-Older ones write a list, ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``, newer ones each call by itself,
-``[TOOL_CALLS]f[ARGS]{…}``. Ids are 9 letters and digits: templates demand it.
+Older models write a list, ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``, newer ones separate calls,
+``[TOOL_CALLS]f[ARGS]{…}``. Ids are 9 letters and digits, as templates demand.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MistralParser(JsonCallParser):
 
 
 def is_in(template: str) -> bool:
-    """Whether a template writes this."""
+    """Whether a template writes calls in this format."""
     return _CALLS in template
 
 
@@ -70,7 +70,7 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
     """The grammar of an answer; see ``format.MakeGrammar``."""
     rules = marked(marker(_CALLS), required=required, single=single)
     args = marker(_ARGS)
-    if args.startswith("<"):  # a vocabulary with this token is that of a newer model
+    if args.startswith("<"):  # only newer models have this token
         calls = [f"{literal(tool.name)} {args} arguments_{index}" for index, tool in enumerate(tools)]
         rules += [f"call: {' | '.join(calls)}", *argument_rules(tools)]
     else:

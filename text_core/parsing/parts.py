@@ -1,4 +1,4 @@
-"""The typed parts of an answer, how an answer is to be divided into them, and the writer that parsers write them to."""
+"""The typed parts of an answer, the options for parsing them, and the writer that collects them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from text_core.parsing.content_tokens import ContentTokens
 from text_core.parsing.marks import marker_text, unmarked_runs, without_marks
 
 _LETTERS_AND_DIGITS = bytes(ord((digits + ascii_letters)[byte % 62]) for byte in range(256))
-"""What stands for each byte of an id."""
+"""Translation table: byte of an id → letter or digit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,7 @@ class Content:
 
     text: str
     tokens: tuple[int, ...] = ()
-    """Positions of the tokens that wrote it, if they were asked for; one that began an earlier piece is not among them.
-    """
+    """Positions of its tokens, if requested; without tokens that began in an earlier piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPiece:
-    """A piece of a call of a tool. The first one of a call has its id and name, later ones continue its arguments."""
+    """A piece of a tool call. A call's first piece has its id and name; later pieces continue its arguments."""
 
     index: int
     """Number of the call in its choice, from 0."""
@@ -59,11 +58,11 @@ class ParseOptions:
     begins_in_reasoning: bool = False
     """The prompt has opened the reasoning."""
     tool_names: tuple[str, ...] = ()
-    """Tools that may be called. What looks like an unmarked call of another tool is content."""
+    """Tools that may be called. Text like an unmarked call of another tool is content."""
     call_id_seed: bytes = b""
-    """Ids of calls are made of this, the choice and the call's number."""
+    """Call ids derive from this seed, the choice and the call's number."""
     content_tokens: bool = False
-    """Whether pieces of content have their tokens."""
+    """Whether ``Content.tokens`` is filled."""
 
 
 def call_id(seed: bytes, choice: int, index: int, *, prefix: str = "call_", length: int = 24) -> str:
@@ -73,7 +72,7 @@ def call_id(seed: bytes, choice: int, index: int, *, prefix: str = "call_", leng
 
 
 class PartWriter:
-    """Collects parts; pieces of one kind that follow each other become one."""
+    """Collects parts; merges consecutive pieces of one kind."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class PartWriter:
         skip_special_tokens: bool = True,
         content_tokens: ContentTokens | None = None,
     ) -> None:
-        """``call_id`` returns the id of the call with a number; ``content_tokens``: None if they are not asked for."""
+        """``call_id`` maps a call's number to its id; ``content_tokens`` is None if they are not requested."""
         self._call_id = call_id
         self._skips_marks = skip_special_tokens
         self._content_tokens = content_tokens
@@ -92,12 +91,12 @@ class PartWriter:
         """Kind of the piece being collected."""
         self._texts: list[str] = []
         self._opening = ("", "")
-        """Id and name, if that piece is a call's first."""
+        """Id and name, if that piece is the first of a call."""
         self._tokens: list[int] = []
-        """Of that piece, if it is content."""
+        """Token positions of that piece, if it is content."""
 
     def content(self, text: str, origin: int) -> None:
-        """``origin``: where the text begins in what the parsers of this answer were fed."""
+        """``origin``: offset of ``text`` in the text fed to this answer's parsers."""
         self._add(Content, self._plain(text))
         if self._content_tokens is not None:
             for begin, end in unmarked_runs(text) if self._skips_marks else [(0, len(text))]:

@@ -1,7 +1,7 @@
-"""Converts the arguments of a call in Python's notation to JSON, as they come: ``a=1, b='x')``, ``{"a": 1, "b": "x"}``.
+"""Converts the arguments of a Python call to JSON, incrementally: ``a=1, b='x')`` → ``{"a": 1, "b": "x"}``.
 
 Values are literals: strings without prefix, numbers as in JSON, ``True``, ``False``, ``None``, lists, tuples and
-dictionaries whose keys are strings. JSON's own literals are understood, too.
+dictionaries with string keys. JSON's literals are also accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from text_core.parsing.json_scanner import MALFORMED, MAX_DEPTH, JsonScanner
 _MAX_IDENTIFIER = 256
 _WORDS = {python[0]: (python, text) for python, text in (("True", "true"), ("False", "false"), ("None", "null"))}
 _WORDS |= {text[0]: (text, text) for _, text in _WORDS.values()}
-"""A word and its JSON, which is as long, by the first character."""
+"""(word, its JSON), which have the same length, keyed by the word's first character."""
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _STRING_TEXT = re.compile("[^'\"\\\\\x00-\x1f\ud800-\udfff]+")
 _ESCAPES = {"a": "\x07", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
@@ -25,28 +25,28 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 class ArgumentsScanner:
-    """Scans what follows the opening parenthesis, up to the closing one."""
+    """Scans the text after the opening parenthesis, up to the closing one."""
 
     def __init__(self) -> None:
         self.done = False
         self._stack = [")"]
-        """The brackets that will close the open ones."""
+        """Closing brackets of the open ones."""
         self._step: Callable[[str, int], int] = self._item
-        """Scans what is at an index; returns where the rest begins, or ``MALFORMED``."""
+        """Scans at an index; returns the index after what it scanned, or ``MALFORMED``."""
         self._out = ["{"]
         self._first = True
-        """No item has come since the last opening bracket."""
+        """Whether no item has followed the last opening bracket."""
         self._identifier = ""
         self._quote = ""
         self._is_key = False
-        """The string is a key of a dictionary."""
+        """Whether the string is a key of a dictionary."""
         self._digits = ""
         self._digits_left = 0
         self._word = ("", "")
         self._number = JsonScanner()
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
-        """As ``JsonScanner.feed``."""
+        """Like ``JsonScanner.feed``."""
         while at < len(text) and not self.done:
             after = self._step(text, at)
             if after == MALFORMED:
@@ -199,5 +199,5 @@ class ArgumentsScanner:
 
 
 def _json_text(text: str) -> str:
-    """``text`` as it stands within a string of JSON."""
+    """``text`` escaped for a JSON string, without quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,6 +1,6 @@
 """Calls in Python's notation: ``[f(a=1, b="x"), g()]``, in Llama 4 between ``<|python_start|>`` and ``<|python_end|>``.
 
-An answer that begins with a list of calls of known tools is one; after the marker it is one anywhere.
+At the start of an answer, a list counts as calls if their tools are known; after the marker it counts anywhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEYWORDS = frozenset(
         "$schema",
     )
 )
-"""Of a tool's parameters: those that can be enforced argument by argument, or say nothing."""
+"""Supported keywords of a tool's parameters: enforceable argument by argument, or without effect."""
 
 
 class PythonicParser(JsonCallParser):
@@ -78,7 +78,7 @@ class PythonicParser(JsonCallParser):
 
 
 def is_in(template: str) -> bool:
-    """Whether a template writes this."""
+    """Whether a template writes calls in this format."""
     return _START in template or "[func_name" in template
 
 
@@ -102,10 +102,10 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
 
 
 def _arguments(tool: ToolSpec, index: int) -> list[str]:
-    """Rules of a tool's arguments, in the order of its properties; those that are not required may be left out."""
+    """Rules of a tool's arguments, in the order of its properties; optional ones may be left out."""
     field = f"tools[{index}].parameters_json"
     schema = object_schema(tool, index)
-    checked_schema(json.dumps(schema), field=field)  # so that all below is what a schema may have
+    checked_schema(json.dumps(schema), field=field)  # the code below relies on a valid schema
     if unknown := sorted(set(schema) - _KEYWORDS):
         raise ConstraintError(field, f"{unknown[0]}: is not supported in the format pythonic")
     properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -131,7 +131,7 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
 
 
 def _refers(schema: object, field: str) -> bool:
-    """Whether anything within a schema has references, which may be to definitions alone: others are not copied."""
+    """Whether a schema contains references; raises if one is not to a definition, as nothing else is copied."""
     found, stack = False, [schema]
     while stack:
         part = stack.pop()

@@ -1,4 +1,4 @@
-"""Counts the tokens of reasoning, which a parser can tell only once it has read past them, and knows where it is."""
+"""Counts reasoning tokens, which a parser recognizes only after reading past them, and tracks where reasoning ends."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from collections import deque
 
 
 class ReasoningMeter:
-    """A token counts if the text from its beginning on is reasoning, or a marker of it."""
+    """Counts a token if the text at its beginning is reasoning or a reasoning marker."""
 
     def __init__(self) -> None:
         self.tokens = 0
-        """Tokens of reasoning so far."""
         self.in_reasoning = False
         """Whether the parser is between the markers of reasoning."""
         self.end = 0
-        """The position up to which, at least, there was reasoning, or the header of a message, last."""
+        """Position where the latest reasoning or message header ended, as far as it is known."""
         self.reached_answer = False
-        """Whether text of the answer came after that."""
+        """Whether answer text followed ``end``."""
         self._waiting: deque[list[int]] = deque()
-        """Positions at which tokens begin that are not yet counted, and how many begin there."""
+        """Tokens not yet counted: [position, number of tokens that begin there], in order."""
 
     def begin_token(self, position: int) -> None:
-        """A token begins after so many characters."""
+        """A token begins at ``position``, in characters."""
         if self._waiting and self._waiting[-1][0] == position:
             self._waiting[-1][1] += 1
         else:
             self._waiting.append([position, 1])
 
     def reach(self, position: int, *, reasoning: bool) -> None:
-        """The parser has found what the text up to a position is, from the one reached before."""
+        """The parser classified the text between the last position reached and ``position``."""
         self.reached_answer = not reasoning
         if reasoning:
             self.end = position

@@ -1,7 +1,7 @@
-"""What parsers have in common: a generator that reads text as it comes, and waits for more where it ends.
+"""The base of parsers: a generator that reads text as it arrives, and yields to wait for more.
 
-A parser decides as soon as the text decides, and looks at nothing but the text so far, so that the parts do not depend
-on how it was cut. Text that it has read and not sent is *held*; if a call turns out to be none, it becomes content.
+A parser decides as early as the text allows, from the text so far alone, so that the parts do not depend on how the
+text was split. Text read but not yet sent is *held*; if it turns out not to be a call, it becomes content.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from text_core.parsing.marks import mark, marker_text
 from text_core.parsing.parts import PartWriter
 
 MAX_HELD = 1 << 16
-"""Characters that may be held for a call, such as arguments that come before the name. With more it is content."""
+"""Characters that may be held for a call, such as arguments that precede its name. Longer text is content."""
 MAX_NAME = 256
-"""Characters of a tool's name."""
+"""Maximum characters of a tool's name."""
 MAX_SPACE = 16
-"""Characters of white space held before a possible marker."""
+"""Maximum white space, in characters, held before a possible marker."""
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -28,13 +28,13 @@ Reading = Generator[None, None, T]
 
 
 class TextParser(Protocol):
-    """Takes an answer's text piece by piece, with marks for its markers that are special tokens."""
+    """Takes an answer's text in pieces, in which marks stand for special tokens that are markers."""
 
     def feed(self, text: str, origin: int) -> None:
-        """``origin``: where the text begins in the answer's; what lies between it and the text before is not fed."""
+        """``origin``: offset of ``text`` in the answer. Text between the previous piece and it is not fed."""
 
     def finish(self) -> None:
-        """Send what is held: the answer has ended."""
+        """Send the held text at the end of the answer."""
 
 
 class Plain:
@@ -48,9 +48,9 @@ class Plain:
 
 
 def search_for(*markers: str, before: str = r"\s") -> re.Pattern[str]:
-    """A pattern that finds the first marker, with the group ``full``, or the beginning of one at the end of the text.
+    """A pattern that finds the first marker (group ``full``), or the beginning of a marker at the end of the text.
 
-    White space before it, of the class ``before``, belongs to it. A marker is found as a special token, too.
+    It includes the white space before the marker, of the class ``before``. It also finds marks of special tokens.
     """
     space = f"{before}{{0,{MAX_SPACE}}}+" if before else ""
     full = "|".join(map(re.escape, [mark(marker) for marker in markers] + list(markers)))
@@ -59,7 +59,7 @@ def search_for(*markers: str, before: str = r"\s") -> re.Pattern[str]:
 
 
 def _begun(marker: str) -> str:
-    """A pattern of the texts that begin ``marker``."""
+    """A pattern for the proper prefixes of ``marker``."""
     pattern = ""
     for character in reversed(marker[:-1]):
         pattern = re.escape(character) + (f"(?:{pattern})?" if pattern else "")
@@ -72,12 +72,12 @@ class ReadingParser(ABC):
     def __init__(self, writer: PartWriter) -> None:
         self._writer = writer
         self._text = ""
-        """What is not yet read, from ``_at`` on."""
+        """Text fed last; unread from ``_at`` on."""
         self._at = 0
         self._shifts: deque[tuple[int, int]] = deque()
-        """By how many characters the answer's text is ahead of what was fed, from which character on."""
+        """(position in the fed text, offset from there on to add for the position in the answer's text)."""
         self._passed = 0
-        """Characters read before that text."""
+        """Characters read before ``_text``."""
         self._ended = False
         self._held: list[str] = []
         self._num_held = 0
@@ -104,16 +104,16 @@ class ReadingParser(ABC):
 
     @property
     def num_waiting(self) -> int:
-        """Characters that were fed and are neither sent nor dropped."""
+        """Characters fed but neither sent nor dropped."""
         return self._num_held + len(self._text) - self._at
 
     @property
     def _position(self) -> int:
-        """Characters read."""
+        """Number of characters read."""
         return self._passed + self._at
 
     def _read_until(self, pattern: re.Pattern[str], send: Callable[[str], None]) -> Reading[str | None]:
-        """Send text up to a marker (see ``search_for``) and hold the marker; None: the answer ended before."""
+        """Send text up to a marker (see ``search_for``) and hold the marker; None: the answer ended first."""
         while True:
             found = pattern.search(self._text, self._at)
             end = len(self._text) if found is None or (self._ended and not found["full"]) else found.start()
@@ -135,7 +135,7 @@ class ReadingParser(ABC):
     def _read_run(self, pattern: re.Pattern[str], limit: int = MAX_HELD) -> Reading[str]:
         """Read and hold the longest run of characters that ``pattern`` (a repeated class) matches; returns it.
 
-        It ends at ``limit`` characters, or where no more may be held, even in the middle of a longer one.
+        It ends after ``limit`` characters, or where no more may be held, even if the run continues.
         """
         run, limit = "", min(limit, MAX_HELD - self._num_held)
         while True:
@@ -148,7 +148,7 @@ class ReadingParser(ABC):
             yield
 
     def _read_one(self, *texts: str) -> Reading[str | None]:
-        """Read and hold the one of ``texts`` that comes next; none of them begins another."""
+        """Read and hold the next of ``texts``, None if none follows; none may be a prefix of another."""
         while True:
             rest = self._text[self._at : self._at + max(map(len, texts))]
             for text in texts:
@@ -160,11 +160,11 @@ class ReadingParser(ABC):
             yield
 
     def _read_marker(self, marker: str) -> Reading[bool]:
-        """Read and hold a marker, if it comes next, as text or as a special token."""
+        """Read and hold a marker if it comes next, as text or as a special token."""
         return (yield from self._read_one(marker, mark(marker))) is not None
 
     def _read_closing(self, *markers: str) -> Reading[str | None]:
-        """Read and hold the marker that closes a call, if it comes next; of one that the end cuts, what there is."""
+        """Read and hold the marker that closes a call, if it comes next; also holds one cut by the answer's end."""
         found = yield from self._read_one(*markers, *map(mark, markers))
         if found is not None:
             return marker_text(found)
@@ -180,7 +180,7 @@ class ReadingParser(ABC):
             self._at = end
 
     def _release(self) -> None:
-        """What is held is content after all."""
+        """Send the held text as content."""
         self._send_content("".join(self._held))
         self._drop()
 
@@ -189,7 +189,7 @@ class ReadingParser(ABC):
             self._writer.content(piece, origin)
 
     def _with_origins(self, text: str) -> Iterator[tuple[str, int]]:
-        """The characters read last, in the pieces that they are in the answer, and where those begin in it."""
+        """Split ``text``, the characters read last, at gaps in the answer; yields pieces and their offsets in it."""
         begin, shifts = self._position - len(text), self._shifts
         while text:
             while len(shifts) > 1 and shifts[1][0] <= begin:
@@ -199,6 +199,6 @@ class ReadingParser(ABC):
             begin, text = begin + len(piece), text[len(piece) :]
 
     def _drop(self) -> None:
-        """What is held is markers and syntax, which no part shows."""
+        """Discard the held text: markers and syntax, which belong to no part."""
         self._held.clear()
         self._num_held = 0

@@ -1,8 +1,7 @@
 """Reasoning at the beginning of an answer, as most models write it: ``<think>…</think>``.
 
-The line breaks next to the markers belong to them. A template may have opened the reasoning, so that the answer begins
-inside; a model may then open it once more. What looks like a marker later in the answer is content, while a special
-token is a marker anywhere.
+Line breaks next to a marker belong to it. A template may have opened the reasoning, so that the answer begins inside;
+a model may then open it again. Marker text later in the answer is content; a special token is a marker anywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 class ThinkParser(ReadingParser):
-    """Reasoning; what follows it is for the next parser."""
+    """Reads reasoning; feeds the text after it to the next parser."""
 
     def __init__(self, writer: PartWriter, answer: TextParser, meter: ReasoningMeter, begins_inside: bool) -> None:
         self._answer = answer
@@ -52,7 +51,7 @@ class ThinkParser(ReadingParser):
             inside = not inside
 
     def _read_beginning(self) -> Reading[bool]:
-        """Read a marker at the beginning, and white space before it."""
+        """Read the white space and marker at the beginning; returns whether there is a marker."""
         while True:
             found = _BEGINNING.match(self._text, self._at)
             if found is not None and found["full"]:
@@ -78,7 +77,7 @@ class ThinkParser(ReadingParser):
 
 
 def is_in(template: str) -> bool:
-    """Whether a template writes this."""
+    """Whether a template writes reasoning in this format."""
     return _CLOSE in template
 
 

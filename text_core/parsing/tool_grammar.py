@@ -1,7 +1,7 @@
-"""What the grammars of calls have in common: tools, their arguments, and where in an answer calls may come.
+"""Shared rules of tool-call grammars: tools, their arguments, and where calls may occur in an answer.
 
-Grammars are text in llguidance's variant of Lark's notation. Each covers a whole answer: calls and nothing else if they
-are demanded, else free text in which a call is held to its form once it has begun.
+Grammars are text in llguidance's variant of Lark's notation. A grammar covers a whole answer: only calls if they are
+required, else free text in which a call must keep to its form once begun.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from text_core.grammar.json_schema import any_object, checked_schema
 from text_core.grammar.lark import FREE_TEXT, literal, until
 
 Marker = Callable[[str], str]
-"""Makes an expression of a text with markers in it: ``GrammarChecker.marker``."""
+"""Converts a text with markers to an expression: ``GrammarChecker.marker``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +27,30 @@ class ToolSpec:
     parameters: Mapping[str, Any]
     """The JSON Schema of its arguments, an object."""
     strict: bool = False
-    """Hold its arguments to the schema."""
+    """Whether its arguments must match the schema."""
 
 
 _OPEN = ("additionalProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf", "$ref")
-"""Keywords of schemas that say more of the properties that there may be."""
+"""Schema keywords that may allow properties beyond those in ``properties``."""
 
 
 def object_schema(tool: ToolSpec, index: int) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which says that they are an object; raises ``ConstraintError``.
+    """The schema of a tool's arguments, with type object; raises ``ConstraintError`` for another type.
 
-    A tool that names its arguments, or none, takes no others, unless its schema says more of them: models would make
-    some up.
+    If it has ``properties``, even empty ones, others are forbidden unless a keyword of ``_OPEN`` may allow them: models
+    would invent some.
     """
     if tool.parameters.get("type", "object") != "object":
         raise ConstraintError(f"tools[{index}].parameters_json", 'type: expected "object"')
     schema = {"type": "object", **tool.parameters}
-    schema.pop("nullable", None)  # which would allow null in place of the arguments
+    schema.pop("nullable", None)  # it would allow null as the arguments
     if "properties" in schema and schema.keys().isdisjoint(_OPEN):
         schema["additionalProperties"] = False
     return schema
 
 
 def argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
-    """A rule ``arguments_i`` for each tool's arguments; raises ``ConstraintError`` for what is not supported."""
+    """A rule ``arguments_i`` for each tool's arguments; raises ``ConstraintError`` for unsupported schemas."""
     schemas = [
         checked_schema(json.dumps(object_schema(tool, index)), field=f"tools[{index}].parameters_json")
         if tool.strict
@@ -61,9 +61,9 @@ def argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
 
 
 def json_calls(tools: Sequence[ToolSpec], required: bool, arguments_key: str) -> list[str]:
-    """A rule ``object`` for a call that is a JSON object, and the rules that it needs."""
+    """A rule ``object`` for a call that is a JSON object, and the rules it refers to."""
     pieces = ["{", '"name"', ": "], [", ", f'"{arguments_key}"', ": "]
-    if not required:  # terminals longer than those of free text
+    if not required:  # terminals must be longer than those of free text
         pieces = ['{"name": '], [f', "{arguments_key}": ']
     begin, key = (" ".join(map(literal, each)) for each in pieces)
     names = [literal(json.dumps(tool.name, ensure_ascii=False)) for tool in tools]
@@ -72,22 +72,22 @@ def json_calls(tools: Sequence[ToolSpec], required: bool, arguments_key: str) ->
 
 
 def marked(marker: str, *, required: bool, single: bool, between: str = "") -> list[str]:
-    """Rules of an answer with calls that an expression begins, and that the rule ``call`` continues.
+    """Rules of an answer whose calls are the expression ``marker`` followed by the rule ``call``.
 
-    ``between``: what may stand between calls that are demanded.
+    ``between``: an expression for the text between required calls.
     """
     if required:
         return [f"start: {marker} call" if single else f"start: {marker} call ({between} {marker} call)*"]
-    is_special = marker.startswith("<")  # which no text contains
+    is_special = marker.startswith("<")  # text never contains it
     reached = f"reached: TEXT {marker}" if is_special else f"reached[lazy]: {until(marker)}"
     start = "start: reached call | TEXT" if single else "start: (reached call)* TEXT"
     return [start, reached, f"TEXT: {FREE_TEXT}"]
 
 
 def unmarked(beginning: str, marker: str, *, required: bool) -> list[str]:
-    """Rules of an answer that is the rule ``calls``, or else free text.
+    """Rules of an answer that is the rule ``calls`` or, unless ``required``, free text.
 
-    ``beginning``: a regular expression of the texts that begin calls. ``marker``: an expression that begins them, too.
+    ``beginning``: a regular expression for the text that begins calls. ``marker``: an expression that also begins them.
     """
     if required:
         return ["start: calls"]
