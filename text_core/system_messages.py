@@ -1,8 +1,8 @@
-"""Places for the messages of a system that a chat template does not take where they stand.
+"""Rearranges system messages that a chat template does not support where they stand.
 
-Clients remind a model of something in the middle of a conversation, or begin it with two messages of the system. Many
-templates take one, as the first message: they refuse others, or leave them out without a word. Here are the ways to
-arrange such a chat; which is the first to suit a template is found by rendering one with marks for texts.
+Clients send system messages in the middle of a conversation, or two at its beginning. Many templates support only one,
+as the first message: they refuse others, or silently omit them. ``ARRANGEMENTS`` has the alternatives; the caller takes
+the first that suits the template, found by rendering a chat with marks for texts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MARK = re.compile(r"RINGLINE-SYSTEM-\d+-SAYS")
 
 
 def has_more_than_the_first(chat: Sequence[dict[str, Any]]) -> bool:
-    """Whether the system speaks anywhere but in the first message; never of a chat whose contents cannot be joined."""
+    """Whether there are system messages after the first message; False if the chat's contents cannot be joined."""
     return any(map(_is_systems, chat[1:])) and all(isinstance(_content(message), str | list) for message in chat)
 
 
 def marked(chat: _Chat) -> tuple[_Chat, int]:
-    """``chat`` with short texts, and how many of them are marks that stand for those of the system."""
+    """``chat`` with short texts, marks in place of system texts, and the number of marks."""
     marks = 0
     short = []
     for message in chat:
@@ -40,7 +40,7 @@ def marked(chat: _Chat) -> tuple[_Chat, int]:
 
 
 def shows_all(rendered: str, marks: int) -> bool:
-    """Whether a text has all marks of the system's texts, each once or more."""
+    """Whether ``rendered`` contains every mark at least once."""
     return len(set(_MARK.findall(rendered))) == marks
 
 
@@ -49,27 +49,27 @@ def _as_it_stands(chat: _Chat) -> _Chat:
 
 
 def _one_first(chat: _Chat) -> _Chat:
-    """What the system says before anybody else is one message."""
+    """Merge the leading system messages."""
     first = list(takewhile(_is_systems, chat))
     return [_merged(first), *chat[len(first) :]] if first else chat
 
 
 def _later_ones_by_the_user(chat: _Chat) -> _Chat:
-    """One message first; what the system says later is a part of the user's turn."""
+    """Merge the leading system messages; later ones become part of the user's turn."""
     chat = _one_first(chat)
     first = 1 if _is_systems(chat[0]) else 0
     return chat[:first] + _by_the_user(chat[first:])
 
 
 def _all_first(chat: _Chat) -> _Chat:
-    """One message first, with all that the system says."""
+    """Merge all system messages into one, at the beginning."""
     return [_merged(list(filter(_is_systems, chat))), *(message for message in chat if not _is_systems(message))]
 
 
 def _by_the_user(chat: _Chat) -> _Chat:
-    """What the system says is a part of the user's turn: what the user says before and after it is one message."""
+    """Make system messages part of the user's turn, merged with the user messages before and after."""
     turns: list[_Chat] = []
-    """Messages that become one."""
+    """Groups of messages to merge."""
     last: dict[str, Any] = {}
     for message in chat:
         said = {"role": "user", "content": _content(message)} if _is_systems(message) else message
@@ -89,7 +89,7 @@ ARRANGEMENTS: tuple[Callable[[_Chat], _Chat], ...] = (
     _all_first,
     _by_the_user,
 )
-"""In the order of preference: the further down, the more is changed."""
+"""In order of preference: later ones change more."""
 
 
 def _is_systems(message: dict[str, Any]) -> bool:
@@ -101,7 +101,7 @@ def _content(message: dict[str, Any]) -> Any:
 
 
 def _merged(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first message, with the contents of all."""
+    """The first message, with the contents of all joined."""
     contents = [_content(message) for message in messages]
     if all(isinstance(content, str) for content in contents):
         return {**messages[0], "content": "\n".join(filter(None, contents))}

@@ -1,4 +1,4 @@
-"""Tries a grammar on a model's tokenizer, within limits."""
+"""Checks that a grammar compiles for a model's tokenizer, within limits."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 class GrammarChecker:
-    """Tries grammars on one model's tokenizer; thread-safe.
+    """Checks grammars against one model's tokenizer; thread-safe.
 
-    The tokenizer is converted at the first use, which takes about a second per million entries of the vocabulary.
+    The first use converts the tokenizer, which takes about a second per million vocabulary entries.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        """``vocab_size``: of the model, which may have more entries than the tokenizer."""
+        """``vocab_size``: the model's, which may exceed the tokenizer's."""
         self._tokenizer = tokenizer
         self._vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._eos_token_ids = sorted(eos_token_ids)
         self._lock = threading.Lock()
-        """Of what is made at the first use."""
+        """Guards the lazily computed properties."""
 
     def check(self, grammar: str, field: str = "") -> None:
-        """Raises ``ConstraintError`` for a grammar that nothing fits, or that llguidance cannot use within its limits.
+        """Raises ``ConstraintError`` if nothing matches ``grammar``, or llguidance cannot use it within its limits.
 
-        ``field``: the error's.
+        ``field``: the error's field.
         """
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise ConstraintError(field, f"its grammar is larger than {MAX_GRAMMAR_BYTES >> 10} KiB: simplify it")
@@ -56,7 +56,7 @@ class GrammarChecker:
             raise ConstraintError(field, "nothing can match it")
 
     def marker(self, text: str) -> str:
-        """A Lark expression for ``text``, its special tokens as such: ``<[5]>`` for one, ``"…"`` for other text."""
+        """A Lark expression for ``text``: ``<[5]>`` for a special token, ``"…"`` for other text."""
         with self._lock:
             markers = self._markers
         return markers(text)

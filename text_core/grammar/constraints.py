@@ -1,4 +1,4 @@
-"""Constraints: the forms that a client can ask of an answer, and the error that refuses one."""
+"""Constraints that a client can put on an answer, and the error that refuses one."""
 
 from __future__ import annotations
 
@@ -48,39 +48,39 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of these texts."""
+    """One of several texts."""
 
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A text of a context-free grammar, in the notation of Lark or GBNF."""
+    """A text that a context-free grammar, in Lark's or GBNF's notation, accepts."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """Text that has a form: ``begin``, JSON, ``end``."""
+    """Constrained text: ``begin``, JSON, ``end``."""
 
     begin: str
     json_schema: str | None = None
     """None: any JSON object."""
     end: str = ""
     trigger: str | None = None
-    """The beginning of ``begin`` after which the rest is enforced; None: all of it."""
+    """The prefix of ``begin`` after which the rest is enforced; None: all of ``begin``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructuralTags:
-    """Free text in which certain texts begin a part that has a form."""
+    """Free text in which certain texts begin a constrained part."""
 
     tags: tuple[StructuralTag, ...]
     required: bool = False
-    """The answer begins with a tag."""
+    """Whether the answer begins with a tag."""
     single: bool = False
-    """The answer ends with its first tag."""
+    """Whether the answer ends with its first tag."""
     any_whitespace: bool = False
 
 

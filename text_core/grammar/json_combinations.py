@@ -1,6 +1,6 @@
-"""What the schemas of a document mean together: which can never end, which exclude each other, which are intersected.
+"""Analyses a document's schemas together: which can never end, exclude each other, or are intersected.
 
-All work on rewritten schemas (``json_schema``), whose references name definitions.
+All functions take rewritten schemas (``json_schema``), whose references name definitions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Definitions = dict[str, Schema]
 PREFIX = "#/$defs/"
 _EVERY_TYPE = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _DEPTH = 6
-"""How far ``Disjointness`` looks into schemas."""
+"""Depth to which ``Disjointness`` looks into schemas."""
 _COMPARISONS = 50_000
-"""Of one document, by ``Disjointness``: 0.1 s."""
+"""Maximum comparisons by ``Disjointness`` per document: 0.1 s."""
 
 
 def children(schema: dict[str, Any]) -> list[tuple[tuple[str, ...], Schema]]:
-    """The schemas directly within one, with their places."""
+    """The direct subschemas of a schema, with their places."""
     found: list[tuple[tuple[str, ...], Schema]] = []
     for keyword in ("properties", "patternProperties"):
         found += [((keyword, name), inner) for name, inner in schema.get(keyword, {}).items()]
@@ -52,7 +52,7 @@ def refers(schemas: Iterable[Schema], name: str) -> bool:
 
 
 def without(schema: Schema, endless: set[str]) -> Schema:
-    """``schema`` with false in the place of references to ``endless``."""
+    """``schema`` with references to ``endless`` replaced by false."""
     if isinstance(schema, bool):
         return schema
     if referred(schema) in endless:
@@ -71,10 +71,10 @@ def without(schema: Schema, endless: set[str]) -> Schema:
 
 
 def unending(definitions: Definitions) -> set[str]:
-    """Names of the definitions that no finished value fits, since they demand themselves, or false.
+    """Names of the definitions that no finite value fits, since they require themselves, or false.
 
-    Those that do end are found first, then those that end by them, and so on. A schema that demands what excludes
-    itself counts as one that ends: llguidance finds most of these.
+    A fixed point: definitions that end, then those that end because of them, and so on. A schema with contradictory
+    demands counts as ending: llguidance finds most of these.
     """
     ending: set[str] = set()
     order, _ = in_order({name: references(schema, in_place=False) for name, schema in definitions.items()})
@@ -174,7 +174,7 @@ class Disjointness:
         )
 
     def _by_parts(self, one: dict[str, Any], other: dict[str, Any], depth: int) -> bool:
-        """By a schema to which ``one`` refers, or of which it consists."""
+        """By a schema that ``one`` refers to or consists of."""
         if (name := referred(one)) is not None and self.is_certain(self._definitions[name], other, depth - 1):
             return True
         if any(self.is_certain(inner, other, depth - 1) for inner in one.get("allOf", [])):
@@ -207,7 +207,7 @@ def _property(schema: dict[str, Any], name: str) -> Schema:
 
 
 def value_key(value: Any) -> str:
-    """A text that is the same for equal values: 1 and 1.0 are, 1 and true are not."""
+    """A text that is equal for equal values: 1 equals 1.0, but not true."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -233,13 +233,13 @@ _LIMITS = {
     "patterns": (8, "patternProperties for one object"),
     "bounds": (_ALONE, "bounds for one number, exclusive ones among them,"),
 }
-"""llguidance's time grows by the power of what it intersects; and a product of multiples may overflow."""
+"""llguidance's time is exponential in the intersected constraints, and a product of multiples may overflow."""
 
 
 def check_combinations(definitions: Definitions) -> str | None:
-    """A problem with what must hold at once: references to themselves, patterns, multiples; None if there is none.
+    """A problem with constraints that must hold at once: self-references, patterns, multiples; None if there is none.
 
-    Texts are told apart by the name of the property that they are in, alone; so it may find more than there is.
+    Texts are distinguished only by their property's name, so the counts may be too high.
     """
     _, circular = in_order({name: references(schema, in_place=True) for name, schema in definitions.items()})
     if circular:
@@ -269,7 +269,7 @@ def _levels(schema: Schema) -> int:
 
 
 def references(schema: Schema, in_place: bool) -> set[str]:
-    """Names to which ``schema`` refers, at any depth; ``in_place``: for the same value, not for a part of it."""
+    """Names that ``schema`` refers to, at any depth; ``in_place``: only for the same value, not for parts of it."""
     found: set[str] = set()
     stack = [schema]
     while stack:

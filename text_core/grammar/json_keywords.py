@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema, draft 2020-12: those that are enforced, and the values that they may have."""
+"""The enforced keywords of JSON Schema, draft 2020-12, and their allowed values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from text_core.grammar.json_text import shortened, shown
 from text_core.grammar.regex import RegexError, search
 
 MAX_LENGTH = 1_000_000
-"""Of ``minLength``, ``maxLength`` and the counts of items and properties."""
+"""Maximum of ``minLength``, ``maxLength`` and the counts of items and properties."""
 MAX_STRING = 16 << 10
-"""Characters of a name, or of a string in const or enum."""
+"""Maximum characters of a name, or of a string in const or enum."""
 MAX_NUMBER = 2**53
 """Integers up to it have one value in every reader; bounds that lie beyond, such as those of int64, mean it."""
 MAX_MULTIPLE = 10_000
-"""Of ``multipleOf``, its decimal point taken out."""
+"""Maximum of ``multipleOf`` without its decimal point."""
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -30,7 +30,7 @@ ANNOTATIONS = frozenset(
         *("errorMessage", "patternErrorMessage", "deprecationMessage", "enumNames", "propertyOrdering"),
     )
 )
-"""Keywords that restrict nothing."""
+"""Keywords without restrictions."""
 
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -156,7 +156,7 @@ def _required(value: Any) -> list[str]:
 
 
 def check_text(text: str) -> None:
-    """Refuse what an answer cannot have, whose strings have no escapes by number; and what takes long to compile."""
+    """Refuse control characters, as answers' strings have no numeric escapes, and texts that take long to compile."""
     if len(text) > MAX_STRING:
         raise KeywordError(f"{shown(text)} is longer than {MAX_STRING} characters")
     for char in text:
@@ -165,7 +165,7 @@ def check_text(text: str) -> None:
 
 
 def check_value(value: Any) -> int:
-    """Check a value of ``const`` or ``enum``; returns how many values it consists of."""
+    """Check a value of ``const`` or ``enum``; returns its number of values, nested ones included."""
     if isinstance(value, str):
         check_text(value)
     elif isinstance(value, list):
@@ -202,7 +202,7 @@ SIMPLE: Mapping[str, Callable[[Any], Any]] = {
     "maxProperties": _upper_count,
     "required": _required,
 }
-"""Keywords without schemas in them: each returns its value as llguidance is given it, or raises ``KeywordError``."""
+"""Converters for keywords without subschemas: return the value for llguidance, or raise ``KeywordError``."""
 
 WITH_SCHEMAS = (
     "properties",

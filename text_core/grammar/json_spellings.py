@@ -1,6 +1,6 @@
-"""What generators, OpenAPI and older drafts write, in keywords that can be enforced: each keyword here becomes others.
+"""Rewrites keywords of generators, OpenAPI and older drafts as keywords that can be enforced.
 
-What an answer may be stays the same, except that a set's items may come in the order of the schema.
+The accepted answers stay the same, except that a set's items may be restricted to the order of the schema.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Resolve = Callable[[Any], Any]
 """The schema that is meant: where a reference leads, or the schema itself."""
 
 MAX_SET_VALUES = 2_000
-"""Of all arrays with distinct items together, which are written out."""
+"""Maximum values in all written-out arrays of distinct items together."""
 _MAX_SET = 64
-"""Values of which such arrays are made."""
+"""Maximum distinct values for the items of such arrays."""
 _UUID = "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 _NAME_FORMATS = {name: written for name, written in {**FORMATS, "uuid": _UUID}.items() if written is not None}
 """Formats of names, and expressions for them."""
@@ -49,7 +49,7 @@ def _without(schema: Mapping[str, Any], *keywords: str) -> dict[str, Any]:
 
 
 def _nullable(schema: dict[str, Any], _: Resolve) -> dict[str, Any]:
-    """OpenAPI 3.0's: null fits, too."""
+    """OpenAPI 3.0's ``nullable``: null fits, too."""
     nullable, rest = schema["nullable"], _without(schema, "nullable")
     if not isinstance(nullable, bool):
         raise KeywordError("expected true or false")
@@ -72,7 +72,7 @@ def _pattern_of_several(schema: dict[str, Any], _: Resolve) -> dict[str, Any]:
 
 
 def _exclusive(keyword: str, inclusive: str) -> Callable[[dict[str, Any], Resolve], dict[str, Any]]:
-    """Draft 04's, which says of the other bound that it is exclusive."""
+    """Draft 04's boolean, which makes the other bound exclusive."""
 
     def spell(schema: dict[str, Any], _: Resolve) -> dict[str, Any]:
         if not isinstance(schema[keyword], bool):

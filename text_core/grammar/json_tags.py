@@ -1,7 +1,7 @@
-"""Tagged unions: what ``discriminator`` names is demanded of each of their schemas.
+"""Tagged unions: makes the property that ``discriminator`` names required in each of their schemas.
 
-pydantic gives the tag a default, and so does not list it as required; but it reads no value without it. Demanding it
-narrows what fits, and only then do the schemas exclude each other.
+pydantic gives the tag a default, so does not list it as required, but rejects values without it. Requiring it narrows
+the union, and only then do the schemas exclude each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from text_core.grammar.json_combinations import PREFIX, Definitions, Schema, ref
 
 
 class Tags:
-    """Demands tags; of a definition, a copy that demands one, so that others may still refer to it without."""
+    """Makes tags required; copies definitions to do so, as other references to them must stay without the tag."""
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
@@ -25,7 +25,7 @@ class Tags:
                 schema[keyword] = [self._tagged(branch, tag) for branch in schema[keyword]]
 
     def settle(self) -> None:
-        """Make the copies again, of definitions that have become what they stay."""
+        """Make the copies again, from the final definitions."""
         for (name, tag), copy in list(self._copies.items()):
             self._definitions[copy] = self._tagged(self._definitions[name], tag)
 

@@ -1,7 +1,7 @@
-"""In how many ways an answer may go on: the optional properties of all objects that it may be in at one point.
+"""Bounds the ways an answer may continue: the optional properties of all objects possible at one point.
 
-The engine's parser follows all of them at once, and fails where they are too many. So they are counted before: by
-themselves 256 properties are few enough, but not in each of two branches of anyOf.
+The engine's parser follows all of them at once, and fails if they are too many. So they are counted beforehand: 256
+properties are few enough in one object, but not in each of two branches of anyOf.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from text_core.grammar.json_combinations import (
 from text_core.grammar.references import in_order
 
 MAX_WAYS = 1_900
-"""At one point; the engine's parser follows 2,000 (engine_core/structured_output/compiler.py)."""
+"""Maximum at one point; the engine's parser follows 2,000 (engine_core/structured_output/compiler.py)."""
 _OPTIONAL = 4
 """Ways of an optional property, as measured. With minProperties, n of them have n² + n together."""
 _OTHERS = 8
 """Ways of the properties that an object does not name."""
 _MAX_PAIRS = 100_000
-"""Of branches of one anyOf with those of another that must hold as well, in a document: 0.1 s."""
+"""Maximum pairs per document, of branches of one anyOf with those of another that must also hold: 0.1 s."""
 
 _Key = tuple[str, str] | None
-"""The first property that an object demands and its constant value, or an empty text; None if it demands none."""
+"""(first required property, its constant value or an empty text); None if no property is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Objects that demand the same property first."""
+    """Objects with the same first required property."""
 
     objects: int = 0
     before: int = 0
-    """Ways in all of them together up to that property: of all optional ones if it demands none."""
+    """Ways in all of them together up to that property; of all optional properties if none is required."""
     after: int = 0
-    """Most ways behind it."""
+    """Most ways after it."""
 
     def or_else(self, other: _Branch) -> _Branch:
         return _branch(self.objects + other.objects, self.before + other.before, self.after + other.after)
 
 
 def _branch(*counts: int) -> _Branch:
-    """Counts beyond ``MAX_WAYS`` are as good as one more: multiplied on, they would have millions of digits."""
+    """Clamps counts to ``MAX_WAYS`` + 1: repeated products would have millions of digits."""
     return _Branch(*(min(count, MAX_WAYS + 1) for count in counts))
 
 
@@ -71,7 +71,7 @@ class _Ways:
         return max(sum(branch.before for branch in self.branches.values()), *behind, 0)
 
     def and_then(self, other: _Ways) -> _Ways:
-        """Each of these objects with the properties of each of ``other`` behind its own."""
+        """Each of these objects, followed by the properties of each object of ``other``."""
         joined: dict[_Key, _Branch] = {}
         for key, one in self.branches.items():
             for behind, two in other.branches.items():
@@ -87,7 +87,7 @@ class _Ways:
 
 
 _ANY = _Ways({None: _Branch(1)})
-"""Of a schema that names no properties."""
+"""The ways of a schema that names no properties."""
 
 
 def check_ways(definitions: Definitions) -> str | None:
@@ -140,12 +140,12 @@ def _any_of(parts: Iterable[_Ways]) -> _Ways:
 
 
 def _own_ways(schema: dict[str, Any]) -> _Ways:
-    """Of the properties that ``schema`` itself names, in their order."""
+    """The ways of the properties that ``schema`` itself names, in order."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if "object" not in own_types(schema) or not (properties or required):
         return _ANY
     runs = [0]
-    """Lengths of the runs of optional properties before, between and behind those that are demanded."""
+    """Lengths of the runs of optional properties before, between and after the required ones."""
     key: _Key = None
     for name in [*properties, *(name for name in required if name not in properties)]:
         if name in required:

@@ -1,4 +1,4 @@
-"""Limits of a grammar: its size, and the steps that llguidance counts, when it is checked and when it is followed."""
+"""Limits of a grammar: its size, and the steps that llguidance counts while compiling and matching it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 MAX_GRAMMAR_BYTES = 1 << 20
-"""UTF-8 bytes of a grammar's text, which may be longer than the constraint that it was made from."""
+"""UTF-8 bytes of a grammar's text, which may be longer than its constraint."""
 LEAST_ENTRIES = 50_000
-"""A smaller vocabulary has the limits of one of this size."""
+"""Smaller vocabularies have the limits of this size."""
 MAX_ITEMS = 2_000
-"""Ways in which a grammar may go on at one point of an output, and to which it may go back. A text of n nested or
-right-recursive parts has n of them; an optional property of an object has four."""
+"""Parser items at one point of an output: the ways to continue, and those to return to. n nested or right-recursive
+parts need n items; an optional property of an object needs four."""
 MAX_WRITTEN_ITEMS = 1_100
-"""The same for rules that a client wrote. They may be ambiguous: then a token takes time in proportion to the square
-of the items, up to 25 ms, and an output of which each token has one more item takes 3 s to take in again."""
+"""The limit for grammars that clients write. If ambiguous, a token takes time quadratic in the items, up to 25 ms, and
+replaying an output in which every token adds an item takes 3 s."""
 MAX_LEXER_STATES = 150_000
-"""Of a grammar: 0.3 to 3 kB each. A text of 16,384 characters that are counted takes up to three for each."""
+"""Per grammar; 0.3 to 3 kB each. A text of 16,384 counted characters needs up to three per character."""
 LIMITS_VERSION = 2
-"""Raised when a limit changes, since limits decide where an output fails."""
+"""Incremented when a limit changes, since limits decide where an output fails."""
 WRITTEN_GRAMMAR = "// a client's grammar"
-"""A comment in grammars whose rules a client wrote."""
+"""A comment that marks grammars written by clients."""
 
 
 def parser_limits(vocab_size: int, grammar: str) -> LLParserLimits:
-    """Bounds of time and memory for ``grammar``: of a mask, in proportion to the vocabulary.
+    """Bounds of time and memory for ``grammar``; those of a mask are proportional to the vocabulary.
 
-    Certain tokens reach the limits of parsing. Those of the lexer are also reached by other sequences that share it,
-    so they count only where a new lexer reaches them, too. What a lexer has already costs no steps: others may save a
-    sequence steps, and never make it fail.
+    A sequence's own tokens decide whether it reaches the parser's limits. Other sequences that share a lexer can also
+    reach the lexer's limits, so these count only if a new lexer reaches them, too. States that a lexer already has cost
+    no steps: other sequences may save a sequence steps, but never make it fail.
     """
     from llguidance import LLParserLimits
 

@@ -1,4 +1,4 @@
-r"""Patterns with look-ahead that libraries write into their schemas, as patterns that say the same without it.
+r"""Rewrites known look-ahead patterns, which libraries put into their schemas, as equivalents without look-ahead.
 
 Look-ahead in general cannot be compiled. Decimals have a digit before the point here, as ``str`` writes them.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 _MAX_DIGITS = 64
-"""Of decimals whose digits are counted on both sides of the point: each place of the point is an alternative."""
+"""Maximum total digits of a decimal: every position of the point becomes an alternative."""
 
 _ZOD_EMAIL = (
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
@@ -50,7 +50,7 @@ def _with_both(found: re.Match[str]) -> str:
 
 
 def _whole_part(digits: int) -> str:
-    """Of at most that many digits after leading zeros, but of one at least."""
+    """At least one digit, at most ``digits`` after leading zeros."""
     return rf"0*\d{{1,{digits}}}" if digits else "0+"
 
 
@@ -67,11 +67,11 @@ _DECIMALS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         _with_both,
     ),
 )
-"""How pydantic up to 2.12 writes a ``Decimal``, by what is limited: nothing, decimal places, digits, both."""
+"""Pydantic's patterns (up to 2.12) for ``Decimal`` with limits on: nothing, decimal places, digits, both."""
 
 
 def without_look_ahead(pattern: str) -> str:
-    """``pattern``, or one that says the same if it is one of the known shapes."""
+    """``pattern``, or its equivalent without look-ahead if it has a known shape."""
     if "(?!" not in pattern:
         return pattern
     if (known := _WHOLE.get(pattern)) is not None:

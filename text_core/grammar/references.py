@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 MAX_LEVELS = 256
-"""Parts within or behind each other: for each, llguidance needs 3 KiB of a thread's stack."""
+"""Maximum depth of nested or chained parts: llguidance needs 3 KiB of a thread's stack per level."""
 
 Graph = Mapping[str, AbstractSet[str]]
-"""Names, and those to which each refers."""
+"""Name → names it refers to."""
 
 
 def in_order(graph: Graph) -> tuple[list[str], bool]:
-    """The names, each after those to which it refers; and whether any refers to itself, directly or not."""
+    """The names in topological order, referents first; and whether any refers to itself, directly or indirectly."""
     order: list[str] = []
     on_path: set[str] = set()
     done: set[str] = set()
@@ -36,9 +36,9 @@ def in_order(graph: Graph) -> tuple[list[str], bool]:
 
 
 def levels(graph: Graph, own: Mapping[str, int]) -> int:
-    """An upper limit of the levels that are open at once when references are followed, each name once.
+    """An upper bound on the levels open at once when references are followed, visiting each name once.
 
-    ``own``: levels of each name by itself. A circle of names may be followed all around.
+    ``own``: levels of each name by itself. A cycle counts all its names.
     """
     order, _ = in_order(graph)
     above: dict[str, set[str]] = {name: set() for name in graph}
@@ -46,7 +46,7 @@ def levels(graph: Graph, own: Mapping[str, int]) -> int:
         for each in references:
             above[each].add(name)
     circle: dict[str, int] = {}
-    for number, start in enumerate(reversed(order)):  # the algorithm of Kosaraju
+    for number, start in enumerate(reversed(order)):  # Kosaraju's algorithm
         stack = [start]
         while stack:
             if (name := stack.pop()) not in circle:

@@ -15,7 +15,7 @@ from typing import NoReturn
 from text_core.grammar.look_ahead import without_look_ahead
 
 MAX_DEPTH = 50
-"""Groups within groups."""
+"""Maximum depth of nested groups."""
 MAX_SIZE = 20_000
 """Characters and classes once every repetition is written out."""
 

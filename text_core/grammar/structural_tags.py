@@ -1,4 +1,4 @@
-"""Structural tags: free text in which certain texts begin a part that has a form."""
+"""Structural tags: free text in which certain texts begin a constrained part."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _check(tags: tuple[StructuralTag, ...]) -> None:
 
 
 def _triggers(tags: tuple[StructuralTag, ...]) -> list[str]:
-    """The texts that begin tags; of two, one of which begins with the other, the shorter, which is reached first."""
+    """The texts that begin tags, without those that start with a shorter one, which is reached first."""
     triggers: dict[str, int] = {}
     asked = sorted(((tag.trigger or tag.begin, index) for index, tag in enumerate(tags)), key=lambda item: len(item[0]))
     for trigger, index in asked:

@@ -1,4 +1,4 @@
-"""A model's tokens as llguidance takes them: their bytes, and which of them are special."""
+"""Converts a tokenizer to llguidance's: the bytes of tokens, and which of them are special."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 WORD_SLICES = ("[a-zA-Z0-9 ]{1,10}", "[a-zA-Z0-9 ]{1,30}")
-"""Tokens that a mask allows all at once where an expression allows such texts: half of most vocabularies. llguidance's
-own slices are of what a JSON string may have in it."""
+"""Tokens matching these are allowed all at once where an expression allows such texts: half of most vocabularies.
+llguidance's own slices cover the text of JSON strings."""
 
 
 class TokenTableError(ValueError):
-    """Grammars cannot be matched with a model's tokens; the text says why."""
+    """A tokenizer cannot be used for grammars; the text says why."""
 
 
 def token_table(
     tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int], *, with_slices: bool
 ) -> LLTokenizer:
-    """The tokens of ``tokenizer``, for logits of ``vocab_size`` tokens: ids that it does not have are never allowed.
+    """The tokens of ``tokenizer``, for logits of size ``vocab_size``: ids that the tokenizer lacks are never allowed.
 
-    ``with_slices`` takes longer once, and makes masks faster. Raises ``TokenTableError``.
+    ``with_slices`` makes this slower and masks faster. Raises ``TokenTableError``.
     """
     try:
         from llguidance import LLTokenizer
@@ -54,7 +54,7 @@ def _for_llguidance(text: str, vocab_size: int) -> str:
 
 
 def _readable(decoder: Any) -> Any:
-    """``decoder``, or one that gives tokens the same bytes, in the forms that llguidance reads."""
+    """``decoder``, or an equivalent (same bytes of tokens) in a form that llguidance reads."""
     parts = list(_flat(decoder))
     kinds = {part["type"] for part in parts}
     if kinds <= {"ByteLevel", "Fuse"} and "ByteLevel" in kinds:
