@@ -152,11 +152,11 @@ class ChatTemplates:
         """The prompt's text. Encode it without adding special tokens: the template writes them.
 
         A message that calls tools is converted to the form that the template expects: DeepSeek V3's wants null for
-        missing content and JSON text for arguments, on which other templates fail. Arguments that are a text, because
-        a model wrote no JSON object, stay one; a template that fails on it gets the text within an object.
+        missing content and JSON text for arguments, on which other templates fail. Arguments that are text,
+        because a model wrote no JSON object, stay text; a template that fails on it gets the text within an object.
 
-        Messages of the system that are not the first stay where they are if the template shows them there; else they
-        are merged or moved (``system_messages``).
+        System messages after the first message stay in place if the template shows them there; else they are merged or
+        moved (``system_messages``).
 
         ``tools`` and ``documents`` are passed to the template unchanged; documents may be among ``template_args``, too.
         ``template_name`` defaults to ``tool_use`` if there are tools and the model has such a template, else to

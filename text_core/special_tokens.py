@@ -21,7 +21,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The declarations of the configuration files."""
+    """Tokens that the configuration files declare."""
 
     named: Mapping[str, str]
     """Text of tokens keyed by role, such as ``bos_token``; variables of chat templates."""

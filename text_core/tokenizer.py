@@ -115,12 +115,12 @@ class Tokenizer:
         return self._fingerprint
 
     def to_json(self) -> str:
-        """``tokenizer.json`` as it is used, with the tokens that other files add."""
+        """The effective ``tokenizer.json``, with the tokens that other files add."""
         text: str = self._tokenizer.to_str()
         return text
 
     def added_tokens(self) -> dict[str, int]:
-        """Ids of the tokens that are kept whole in a text, special or not, by their text."""
+        """Ids of the tokens that encoding keeps whole, special or not, keyed by text."""
         return {token.content: token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items()}
 
     @property
@@ -138,7 +138,7 @@ class Tokenizer:
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """The tokens that ``skip_special_tokens`` leaves out."""
+        """The tokens that ``skip_special_tokens`` omits."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token_id for token_id in added if self._pieces[True][token_id] is None)
 

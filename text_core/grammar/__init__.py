@@ -1,8 +1,8 @@
-"""Grammars of answers: what a client asks of the form of an answer, checked and written as the engine reads it.
+"""Converts clients' constraints on answers to checked grammars for the engine.
 
 In reading order:
 
-constraints                          what can be asked, and the error that refuses it
+constraints                          the kinds of constraints, and the error that refuses one
 grammar_text                         constraint → grammar; reasoning before it
 json_schema                          JSON Schema, its keywords checked one by one
 regex, context_free, structural_tags the other notations

@@ -1,7 +1,7 @@
 """Context-free grammars of clients: Lark, or GBNF converted to it.
 
-They are read here, roughly, before llguidance sees them: what they cost is counted, rules that can never end are
-found, and what would break a promise is refused, such as options that llguidance has and other notations lack.
+A rough parse before llguidance sees them counts their cost, finds rules that can never end, and refuses whatever would
+break a promise, such as options specific to llguidance.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from text_core.grammar.regex import MAX_SIZE, RegexError, size_of, whole_match
 FIELD = "grammar"
 
 MAX_DEPTH = 50
-"""Groups within groups, and terminals within terminals."""
+"""Maximum depth of nested groups, and of nested terminals."""
 MAX_RULES = 2_000
 MAX_ALTERNATIVES = 1_000
-"""Of one rule: at each point of an answer, any of them may follow."""
+"""Per rule: at each point of an answer, any of them may follow."""
 MAX_GBNF_CHARS = 64 << 10
 """The converter is slow."""
 MAX_REPETITIONS = 100_000
@@ -48,21 +48,21 @@ _DIRECTIVE = re.compile(r"^[ \t]*%(?P<word>\w+)(?P<rest>[^\n]*)", re.MULTILINE)
 
 
 _Needs = str | tuple["_Needs", ...] | list["_Needs"]
-"""A name; all of a tuple; one of a list."""
+"""A name; a tuple: all of its needs; a list: one of them."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """A part of a rule: what it costs and refers to."""
+    """A part of a rule: its cost and references."""
 
     size: int = 0
     """Characters and classes as ``regex.MAX_SIZE`` counts, without those of ``uses``."""
     uses: list[tuple[str, int]] = field(default_factory=list)
-    """Names, and how often each is repeated."""
+    """(name, repetitions)."""
     needs: _Needs = ()
-    """What must end for this to end."""
+    """Needs that must end for this part to end."""
     levels: int = 1
-    """Groups and repetitions within each other."""
+    """Depth of nested groups and repetitions."""
 
 
 def checked_grammar(text: str) -> str:
@@ -226,7 +226,7 @@ class _Reader:
             raise ConstraintError(FIELD, f"nests rules and groups more than {MAX_LEVELS} deep: expected fewer levels")
 
     def _check_sizes(self) -> None:
-        """Terminals, which are written out where they are used, may not be too large, nor use themselves."""
+        """Terminals, which are expanded where they are used, must not be too large, nor use themselves."""
         sizes: dict[str, int] = {}
 
         def size(name: str, depth: int) -> int:
@@ -250,9 +250,9 @@ class _Reader:
         """Every rule must be able to end."""
         known = {name for name in self._rules if not name.startswith("%")}
         users: defaultdict[str | int, list[str | int]] = defaultdict(list)
-        """By a name or the number of a part of a rule: the names and numbers of what needs it."""
+        """Name, or number of a part of a rule → names and numbers that need it."""
         left: dict[str | int, int] = {}
-        """How many of what each needs must still be found to end."""
+        """Number of needs not yet known to end, by name or number."""
 
         def enter(key: str | int, needs: _Needs) -> None:
             parts = [needs] if isinstance(needs, str) else needs
@@ -268,7 +268,7 @@ class _Reader:
         for name in known:
             enter(name, self._rules[name].needs)
         waiting = [key for key, count in left.items() if not count]
-        waiting += [key for key in users if key not in left]  # terminals of llguidance, for which it answers
+        waiting += [key for key in users if key not in left]  # llguidance's own terminals, assumed to end
         ends: set[str | int] = set()
         while waiting:  # each need is looked at once, as there may be many
             key = waiting.pop()

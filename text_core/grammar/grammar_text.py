@@ -1,4 +1,4 @@
-"""Constraints to grammar text: checked within bounds, and in the notation that the engine compiles."""
+"""Converts constraints to grammar text in the engine's notation, checked against limits."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from text_core.grammar.regex import RegexError, whole_match
 from text_core.grammar.structural_tags import tags_grammar
 
 Marker = Callable[[str], str]
-"""Makes a Lark expression of a text that may have special tokens in it: ``GrammarChecker.marker``."""
+"""Converts a text that may contain special tokens to a Lark expression: ``GrammarChecker.marker``."""
 
 
 def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
-    """The grammar of a whole answer, as llguidance reads it.
+    """The grammar of a whole answer in llguidance's notation.
 
-    Raises ``ConstraintError`` for what is not supported, too large or contradicts itself. What only compiling shows is
-    found by ``GrammarChecker.check``. ``marker`` is for the texts that begin and end structural tags.
+    Raises ``ConstraintError`` if the constraint is unsupported, too large or contradicts itself; problems that
+    only compiling shows are left to ``GrammarChecker.check``. ``marker`` is for the texts around structural tags.
     """
     match constraint:
         case JsonSchema():
@@ -50,7 +50,7 @@ def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
 
 
 def with_parts(rules: str, parts: Mapping[str, str]) -> str:
-    """A grammar whose rules, and those of the grammars ``parts``, refer to parts: ``@name``."""
+    """A grammar in which ``rules``, and the grammars ``parts``, may refer to parts as ``@name``."""
     if len(parts) == 1 and rules in (f"start: @{name}" for name in parts):
         return next(iter(parts.values()))
     named = [{"name": name, "lark_grammar": grammar} for name, grammar in parts.items()]
@@ -63,10 +63,10 @@ def after_reasoning(
     """A grammar of reasoning in free text up to ``closing``, and then of ``answer``, after at most two line breaks.
 
     ``answer``: an expression of ``parts``, as in ``with_parts``. ``begins_inside``: the prompt has opened the
-    reasoning. Otherwise the answer may reason, by ``opening`` it, or not.
+    reasoning. Otherwise reasoning is optional, and begins with ``opening``, if any.
     """
     close = marker(closing)
-    if close.startswith("<"):  # no text contains a special token
+    if close.startswith("<"):  # text never contains a special token
         rules, reasoning = [], f"/(?s:.*)/ {close}"
     else:
         first, rest = leading_terminal(close)

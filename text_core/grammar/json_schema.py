@@ -1,12 +1,12 @@
-"""JSON Schema: checked keyword by keyword, and rewritten so that llguidance enforces what it says.
+"""Checks JSON Schemas keyword by keyword, and rewrites them so that llguidance enforces them.
 
-llguidance ignores keywords that it does not know, and enforces some wrongly; so it is given only what the checks here
-let through, in one form:
+llguidance ignores unknown keywords, and enforces some wrongly; so it gets only what passes the checks here, in one
+form:
 
-- ``$ref`` → a definition of our own naming, each read once; what can never end becomes ``false``
-- keywords of one schema in a fixed order, since llguidance takes them in that of the text
-- ``oneOf`` → ``anyOf``, if no two of its schemas can accept the same value; a ``discriminator`` is demanded in each
-- ``propertyNames``, ``uniqueItems`` and what OpenAPI and older drafts write → the keywords above (``json_spellings``)
+- ``$ref`` → a renamed definition, read once; definitions that can never end become ``false``
+- keywords of a schema → in a fixed order, since llguidance applies them in the order of the text
+- ``oneOf`` → ``anyOf``, if no two of its schemas can accept the same value; a ``discriminator`` is required in each
+- ``propertyNames``, ``uniqueItems``, keywords of OpenAPI and older drafts → the keywords above (``json_spellings``)
 - patterns → expressions without anchors inside (``regex``)
 - options → ours; those of the client (``x-guidance``) are refused
 """
@@ -37,41 +37,41 @@ from text_core.grammar.json_text import read_json, shown
 from text_core.grammar.json_ways import check_ways
 
 MAX_SCHEMAS = 5_000
-"""Schemas within a schema, and values within const and enum that are objects or arrays."""
+"""Maximum subschemas of a schema, plus objects and arrays within const and enum."""
 MAX_VALUES = 20_000
-"""Values of all enum together."""
+"""Maximum values of all enums together."""
 MAX_PROPERTIES = 1_000
-"""Of one object."""
+"""Per object."""
 MAX_OPTIONAL_PROPERTIES = 256
-"""Of one object: at each point of an answer, any of them may follow."""
+"""Per object: at each point of an answer, any of them may follow."""
 MAX_COUNTED_PROPERTIES = 64
-"""Optional ones of an object with maxProperties."""
+"""Maximum optional properties of an object with maxProperties."""
 MAX_DEMANDED_PROPERTIES = 40
-"""Optional ones of an object with minProperties alone: each may be the first of any that come after it."""
+"""Maximum optional properties of an object with only minProperties: any later one may follow each."""
 MAX_BRANCHES = 256
-"""Schemas of one anyOf, oneOf or allOf."""
+"""Maximum schemas of one anyOf, oneOf or allOf."""
 MAX_PATTERNS = 8
-"""Of one patternProperties: each is compared with each."""
+"""Per patternProperties: all pairs are compared."""
 
 _MAX_HOPS = 32
-"""References to references that are followed to names of properties and items of sets."""
+"""Maximum chained references followed to names of properties and items of sets."""
 
 # Strings have no \u escapes: in the name of an additional property, llguidance does not see that "\u0061" is "a".
 _ESCAPES = 'nrbtf\\"'
 _FIXED = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "json_allowed_escapes": _ESCAPES}
-# bounded, so that no answer ends up as white space alone
+# bounded, so that no answer is endless white space
 _FLEXIBLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,128}", "json_allowed_escapes": _ESCAPES}
 
 
 def any_object(any_whitespace: bool = False) -> str:
-    """A schema for llguidance, after ``%json``: any JSON object."""
+    """A schema for llguidance, to follow ``%json``: any JSON object."""
     return _with_options({"type": "object"}, any_whitespace)
 
 
 def checked_schema(schema: str, any_whitespace: bool = False, field: str = "json_schema") -> str:
-    """A schema for llguidance, after ``%json``, that accepts what ``schema`` does.
+    """A schema for llguidance, to follow ``%json``, equivalent to ``schema``.
 
-    Raises ``ConstraintError`` with ``field``, and the place in the schema as a JSON pointer.
+    Raises ``ConstraintError`` with ``field`` and a JSON pointer into the schema.
     """
     return _with_options(_Rewriter(read_json(schema, field), field).document(), any_whitespace)
 
@@ -88,14 +88,14 @@ class _Rewriter:
         self._root = root
         self._field = field
         self._names: dict[str, str] = {}
-        """Names of definitions, by the reference's text."""
+        """Names of definitions, keyed by reference text."""
         self._definitions: Definitions = {}
         self._queue: list[str] = []
         self._schemas = 0
         self._values = 0
 
     def document(self) -> Schema:
-        """The whole, rewritten."""
+        """The whole document, rewritten."""
         self._name("#", ())
         while self._queue:  # not recursively: references may form long chains
             reference = self._queue.pop()
@@ -131,7 +131,7 @@ class _Rewriter:
         return self._names[reference]
 
     def _target(self, reference: str, path: tuple[str, ...]) -> tuple[str, Any]:
-        """``reference`` as every spelling of it is written here, so that its place is read once; and what is there."""
+        """The canonical spelling of ``reference``, so that its place is read only once; and the value there."""
         found, place = self._root, "#"
         for token in reference[2:].split("/") if len(reference) > 1 else ():
             key = unquote(token).replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""JSON of clients: read within bounds, and only what means the same to every reader."""
+"""Reads clients' JSON within bounds, and only if every reader understands it the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
 
 MAX_DEPTH = 100
-"""Arrays and objects within others; llguidance reads up to 128."""
+"""Maximum depth of nested arrays and objects; llguidance reads up to 128."""
 
 # A string that does not end reaches to the end, or each quote in it would be tried as the beginning of one.
 _STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)

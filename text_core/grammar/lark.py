@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 
 FREE_TEXT = "/(?s:.*)/"
-"""A terminal for any text; special tokens are no part of it."""
+"""A terminal for any text without special tokens."""
 
 
 def literal(text: str) -> str:
     """A terminal for exactly ``text``."""
-    return json.dumps(text)  # Lark reads JSON's escapes; raw control characters it does not
+    return json.dumps(text)  # Lark reads JSON's escapes, but no raw control characters
 
 
 def until(marker: str) -> str:
-    """A terminal's definition, to be marked lazy: any text up to and with the first ``marker``, a ``literal``."""
+    """Definition of a terminal, to be marked lazy: any text through the first ``marker``, a ``literal``."""
     return f"{FREE_TEXT} {marker}"
 
 

@@ -1,4 +1,4 @@
-"""Texts with special tokens in them, as expressions of a grammar."""
+"""Converts texts with special tokens to grammar expressions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from text_core.grammar.lark import literal
 
 
 class Markers:
-    """Writes texts that may have special tokens of one tokenizer in them."""
+    """Converts texts that may contain special tokens of one tokenizer."""
 
     def __init__(self, added_tokens: Mapping[str, int], is_special: Callable[[int], bool]) -> None:
         """``added_tokens``: ids by text; ``is_special``: whether grammars must name a token by its id."""
         special = {text: token for text, token in added_tokens.items() if is_special(token)}
         self._ids = dict(sorted(special.items(), key=lambda item: -len(item[0])))
-        """The longest text first."""
+        """Longest text first."""
 
     def __call__(self, text: str) -> str:
         """A Lark expression for ``text``: ``<[5]>`` for a special token, ``"…"`` for other text."""

@@ -1,8 +1,8 @@
-r"""Regular expressions: read in what Python's ``re``, ECMAScript and Rust's ``regex`` share, and rewritten in Rust's
-notation, so that a text that the result matches is matched by the original in any of the three.
+r"""Parses regular expressions in the subset that Python's ``re``, ECMAScript and Rust's ``regex`` share, and rewrites
+them in Rust's notation, so that the original matches, in all three, every text that the result matches.
 
-Where they differ, the narrower reading is meant (``\d`` is 0-9, ``\D`` is no digit of any script), or the expression
-is refused. Reading it also bounds what an expression costs, before llguidance sees it.
+Where dialects differ, the narrower reading counts (``\d`` is 0-9, ``\D`` is no digit of any script), or the expression
+is refused. Parsing also bounds an expression's cost before llguidance sees it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from text_core.grammar.look_ahead import without_look_ahead
 MAX_DEPTH = 50
 """Maximum depth of nested groups."""
 MAX_SIZE = 20_000
-"""Characters and classes once every repetition is written out."""
+"""Maximum characters and classes, with all repetitions expanded."""
 
 ANY_TEXT = "(?s:.*)"
 
 _NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t-\r\x20"}
 _WIDE = {"d": r"\d", "w": r"\w\p{N}", "s": r"\s\x{1c}-\x{1f}\x{feff}"}
-"""The largest set that any of the dialects means, for complements."""
+"""The union of the dialects' sets, for complements."""
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
 _MAX_LEADING = 3
-"""Look-aheads at the beginning of a pattern: no more patterns are compiled for one text."""
+"""Maximum look-aheads split off the beginning of a pattern, which bounds the patterns compiled for one text."""
 _LEADING = re.compile(r"\^\(\?=(?P<ahead>(?:[^()\[\\]|\\.|\[(?:[^\]\\]|\\.)+\]|\((?:[^()\[\\]|\\.)*\))*+)\)")
-"""A look-ahead at the beginning of a pattern, with groups in it that have no others."""
+"""A look-ahead at the beginning of a pattern; its groups must not be nested."""
 _GROUP = re.compile(r"\(\?(?:P?<[A-Za-z_][A-Za-z0-9_]*>|(?P<flags>[is]*):)")
 _FLAGS = re.compile(r"\(\?(?P<flags>[is]+)\)")
 _COUNT = re.compile(r"\{(?P<low>[0-9]+)(?P<comma>,(?P<high>[0-9]+)?)?\}")
@@ -42,7 +42,7 @@ class RegexError(ValueError):
 
 
 class _Edge(Enum):
-    """Anchors."""
+    """An anchor."""
 
     START = auto()
     END = auto()
@@ -54,20 +54,20 @@ class _Part:
 
     text: str
     size: int
-    """As ``MAX_SIZE`` counts."""
+    """In the units of ``MAX_SIZE``."""
     branches: tuple[_Branch, ...] = ()
-    """Those of a group."""
+    """A group's alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """One of the alternatives of a group, or of the whole."""
+    """An alternative of a group or of the whole expression."""
 
     parts: tuple[_Part | _Edge, ...]
 
 
 def whole_match(pattern: str) -> str:
-    """``pattern`` in Rust's notation, to be matched with a whole text.
+    """``pattern`` in Rust's notation, to match whole texts.
 
     The result has no slash, quote or line break. Raises ``RegexError``.
     """
@@ -75,14 +75,14 @@ def whole_match(pattern: str) -> str:
 
 
 def search(pattern: str) -> str:
-    """An expression in Rust's notation that matches the texts in which ``pattern`` is found. Raises ``RegexError``."""
+    """An expression in Rust's notation that matches whole texts containing ``pattern``. Raises ``RegexError``."""
     return "|".join(_anchored(branch, ANY_TEXT, ANY_TEXT) for branch in _read(pattern))
 
 
 def conjuncts(pattern: str) -> list[str]:
-    """Patterns that all are found where ``pattern`` is: the look-aheads that it begins with, and the rest.
+    """Patterns whose conjunction is ``pattern``: its leading look-aheads, and the rest.
 
-    ``pattern`` alone if it does not begin so, or cannot be taken apart.
+    Only ``pattern`` if it has none, or cannot be split.
     """
     found: list[str] = []
     rest = pattern
@@ -98,7 +98,7 @@ def conjuncts(pattern: str) -> list[str]:
 
 
 def size_of(pattern: str) -> int:
-    """Its size, as ``MAX_SIZE`` counts. Raises ``RegexError``."""
+    """Size of ``pattern`` in the units of ``MAX_SIZE``. Raises ``RegexError``."""
     return sum(map(_size, _read(pattern)))
 
 
@@ -113,7 +113,7 @@ def _read(pattern: str) -> tuple[_Branch, ...]:
 
 
 def _anchored(branch: _Branch, before: str, after: str) -> str:
-    """``branch`` with ``before`` and ``after`` in the place of missing anchors."""
+    """The text of ``branch``, with ``before`` and ``after`` in place of missing anchors."""
     parts = list(branch.parts)
     while parts and parts[0] is _Edge.START:
         before = ""

@@ -1,7 +1,7 @@
-"""Divides one choice into parts: a decoder's deltas in, parts out. A detokenizer keeps one per choice that is parsed.
+"""Divides one choice into parts: turns a decoder's deltas into parts. A detokenizer has one parser per parsed choice.
 
-The ids are decoded once more, because markers may be special tokens, which the text of a delta leaves out. Parts are a
-function of the ids delivered so far: a parser that another one's ids restored goes on where that one ended.
+Ids are decoded again, because markers may be special tokens, which a delta's text omits. Parts are a function of the
+ids delivered so far: a parser restored with another one's ids continues where that one ended.
 """
 
 from __future__ import annotations

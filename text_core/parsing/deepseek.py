@@ -68,12 +68,12 @@ class DeepseekParser(JsonCallParser):
 
 
 def is_in(template: str) -> bool:
-    """Whether a template writes this."""
+    """Whether a template writes calls in this format."""
     return _BEGIN in template or _BEGIN_ALL in template
 
 
 def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
-    """The grammar of an answer; see ``format.MakeGrammar``. It leaves the form to the model: V3's or V3.1's."""
+    """The grammar of an answer; see ``format.MakeGrammar``. The model chooses V3's form or V3.1's."""
     separator = marker(_SEPARATOR)
     older = [literal(f"{tool.name}\n```json\n") + f" arguments_{index}" for index, tool in enumerate(tools)]
     newer = [f"{literal(tool.name)} {separator} arguments_{index}" for index, tool in enumerate(tools)]

@@ -113,7 +113,7 @@ class PartWriter:
         self._calls += 1
 
     def arguments(self, json_text: str) -> None:
-        """Continue the arguments of the call begun last."""
+        """Continue the current call's arguments."""
         self._add(ToolCallPiece, json_text)
 
     def take(self) -> tuple[Part, ...]:
