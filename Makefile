@@ -68,9 +68,9 @@ test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, b
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)
 
 # Without torch, which takes gigabytes: what starts an engine, or compares with transformers, is left out.
-PYTHON_TESTS := tests/clients $(addprefix tests/services/,cli/supervise common detokenizer processor ring text)
+PYTHON_TESTS := tests/clients tests/text_core $(addprefix tests/services/,cli/supervise common detokenizer processor ring)
 ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py) \
-  $(addprefix tests/services/,processor/test_dashboard_page.py common/security/test_credentials.py) \
+  $(addprefix tests/services/,processor/live_page/test_pages.py common/security/test_credentials.py) \
   $(addprefix tests/text_core/test_,calls_in_templates.py chat_templates.py families.py tokenizer.py)
 test-python:  ## the tests of the client and the CPU tiers on another PYTHON, such as python3.13, in .venv-python; without torch
 	@.ci/which-python check "$(PYTHON)" $@

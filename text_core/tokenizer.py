@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -118,6 +120,14 @@ class Tokenizer:
         """The effective ``tokenizer.json``, with the tokens that other files add."""
         text: str = self._tokenizer.to_str()
         return text
+
+    def decoder(self) -> dict[str, Any] | None:
+        """The decoder as ``tokenizer.json`` has it; None without one."""
+        decoder = self._tokenizer.decoder
+        if decoder is None:
+            return None
+        spec: dict[str, Any] = json.loads(decoder.__getstate__())
+        return spec
 
     def added_tokens(self) -> dict[str, int]:
         """Ids of the tokens that encoding keeps whole, special or not, keyed by text."""

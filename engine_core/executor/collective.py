@@ -56,6 +56,7 @@ class CollectiveExecutor(Executor):
         return self.workers.collective_rpc(method, *arguments)
 
     def compile_grammar(self, grammar: str) -> None:
+        self.workers.require_running()
         if self._grammars is None:
             super().compile_grammar(grammar)
             return

@@ -63,6 +63,9 @@ class Workers(ABC):
     def submit(self, plan: StepPlan) -> PendingResult:
         """As ``Executor.submit``."""
 
+    def require_running(self) -> None:  # noqa: B027  # where this process computes, each call says so itself
+        """Raise ``ExecutorError`` if the workers were not started, have failed or are closed."""
+
     def expect_grammar(self, grammar: str) -> None:  # noqa: B027  # nothing to do where this process computes
         """Have the worker that samples compile ``grammar``, which a plan will bring, beside the steps."""
 

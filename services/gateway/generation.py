@@ -79,7 +79,7 @@ class GenerationEndpoint(Generic[_Request]):
             answer = await Answer.begin(call, asks, whole=self.is_kept(request))
             writer = await answer.needing(self.writer(call, request, asks, answer))
             if request.stream:
-                return EventStream(self._events(request, answer, writer), ping=self.ping)
+                return EventStream(_events(answer, writer, self.names(request)), ping=self.ping)
             async with aclosing(answer):
                 body = await writer.whole(answer)
         except RingError as error:
@@ -94,15 +94,16 @@ class GenerationEndpoint(Generic[_Request]):
     def _decoder(self) -> msgspec.json.Decoder[_Request]:
         return msgspec.json.Decoder(self.body)
 
-    async def _events(self, request: _Request, answer: Answer, writer: Writer) -> AsyncGenerator[bytes, None]:
-        async with aclosing(answer):
-            if begun := writer.begin():
-                yield begun
-            try:
-                async for ask, event in answer.events():
-                    if written := await writer.add(ask, event):
-                        yield written
-            except RingError as error:
-                yield writer.fail(api_error_from(error, self.names(request)))
-            else:
-                yield writer.end(answer.usage)
+
+async def _events(answer: Answer, writer: Writer, name_of: Callable[[str], str]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(answer):
+        if begun := writer.begin():
+            yield begun
+        try:
+            async for ask, event in answer.events():
+                if written := await writer.add(ask, event):
+                    yield written
+        except RingError as error:
+            yield writer.fail(api_error_from(error, name_of))
+        else:
+            yield writer.end(answer.usage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -53,6 +54,13 @@ def installs(checkout: Path, target: str) -> list[str]:
     """What pip would be asked to install into .venv."""
     pips = [line for line in shown_by(checkout, target) if line.startswith(".venv/bin/python -m pip")]
     return [line.rpartition(" ")[2].strip("'") for line in pips]
+
+
+def test_the_tests_that_commands_name_are_there() -> None:
+    for target in ("test-grammars", "test-python", "test-gpu"):
+        named = re.findall(r"tests/[\w./-]+", "\n".join(shown_by(ROOT, target)))
+        assert named, target
+        assert not [path for path in named if not (ROOT / path).exists()], target
 
 
 def test_a_demo_installs_what_runs_and_the_tests_the_rest(checkout: Path) -> None:

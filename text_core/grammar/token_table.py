@@ -35,7 +35,7 @@ def token_table(
     slices = [*LLTokenizer.json_slices(), *WORD_SLICES] if with_slices else []
     try:
         with panics_as_errors():
-            text = _for_llguidance(tokenizer.to_json(), vocab_size)
+            text = _for_llguidance(tokenizer, vocab_size)
             return LLTokenizer(text, n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None, slices=slices)
     except TokenTableError:
         raise
@@ -43,14 +43,15 @@ def token_table(
         raise TokenTableError(f"the tokenizer cannot be used for grammars: {error}") from error
 
 
-def _for_llguidance(text: str, vocab_size: int) -> str:
+def _for_llguidance(tokenizer: Tokenizer, vocab_size: int) -> str:
     """``tokenizer.json`` with a decoder that llguidance reads, and without added tokens that have no logits."""
+    text, decoder = tokenizer.to_json(), tokenizer.decoder()
+    readable = _readable(decoder)
+    if readable == decoder and all(token_id < vocab_size for token_id in tokenizer.added_tokens().values()):
+        return text  # not parsed: that takes a second of a large vocabulary, in which no other thread runs
     spec = json.loads(text)
     added = [token for token in spec["added_tokens"] if token["id"] < vocab_size]
-    decoder = _readable(spec["decoder"])
-    if decoder == spec["decoder"] and len(added) == len(spec["added_tokens"]):
-        return text
-    return json.dumps(spec | {"added_tokens": added, "decoder": decoder})
+    return json.dumps(spec | {"added_tokens": added, "decoder": readable})
 
 
 def _readable(decoder: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -22,7 +23,7 @@ class RankLauncher(ABC):
     def __init__(self, config: EngineConfig, name: str) -> None:
         """``name``: of the engine, for process titles."""
         self.config = config
-        self.name = name
+        self.name = name or f"pid {os.getpid()}"
 
     @abstractmethod
     def launch(self) -> Sequence[RankProcess]:

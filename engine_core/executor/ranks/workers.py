@@ -74,6 +74,7 @@ class RankWorkers(Workers):
         self._replies = select.poll()
         self._sampler: RankProcess | None = None
         """The rank that samples, and answers steps; None before ``start_steps``."""
+        self._is_closed = False
         self._step_limit = 0.0
         """Seconds after which a step counts as hung."""
 
@@ -151,9 +152,11 @@ class RankWorkers(Workers):
     def open_grammars(self, model: ModelSpec) -> GrammarCompiler:
         return open_grammars(self.config.model, model)
 
+    def require_running(self) -> None:
+        self._running()
+
     def expect_grammar(self, grammar: str) -> None:
         """On the rank that samples; this process reports the grammar's errors."""
-        self._running()
         if self._sampler is not None:
             self._send(self._sampler, pickle.dumps(Grammar(grammar)))
 
@@ -229,17 +232,20 @@ class RankWorkers(Workers):
             return
         if not self.failure.set(error):
             return
-        os.eventfd_write(self._descriptor(), 1)
-        for rank in self._ranks:
+        ranks = self._ranks
+        if self._wake is not None:
+            os.eventfd_write(self._wake, 1)
+        for rank in ranks:
             rank.connections.shut()
             rank.kill()
         self.failure.tell()
-        for rank in self._ranks:
+        for rank in ranks:
             rank.wait(_KILL_SECONDS)
 
     def close(self) -> None:
-        if os.getpid() != self._pid:  # a forked copy does not own the ranks
+        if self._is_closed or os.getpid() != self._pid:  # a forked copy does not own the ranks
             return
+        self._is_closed = True
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
             monitor.stop()

@@ -177,7 +177,7 @@ class ChatWriter(Writer):
         self._names = names
         self._head = ResponseHead.new("chatcmpl-", call, admitted.model)
         self._chunks = Chunks(self._head.members("chat.completion.chunk"), usage_mode(request), admitted.prompt_tokens)
-        if request.return_token_ids:
+        if request.stream and request.return_token_ids:
             self._chunks.once = b',"prompt_token_ids":' + encode(admitted.prompt_token_ids)
         self._reasons = request.include_reasoning is not False
         self._wants_ids = bool(request.return_token_ids)

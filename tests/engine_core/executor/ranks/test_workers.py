@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from engine_core.config import EngineConfig, ParallelConfig, SchedulerConfig
+from engine_core.distributed.ranks import Rank
 from engine_core.errors import CheckpointError, ConfigError, ExecutorError
 from engine_core.executor.ranks import child_process, monitor
 from engine_core.executor.ranks import workers as module
@@ -251,6 +252,22 @@ def test_closing_is_bounded_whatever_a_rank_does(monkeypatch: pytest.MonkeyPatch
         assert not any(map(alive, children))
         with pytest.raises(ExecutorError, match="it was not started, or is closed"):
             executor.collective_rpc("echo")
+
+
+def test_ranks_of_an_engine_without_a_name_are_told_apart_by_its_process() -> None:
+    parallel = ParallelConfig(tensor_parallel_size=2)
+    title = LocalLauncher(EngineConfig(parallel=parallel), "").title(Rank(1, 2))
+    assert title == f"ringline engine pid {os.getpid()} rank tp1/2 pp0/1"
+
+
+def test_a_grammar_that_is_known_is_refused_once_the_ranks_have_failed() -> None:
+    with scripted() as executor:
+        executor.require_running()
+        executor.fail(ExecutorError("a rank has gone"))
+        with pytest.raises(ExecutorError, match="it has failed: a rank has gone"):
+            executor.require_running()
+    with pytest.raises(ExecutorError, match="is closed"):
+        executor.require_running()
 
 
 def test_a_copy_in_a_forked_process_leaves_the_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
