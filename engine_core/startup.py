@@ -240,9 +240,9 @@ class Startup:
             ready: list[ReadyReport] = self._workers.collective_rpc("warm_up", cache)
             if not all(each.is_sound for each in ready):
                 self._require_numbers(spec)
-            seconds, size = [each.largest_step_seconds for each in ready], self._config.parallel.tensor_parallel_size
+            seconds, ranks = [each.largest_step_seconds for each in ready], self._config.parallel.tensor_parallel_size
             # Stages compute one after the other, the ranks of a stage at the same time.
-            largest = sum(max(seconds[at : at + size]) for at in range(0, len(seconds), size))
+            largest = sum(max(seconds[at : at + ranks]) for at in range(0, len(seconds), ranks))
             is_stable = all(each.is_bitwise_stable for each in ready)
             details = (
                 self._by_rank([each.made for each in ready]),

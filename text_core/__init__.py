@@ -6,5 +6,6 @@ tokenizer_files, special_tokens, tokenizer         a checkpoint's tokenizer, loa
 chat_templates, template_sandbox                   messages → prompt text, within bounds of time and size
 pieces, incremental_decoder, stop_strings          ids → text one by one; stop strings in growing text
 choice_decoder                                     combines these for one choice: ids in, deltas out
+parsing                                            an answer's text → reasoning, content and tool calls
 grammar                                            what a client asks of an answer's form → a grammar, checked
 """

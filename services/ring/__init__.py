@@ -9,4 +9,5 @@ routing_logic, prefixes               the processor's side: which engine and det
 delivery, route_timeout, poison       its state per request: output delivered, time without a route, crashed engines
 model_generations, deadline_queue     its state per model generation, and items by due time
 tenant_quota, roles                   bounds per tenant, and what a certificate allows
+limits                                the contract's limits that several services check
 """

@@ -6,5 +6,5 @@ constraints                          the kinds of constraints, and the error tha
 grammar_text                         constraint → grammar; reasoning before it
 json_schema                          JSON Schema, its keywords checked one by one
 regex, context_free, structural_tags the other notations
-checker                              tries a grammar on the model's tokenizer, within limits
+checker                              tries a grammar on the model's tokens (token_table), within limits
 """
