@@ -111,19 +111,22 @@ async def test_connections_that_hold_much_of_unfinished_messages_are_closed(size
 
 
 async def hoard_until_closed() -> None:
-    """With the real guard and the real size of this process: what was hoarded is gone when its connection is closed."""
+    """With the real guard and the real size of this process: what was hoarded is gone when its connection is closed.
+
+    The first server of a process keeps 5 MiB, up to 12 on a busy machine: the budget is well above that.
+    """
     limit_malloc_retention()
-    before = resident_memory()
-    async with guarded(Echo(), baseline=before) as (port, guard), greeted(port) as hostile:
-        for _ in range(STREAMS):
+    before, budget = resident_memory(), 3 * BUDGET
+    async with guarded(Echo(), budget, before) as (port, guard), greeted(port) as hostile:
+        for _ in range(3 * STREAMS):
             await hostile.send(await hostile.call(SESSION), struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE - 1))
-        await until(lambda: resident_memory() >= before + BUDGET // 2)  # gRPC says nothing of what it holds
+        await until(lambda: resident_memory() >= before + budget // 2)  # gRPC says nothing of what it holds
         guard.start()
         await asyncio.wait_for(hostile.wait_closed(), 60)
-        await until(lambda: resident_memory() <= before + BUDGET // 2)
+        await until(lambda: resident_memory() <= before + budget // 2)
 
 
-def test_what_was_hoarded_is_trims_when_its_connection_is_closed() -> None:
+def test_what_was_hoarded_is_gone_when_its_connection_is_closed() -> None:
     """In a process of its own: in this one, tests before it left memory free that would hide what is held."""
     code = f"import asyncio; from {__name__} import hoard_until_closed; asyncio.run(hoard_until_closed())"
     output_of(sys.executable, "-c", code)
