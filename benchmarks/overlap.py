@@ -29,11 +29,11 @@ from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure, interleave, ratio
 from benchmarks.shapes import find_model, model_options
 from benchmarks.work import Work
-from engine_core.executor.worker import Worker
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from engine_core.step import StepPlan
 from engine_core.worker.model_runner import PendingStep
+from engine_core.worker.worker import Worker
 
 _SAMPLING = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8, top_p=0.95)}
 _CACHE_BYTES = 256 << 20

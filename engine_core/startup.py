@@ -19,7 +19,6 @@ from engine_core.executor.base import Executor
 from engine_core.executor.collective import CollectiveExecutor, StartedModel
 from engine_core.executor.ranks.identity import require_equal
 from engine_core.executor.uniproc import UniProcWorker
-from engine_core.executor.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 from engine_core.executor.workers import Workers
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
@@ -29,6 +28,7 @@ from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, si
 from engine_core.progress import StartupProgress
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
 from engine_core.worker.input_batch import BatchLimits
+from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 
 _UNSTABLE = (
     "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 from benchmarks.work import Work
-from engine_core.executor.worker import Worker
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from engine_core.step import StepPlan
 from engine_core.worker.model_runner import PendingStep
+from engine_core.worker.worker import Worker
 
 GREEDY = SamplingParams(temperature=0.0)
 _STEPS = 32

@@ -6,6 +6,4 @@ workers      the interface to workers, wherever they run; failure: why they have
 uniproc      one worker in this process
 ranks        a process per worker on this host, and what any worker in another process needs
 ray          an actor per worker, on the nodes of a Ray cluster
-worker       one device with the model, its KV cache and the batch
-join         how a worker connects to the other ranks; numerics: what decides its bits; grammars: its compiler
 """

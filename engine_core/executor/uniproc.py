@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from engine_core.config import EngineConfig, ModelSpec
 from engine_core.errors import ExecutorError
 from engine_core.executor.base import PendingResult
-from engine_core.executor.worker import Worker
 from engine_core.executor.workers import OnProgress, Workers
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 from engine_core.structured_output.compiler import GrammarCompiler
+from engine_core.worker.worker import Worker
 
 _T = TypeVar("_T")
 Compute = Callable[[], StepResult]

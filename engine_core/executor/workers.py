@@ -12,11 +12,11 @@ from engine_core.distributed.ranks import ranks_on_one_host
 from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
 from engine_core.executor.base import PendingResult, RankPlace
 from engine_core.executor.failure import Failure
-from engine_core.executor.worker import DeviceReport
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler
+from engine_core.worker.worker import DeviceReport
 
 OnProgress = Callable[[int, int], None]
 """Called with (done, total)."""

@@ -71,4 +71,4 @@ def _compare(reference: SentencePieceProcessor, directory: Path, legacy: bool) -
             continue
         ids, expected = converted(text, add_special_tokens=False)["input_ids"], reference.encode(text)
         if ids != expected:
-            raise CheckpointError(f"{text!r} would become {ids}, but {expected} with SentencePiece")
+            raise CheckpointError(f"{text!r} would become {ids}; SentencePiece makes {expected} of it")

@@ -71,8 +71,7 @@ def _special_tokens(listed: list[dict[str, Any]] | None, version: str, count: in
         contents = list(_UNLISTED)
     else:
         raise CheckpointError(
-            f"special_tokens is missing: expected it in version {version}, as in all but "
-            f"{', '.join(_VERSIONS_WITHOUT_LIST)}"
+            f"special_tokens is missing in version {version}: only {', '.join(_VERSIONS_WITHOUT_LIST)} have none"
         )
     contents = [*contents, *(f"<SPECIAL_{i}>" for i in range(len(contents), count))]
     if len(contents) != count or len(set(contents)) != count or _BOS not in contents:

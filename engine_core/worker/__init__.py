@@ -1,8 +1,10 @@
-"""A worker's steps: keeps the batch's state and runs the model over it.
+"""One worker: loads its part of the model, keeps the batch's state and runs the model over it.
 
-model_runner       one step: inputs, forward pass, head, sampler   (read first)
+worker             one device with the model, its KV cache and the batch   (read first)
+model_runner       one step: inputs, forward pass, head, sampler
 input_batch        the worker's state of each sequence, in arrays
 forward            hidden states and logits, on any device
+join               how a worker connects to the other ranks; numerics: what decides its bits; grammars: its compiler
 dummy_batches      steps for profiling and warming up; self_test: are a row's bits independent of its step?
 unsound_part       finds the part of a model that first puts out a NaN as it warms up
 """

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from engine_core.errors import ExecutorError
-from engine_core.executor.worker import Worker
 from engine_core.request import Request, SamplingParams
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.model_runner import PendingStep
+from engine_core.worker.worker import Worker
 from tests.engine_core.engines import run, started
 
 PROMPTS = {"greedy": [5, 6, 7], "random": list(range(10, 60)), "penalized": [100, 3], "short": [9, 9]}

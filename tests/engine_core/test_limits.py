@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from engine_core.errors import EngineError, OutOfMemoryError
-from engine_core.executor.worker import Worker
 from engine_core.llm import LLM, configure
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.platforms.kv_cache_size import RESERVE_BYTES, MemoryProfile
 from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
+from engine_core.worker.worker import Worker
 
 from .engines import BLOCK_BYTES
 

@@ -154,6 +154,6 @@ def test_the_bundled_model_serves_in_one_gibibyte() -> None:
 def test_refusal_of_weights_that_could_not_even_be_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told before a byte is read: the system would kill the process without a word."""
     monkeypatch.setattr("engine_core.platforms.cpu.usable_memory", lambda: 3 * MIB)
-    monkeypatch.setattr("engine_core.executor.worker.load_weights", None)
+    monkeypatch.setattr("engine_core.worker.worker.load_weights", None)
     with pytest.raises(OutOfMemoryError, match=r"the weights take 3\.\d+ MiB as float32.*may use 3 MiB.*--dtype"):
         start_engine(configure(model=str(checkpoint), dtype="float32"), StartupProgress())

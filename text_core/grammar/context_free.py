@@ -287,7 +287,7 @@ def _from_gbnf(text: str) -> str:
     if not re.search(r"(?m)^[ \t]*root\s*::=", text):
         raise ConstraintError(FIELD, "has no rule named start (Lark, 'start: …') or root (GBNF, 'root ::= …')")
     depth = 0
-    # Strings and classes may lack their end, or each beginning within them would be tried.
+    # The end of a string or class is optional: else an unclosed one would be tried again from every character in it.
     for match in re.finditer(r'#[^\n]*|"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|[()]', text):
         depth += (match[0] == "(") - (match[0] == ")")
         if depth > MAX_DEPTH:

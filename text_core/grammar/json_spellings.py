@@ -147,7 +147,7 @@ def _pattern(kinds: Mapping[str, Any]) -> str:
             if isinstance(low, int) and isinstance(high, int | str):
                 return f"^(?s:.{{{low},{high}}})$"
     raise KeywordError(
-        "not supported: expected names that are any text, or one of enum, const, pattern, limits of length, and the "
+        "not supported: expected no limit on names, or one of enum, const, pattern, minLength, maxLength, and the "
         f"formats {', '.join(_NAME_FORMATS)}"
     )
 

@@ -12,7 +12,7 @@ from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
 MAX_DEPTH = 100
 """Maximum depth of nested arrays and objects; llguidance reads up to 128."""
 
-# A string that does not end reaches to the end, or each quote in it would be tried as the beginning of one.
+# An unclosed string reaches to the end: else it would be tried again from every quote in it.
 _STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 

@@ -33,7 +33,7 @@ from engine_core.executor.ranks.connection import (
 from engine_core.executor.ranks.process_title import set_process_title
 
 if TYPE_CHECKING:
-    from engine_core.executor.worker import Worker
+    from engine_core.worker.worker import Worker
 
 _PROGRESS_INTERVAL = 0.1
 """Minimum seconds between progress reports."""
@@ -57,8 +57,8 @@ def run_rank(connections: RankConnections) -> None:
 
 def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
     from engine_core.executor.ranks.identity import identity_of  # here, as importing torch takes seconds
-    from engine_core.executor.worker import Worker
     from engine_core.model_loader.checkpoint import open_checkpoint
+    from engine_core.worker.worker import Worker
 
     config = start.config
     checkpoint = open_checkpoint(config.model, config.load, config.parallel)

@@ -20,7 +20,6 @@ from engine_core.config import ModelSpec
 from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
 from engine_core.errors import ConfigError, ExecutorError, RankFailedError
 from engine_core.executor.base import PendingResult, RankPlace
-from engine_core.executor.grammars import open_grammars
 from engine_core.executor.ranks.connection import (
     Call,
     Grammar,
@@ -37,12 +36,13 @@ from engine_core.executor.ranks.identity import require_equal
 from engine_core.executor.ranks.launcher import RankLauncher
 from engine_core.executor.ranks.monitor import RankMonitor
 from engine_core.executor.ranks.process import RankProcess
-from engine_core.executor.worker import DeviceReport
 from engine_core.executor.workers import OnProgress, Workers
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 from engine_core.structured_output.compiler import GrammarCompiler
+from engine_core.worker.grammars import open_grammars
+from engine_core.worker.worker import DeviceReport
 
 _CAUSE_SECONDS = 0.5
 """Time to wait for the cause, once a rank has reported that another is missing."""

@@ -9,9 +9,9 @@ import pytest
 from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from engine_core.distributed.ranks import Rank
-from engine_core.executor.worker import ModelReport, Worker
 from engine_core.llm import configure
 from engine_core.model_loader.checkpoint import open_checkpoint
+from engine_core.worker.worker import ModelReport, Worker
 from tests.engine_core.distributed.matrix import DTYPES
 from tests.engine_core.models.tiny_models import make_model, save_model
 

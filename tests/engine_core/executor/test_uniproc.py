@@ -12,11 +12,11 @@ import pytest
 from engine_core.config import EngineConfig
 from engine_core.errors import ExecutorError
 from engine_core.executor.collective import CollectiveExecutor
-from engine_core.executor.worker import Worker
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
 from engine_core.startup import choose_workers, start_executor
 from engine_core.step import NewSequence, StepPlan, StepResult
+from engine_core.worker.worker import Worker
 
 
 def plan_of(seq_id: int, tokens: list[int]) -> StepPlan:

@@ -14,12 +14,12 @@ from engine_core.config import EngineConfig, ModelSpec
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
 from engine_core.executor.base import PendingResult
-from engine_core.executor.worker import DeviceReport, Worker
 from engine_core.executor.workers import Workers
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 from engine_core.structured_output.compiler import GrammarCompiler
+from engine_core.worker.worker import DeviceReport, Worker
 
 Sampled = tuple[int, npt.NDArray[np.int64]]
 

@@ -18,13 +18,12 @@ from triton.runtime import interpreter
 from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
 from engine_core.config import DeviceConfig
 from engine_core.distributed.ranks import Rank
-from engine_core.executor import worker
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.ops.gpu import GpuBackend
 from engine_core.platforms import cuda
 from engine_core.platforms.base import Platform
 from engine_core.platforms.selector import choose_platform, is_for_cpu
-from engine_core.worker import self_test
+from engine_core.worker import self_test, worker
 from engine_core.worker.input_batch import BatchLimits
 from tests.engine_core.attention.sequences import CPU
 from tests.engine_core.kernels.interpreted.libraries import Library

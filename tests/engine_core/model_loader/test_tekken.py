@@ -155,7 +155,7 @@ def dropped(part: str) -> Callable[[dict[str, Any]], None]:
         (lambda c: c["config"].update(default_num_special_tokens=3, default_vocab_size=300), "must be at most 3"),
         (
             dropped("special_tokens"),
-            "special_tokens is missing: expected it in version v13, as in all but v1, v2, v3, v7",
+            "special_tokens is missing in version v13: only v1, v2, v3, v7 have none",
         ),
     ],
 )

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from engine_core.attention.base import Angles
-from engine_core.executor import worker
 from engine_core.kernels.library import load_kernels
 from engine_core.llm import configure
 from engine_core.ops.base import DecoderStack, LinearOp, OpsBackend
@@ -19,6 +18,7 @@ from engine_core.ops.native import NativeBackend
 from engine_core.ops.native_linear import NativeLinear
 from engine_core.progress import StartupProgress
 from engine_core.startup import choose_workers, start_executor
+from engine_core.worker import worker
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 

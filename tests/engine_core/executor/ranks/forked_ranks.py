@@ -125,13 +125,6 @@ def run_engine(checkpoint: str, sizes: str, line: socket, told: int) -> None:
 
 def main() -> None:
     """Fork a process for each message, until the other end of the first line is closed."""
-    import engine_core.executor.join
-    import engine_core.executor.ranks.identity
-    import engine_core.executor.ranks.local
-    import engine_core.executor.ranks.loop
-    import engine_core.executor.ranks.workers
-    import engine_core.executor.worker
-    import engine_core.llm  # noqa: F401
 
     first = socket(fileno=int(sys.argv[1]))
     lines = [first]

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from engine_core.attention.base import AttentionMetadata
-from engine_core.executor.worker import Worker
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.llm import configure
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.platforms.cuda import CudaPlatform
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.dummy_batches import GREEDY
+from engine_core.worker.worker import Worker
 
 TINY = Path(__file__).resolve().parents[3] / "checkpoints" / "tiny"
 ROWS, LENGTH, BLOCK = 32, 2048, 16

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from engine_core.executor import worker
 from engine_core.kernels.build import LIBRARY
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.provision import PACKAGE
 from engine_core.llm import LLM
 from engine_core.progress import StartupProgress
+from engine_core.worker import worker
 from services.engine.startup_log import StageLog
 
 OPTIONS = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 2}

@@ -18,9 +18,6 @@ from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.errors import InvalidRequestError, OutOfMemoryError
-from engine_core.executor.grammars import open_grammars
-from engine_core.executor.join import join
-from engine_core.executor.numerics import numerics_of
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
@@ -33,8 +30,11 @@ from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.step import StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
 from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
+from engine_core.worker.grammars import open_grammars
 from engine_core.worker.input_batch import BatchLimits, InputBatch
+from engine_core.worker.join import join
 from engine_core.worker.model_runner import ModelRunner, PendingStep
+from engine_core.worker.numerics import numerics_of
 from engine_core.worker.self_test import is_bitwise_stable
 from engine_core.worker.unsound_part import first_unsound_part
 

@@ -22,9 +22,9 @@ from engine_core.distributed.process_group import ProcessGroupCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.errors import RankFailedError
-from engine_core.executor import join as joining
-from engine_core.executor.join import join
 from engine_core.kernels.library import KernelLibrary
+from engine_core.worker import join as joining
+from engine_core.worker.join import join
 from tests.engine_core.distributed.test_process_group import ranks
 
 CLONE_NEWNET = 0x40000000

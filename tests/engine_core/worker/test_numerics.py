@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine_core.executor.worker import Worker
 from engine_core.llm import configure
 from engine_core.model_loader.checkpoint import open_checkpoint
+from engine_core.worker.worker import Worker
 
 from ..models.tiny_models import CASES, make_model, save_model
 
