@@ -1,4 +1,4 @@
-"""Converts panics of the ``tokenizers`` library, which is written in Rust, to errors.
+"""Converts panics of ``tokenizers`` and ``llguidance``, which are written in Rust, to errors.
 
 PyO3 raises a panic as a ``BaseException``, which bypasses error handlers: a thread or task would end, and code that
 waits for its result would never return.
@@ -22,4 +22,4 @@ def panics_as_errors() -> Iterator[None]:
     except BaseException as panic:
         if type(panic).__name__ != "PanicException":  # the class cannot be imported
             raise
-        raise TokenizerPanic(f"the tokenizers library panicked: {panic}") from None
+        raise TokenizerPanic(f"the library panicked: {panic}") from None

@@ -52,6 +52,8 @@ class Tokenizer:
                 return cls(files)
         except TokenizerPanic as panic:
             raise TokenizerError(f"the tokenizer's files cannot be used: {panic}") from None
+        except UnicodeEncodeError as error:  # half of a surrogate pair in JSON
+            raise TokenizerError(f"the tokenizer's files cannot be used: {error.object!r} is not Unicode") from None
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:

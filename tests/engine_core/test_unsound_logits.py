@@ -14,9 +14,9 @@ from engine_core.request import Finish, FinishReason, Request, SamplingParams
 from engine_core.validation import validate_request
 from tests.engine_core.drafters import ScriptedDrafter
 from tests.engine_core.engines import Outcome, started
-from tests.engine_core.executor.test_worker_stages import in_stages
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 from tests.engine_core.structured_output.grammars import PERSON, VOCAB, save_model_with_tokenizer
+from tests.engine_core.worker.test_worker_stages import in_stages
 
 BROKEN = 490
 """A token whose embedding is NaN: so is all that follows it."""

@@ -208,6 +208,7 @@ def test_only_allowed_files_are_read(tmp_path):
         ({"tokenizer_config.json": b'{"added_tokens_decoder": {"x": {}}}'}, "must map token ids to tokens"),
         ({"tokenizer_config.json": b'{"eos_token": {"content": 7}}'}, "eos_token .* must be text or an object"),
         ({"special_tokens_map.json": b"nope"}, "special_tokens_map.json is not valid JSON"),
+        ({"tokenizer_config.json": b'{"extra_special_tokens": ["\\ud800"]}'}, r"'\\ud800' is not Unicode"),
     ],
 )
 def test_damaged_files_are_named(byte_level, files, message):

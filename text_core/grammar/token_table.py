@@ -16,6 +16,9 @@ WORD_SLICES = ("[a-zA-Z0-9 ]{1,10}", "[a-zA-Z0-9 ]{1,30}")
 """Tokens matching these are allowed all at once where an expression allows such texts: half of most vocabularies.
 llguidance's own slices cover the text of JSON strings."""
 
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+"""Tokens for single bytes in vocabularies with byte fallback."""
+
 
 class TokenTableError(ValueError):
     """A tokenizer cannot be used for grammars; the text says why."""
@@ -47,6 +50,12 @@ def _for_llguidance(tokenizer: Tokenizer, vocab_size: int) -> str:
     """``tokenizer.json`` with a decoder that llguidance reads, and without added tokens that have no logits."""
     text, decoder = tokenizer.to_json(), tokenizer.decoder()
     readable = _readable(decoder)
+    if not any(part["type"] in ("ByteLevel", "ByteFallback") for part in _flat(decoder)):
+        for token in BYTES:
+            if tokenizer.token_id(token) is not None:
+                raise TokenTableError(
+                    f"the tokenizer's decoder writes the token {token} as text, where grammars would take it for a byte"
+                )
     if readable == decoder and all(token_id < vocab_size for token_id in tokenizer.added_tokens().values()):
         return text  # not parsed: that takes a second of a large vocabulary, in which no other thread runs
     spec = json.loads(text)

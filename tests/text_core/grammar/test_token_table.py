@@ -83,6 +83,15 @@ def test_tokenizers_that_grammars_cannot_be_matched_with(changed: dict[str, obje
         table_of(json.loads(tokenizer_json(byte_level())) | changed, 500)
 
 
+def test_bytes_that_the_decoder_writes_as_text() -> None:
+    spec = json.loads(tokenizer_json(byte_level()))
+    spec["decoder"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    assert table_of(spec, 500).vocab_size == 500
+    spec["added_tokens"].append({**spec["added_tokens"][-1], "content": "<0x7B>", "id": 479})
+    with pytest.raises(TokenTableError, match="writes the token <0x7B> as text"):
+        table_of(spec, 500)
+
+
 def test_a_tokenizer_with_more_entries_than_the_model_has_logits() -> None:
     """Added tokens that the model cannot put out are left out; a vocabulary that it cannot is refused."""
     spec = json.loads(tokenizer_json(byte_level()))
