@@ -132,8 +132,9 @@ class Startup:
         with self._progress.stage("configuration") as stage:
             checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             spec = checkpoint.spec
+            text_of = "" if checkpoint.text_of is None else f"the text of {checkpoint.text_of} alone: "
             stage.detail = (
-                f"{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
+                f"{text_of}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
                 f"{spec.max_model_len}"
             )
             return checkpoint, batch_limits(self._config, checkpoint)

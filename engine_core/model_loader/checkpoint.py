@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfig
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engine_core.model_loader import multimodal
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.files import is_gguf, model_file
@@ -27,7 +28,8 @@ from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.json_files import read_object
 from engine_core.model_loader.location import find_checkpoint, find_path, served_name
-from engine_core.model_loader.safetensors_reader import find_tensors
+from engine_core.model_loader.multimodal import TextModel
+from engine_core.model_loader.safetensors_reader import StoredTensor, find_tensors
 from engine_core.model_loader.stored_quantization import require_stored_codes, stored_quantization, with_quantization
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
@@ -48,6 +50,8 @@ class Checkpoint:
     """Directory of config.json (for a hub id, of the downloaded snapshot), or the (first) GGUF file."""
     fields: Mapping[str, Any]
     """config.json, or its equivalent from a GGUF file."""
+    text_of: str | None
+    """The class of a multimodal checkpoint, whose text model alone is served."""
     spec: ModelSpec
     """Resolved against the options."""
     choice: ModelChoice
@@ -109,14 +113,20 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     """
     weights = load.load_format != "dummy"
     path = find_checkpoint(config.model, config.revision, config.download_dir, weights=weights)
+    raw: Mapping[str, Any]
     if is_gguf(path):
         described = describe(read_gguf(path))
         raw, generation = described.config, described.generation
     else:
         raw = with_quantization(path, read_object(path / "config.json"))
         generation = read_object(path / "generation_config.json", optional=True)
-    choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    stored = stored_quantization(path, raw, config.quantization, weights=weights)
+    published = raw
+    architecture, text_of = _architecture(path, raw), None
+    if architecture in multimodal.CLASSES:
+        text, text_of = _text_model(path, raw, architecture), architecture
+        architecture, raw = text.architecture, text.fields
+    choice = choose_model(architecture, raw, config.model_impl)
+    stored = stored_quantization(path, raw, config.quantization, lambda: _tensors(path, text_of) if weights else {})
     if stored is not None and choice.impl != RINGLINE:
         raise UnsupportedModelError(
             f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
@@ -124,7 +134,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         )
     if config.int8_activations:
         require_stored_codes(path, config.quantization, stored)
-    hf_config = _hf_config(path, raw, choice)
+    hf_config = _hf_config(path, raw, choice, is_text=text_of is not None)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
     spec = ModelSpec(
@@ -140,7 +150,8 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     )
     return Checkpoint(
         path,
-        raw,
+        published,
+        text_of,
         spec,
         choice,
         _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
@@ -188,7 +199,7 @@ def tokenizer_source(config: ModelConfig) -> Path:
     return model_file(path) or path
 
 
-def _architecture(path: Path, raw: dict[str, Any]) -> str:
+def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
     """The first architecture in config.json; Ministral's for a Mistral with ``layer_types``."""
     named = raw.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
@@ -201,8 +212,43 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     return named[0]
 
 
-def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
-    """``raw`` as transformers reads it: with defaults, and older spellings updated."""
+def _text_model(path: Path, raw: Mapping[str, Any], architecture: str) -> TextModel:
+    """The text model of a multimodal checkpoint. Raises ``CheckpointError``."""
+    _check_counts(raw)
+    config = _read_by_transformers(path)
+    return multimodal.text_model(raw, config, has_head="lm_head.weight" in _tensors(path, architecture))
+
+
+def _tensors(path: Path, text_of: str | None) -> dict[str, StoredTensor]:
+    """The stored tensors of the model, or of the text model of a multimodal one; none without safetensors files."""
+    if is_gguf(path) or not any(path.glob("*.safetensors")):
+        return {}
+    found = find_tensors(path)
+    if text_of is None:
+        return found
+    renamed = {multimodal.text_name(name): tensor for name, tensor in found.items()}
+    return {name: tensor for name, tensor in renamed.items() if multimodal.is_of_text(name)}
+
+
+def _read_by_transformers(path: Path, fields: Mapping[str, Any] | None = None) -> PretrainedConfig:
+    """``fields``, by default config.json, as transformers reads them. Raises ``CheckpointError``."""
+    file = path if is_gguf(path) else path / "config.json"
+    try:
+        config: PretrainedConfig
+        if fields is None:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        else:
+            config = CONFIG_MAPPING[fields["model_type"]].from_dict(copy.deepcopy(dict(fields)))
+    except Exception as error:  # its validators raise many kinds
+        raise CheckpointError(f"{file} is not usable: {_reason(error)}") from error
+    return config
+
+
+def _hf_config(path: Path, raw: Mapping[str, Any], choice: ModelChoice, *, is_text: bool) -> PretrainedConfig:
+    """``raw`` as transformers reads it: with defaults, and older spellings updated.
+
+    ``is_text``: it is of a part of the checkpoint.
+    """
     file = path if is_gguf(path) else path / "config.json"
     _check_names(file, raw, choice)
     _check_counts(raw)
@@ -212,14 +258,7 @@ def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> Pretrain
             "ones"
         )
     choice.model.check_raw_config(raw)
-    try:
-        config: PretrainedConfig
-        if file == path:
-            config = CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy(raw))
-        else:
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # its validators raise many kinds
-        raise CheckpointError(f"{file} is not usable: {_reason(error)}") from error
+    config = _read_by_transformers(path, raw if is_text or file == path else None)
     if config.model_type not in choice.model_types:
         raise _contradiction(file, choice, config.model_type)
     return config
@@ -232,7 +271,7 @@ def _contradiction(path: Path, choice: ModelChoice, model_type: object) -> Check
     )
 
 
-def _check_counts(raw: dict[str, Any]) -> None:
+def _check_counts(raw: Mapping[str, Any]) -> None:
     """Refuse counts of layers, blocks and labels, at any depth, for which transformers would build huge lists."""
     left: list[tuple[str, Any]] = list(raw.items())
     while left:
@@ -257,7 +296,7 @@ def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
         raise
 
 
-def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:
+def _check_names(path: Path, raw: Mapping[str, Any], choice: ModelChoice) -> None:
     """Refuse a ``model_type`` or dtype with an unknown name."""
     own = [each.model_type for each in ARCHITECTURES.values()]
     known = own if choice.impl == RINGLINE else list(CONFIG_MAPPING)  # lists: the file's value may be unhashable
@@ -331,7 +370,7 @@ def _rope_types(limits: ModelShape) -> str:
 
 
 def _eos_token_ids(
-    path: Path, generation: dict[str, Any], raw: dict[str, Any], tokenizers: int | None, vocab_size: int
+    path: Path, generation: Mapping[str, Any], raw: Mapping[str, Any], tokenizers: int | None, vocab_size: int
 ) -> tuple[int, ...]:
     """The eos ids in generation_config.json, else in config.json; and the tokenizer's, as in vLLM.
 
@@ -373,7 +412,7 @@ def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
         raise CheckpointError(f"{directory}: the special tokens of its tokenizer cannot be read ({error!r})") from error
 
 
-def _default_sampling(path: Path, generation: dict[str, Any]) -> dict[str, float]:
+def _default_sampling(path: Path, generation: Mapping[str, Any]) -> dict[str, float]:
     """The sampling parameters in generation_config.json."""
     defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
     for name, value in defaults.items():

@@ -19,6 +19,8 @@ class ExpectedTensors:
     is_redundant: Callable[[str], bool] = lambda name: False
     renamed: Callable[[str], str] = lambda name: name
     """From a name in a file to the name in ``shapes``."""
+    is_left_out: Callable[[str], bool] = lambda name: False
+    """Whether a tensor, by its name in a file, belongs to a part of the checkpoint that the model lacks."""
     repeats: Callable[[str], str | None] = lambda name: None
     """The tensor that a redundant one must equal, if any."""
     share: float = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def missing_config(directory: Path) -> str:
 _ADAPTER = "it is an adapter (PEFT), which is not read: merge it into its base model (merge_and_unload), and save that"
 
 
-def quantization_method(fields: dict[str, Any]) -> tuple[str | None, str] | None:
+def quantization_method(fields: Mapping[str, Any]) -> tuple[str | None, str] | None:
     """The quantization method in config.json: its identifier, if it has one, and its name.
 
     None if weights are not quantized.

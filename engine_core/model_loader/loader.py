@@ -20,6 +20,7 @@ from engine_core.model_loader.expected import ExpectedTensors
 from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.gguf.weights import GgufWeights
+from engine_core.model_loader.multimodal import is_of_text, text_name
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
@@ -89,8 +90,14 @@ def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
     def is_redundant(name: str) -> bool:
         return model.is_redundant(name) or (stored is not None and stored.is_redundant(name))
 
+    def renamed(name: str) -> str:
+        return model.renamed(name if checkpoint.text_of is None else text_name(name))
+
+    def is_left_out(name: str) -> bool:
+        return checkpoint.text_of is not None and not is_of_text(text_name(name))
+
     is_quantized = stored is not None
-    return ExpectedTensors(model.tensors(), is_redundant, model.renamed, model.repeats, quantized=is_quantized)
+    return ExpectedTensors(model.tensors(), is_redundant, renamed, is_left_out, model.repeats, quantized=is_quantized)
 
 
 def _open_weights(

@@ -108,7 +108,7 @@ class SafetensorsWeights:
 
         Raises ``CheckpointError`` naming missing, unexpected, mis-shaped and contradicting tensors.
         """
-        found = find_tensors(directory)
+        found = {name: each for name, each in find_tensors(directory).items() if not expected.is_left_out(name)}
         self._tensors = {expected.renamed(name): tensor for name, tensor in found.items()}
         if twice := [name for name in found if self._tensors[expected.renamed(name)].name != name]:
             raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {some(twice)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from engine_core.errors import ConfigError, UnsupportedModelError
 from engine_core.model_loader.formats import QUANTIZATION_FILES, method_name, quantization_method
 from engine_core.model_loader.gguf.files import is_gguf
 from engine_core.model_loader.json_files import read_object
-from engine_core.model_loader.safetensors_reader import find_tensors
+from engine_core.model_loader.safetensors_reader import StoredTensor
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.quantization.registry import STORED
 
@@ -30,9 +31,9 @@ def with_quantization(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_quantization(
-    path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
+    path: Path, raw: Mapping[str, Any], quantization: str | None, tensors: Callable[[], Mapping[str, StoredTensor]]
 ) -> QuantizationConfig | None:
-    """How the checkpoint is quantized, if it is; ``weights``: whether its safetensors files are there.
+    """How the checkpoint is quantized, if it is; ``tensors``: the model's in its safetensors files, if they are there.
 
     Raises ``ConfigError``, ``UnsupportedModelError``.
     """
@@ -42,8 +43,7 @@ def stored_quantization(
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
     if method is not None and method in STORED and (method == "gguf") == is_gguf(path):
-        has_tensors = weights and not is_gguf(path) and any(path.glob("*.safetensors"))
-        return STORED[method](raw["quantization_config"], find_tensors(path) if has_tensors else {})
+        return STORED[method](raw["quantization_config"], tensors())
     methods = sorted(map(method_name, STORED))
     raise UnsupportedModelError(
         f"{path} is quantized with {name}, which is not supported: choose one with "

@@ -16,6 +16,7 @@ from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCac
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 from engine_core.models.stage_work import work_of_head, work_of_layers
 from engine_core.ops.base import Routing
+from engine_core.weights.expert_tensors import ExpertTensors, SeparateExperts
 from engine_core.weights.experts import ExpertsShape
 
 _MOST, MOST_LAYERS = 2**24, 4096
@@ -158,6 +159,8 @@ class Mixture:
     """Inner size of the shared expert, if any."""
     correction_bias: bool = False
     """Whether experts have biases that are added to scores only for choosing experts."""
+    tensors: Callable[[str], ExpertTensors] = SeparateExperts
+    """The layout in a checkpoint of the experts with a prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

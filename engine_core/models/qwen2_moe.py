@@ -22,14 +22,13 @@ from engine_core.models.model_config import (
     windows_of_layers,
 )
 from engine_core.ops.base import Routing
-from engine_core.weights.expert_tensors import SeparateExperts
 
 
 class QwenMoeBlock:
     """Routed experts, and perhaps a shared one, times the sigmoid of a gate."""
 
     def __init__(self, config: ArchitectureConfig, mixture: Mixture, prefix: str, parts: PartFactory) -> None:
-        router, experts = RouterTensors(f"{prefix}.gate"), SeparateExperts(f"{prefix}.experts")
+        router, experts = RouterTensors(f"{prefix}.gate"), mixture.tensors(f"{prefix}.experts")
         self.experts = parts.fused_moe(mixture.shape, mixture.routing, router, experts)
         self.shared_expert = None
         if (size := mixture.shared_size) is not None:

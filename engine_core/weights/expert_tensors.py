@@ -118,6 +118,32 @@ class StackedExperts(ExpertTensors):
 
 
 @dataclass(frozen=True, slots=True)
+class TransposedExperts(ExpertTensors):
+    """All experts in two tensors: [E, H, 2 · I] of gates, then ups; and [E, I, H]."""
+
+    prefix: str
+
+    def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+        experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
+        return {
+            f"{self.prefix}.gate_up_proj": (experts, hidden, 2 * inner),
+            f"{self.prefix}.down_proj": (experts, inner, hidden),
+        }
+
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        for expert in shard.experts:
+            yield ExpertWeights(self._tensors(weights, shape, shard, expert))
+
+    def _tensors(
+        self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard, expert: int
+    ) -> Iterator[torch.Tensor]:
+        gate_up, down = self.shapes(shape)
+        gates, ups = weights.take_row(gate_up, expert).t().chunk(2)
+        yield from (each[shard.inner.start : shard.inner.stop] for each in (gates, ups))
+        yield weights.take_row(down, expert).t()[shard.hidden.start : shard.hidden.stop]
+
+
+@dataclass(frozen=True, slots=True)
 class InterleavedExperts(ExpertTensors):
     """All experts in two tensors: [E, H, 2 · I] of alternating gates and ups; and [E, I, H]; with biases."""
 

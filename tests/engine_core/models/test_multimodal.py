@@ -1,0 +1,116 @@
+"""The text of multimodal checkpoints: their text model's logits, from every layout of names, nothing else read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.multimodal import CLASSES, is_of_text, text_name
+from tests.engine_core.models.driver import build_model, load, logits_of, open_at
+from tests.engine_core.models.multimodal_models import (
+    TYPES,
+    WHOLE,
+    configuration,
+    logits,
+    make,
+    older_name,
+    save,
+    thinkers_name,
+)
+
+IDS = torch.tensor([(31 * place) % 196 + 3 for place in range(24)])
+SOON = ("Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
+LATER = sorted(set(TYPES) - set(SOON) - {name for name, kind in TYPES.items() if kind in WHOLE})
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_every_class_is_one_of_transformers() -> None:
+    assert set(TYPES) == CLASSES
+
+
+@pytest.mark.parametrize("architecture", [*SOON, *(pytest.param(name, marks=pytest.mark.models) for name in LATER)])
+def test_logits_of_text_are_those_of_the_whole_model(architecture: str, tmp_path: Path) -> None:
+    model = make(configuration(TYPES[architecture]), architecture)
+    expected = logits(model, IDS)
+    assert_equal(logits_of(load(save(model, tmp_path, architecture)), IDS), expected)
+    assert_equal(logits_of(load(save(model, tmp_path, architecture, older_name)), IDS), expected)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("model_type", WHOLE)
+def test_a_model_that_also_talks_is_served_by_its_thinker(model_type: str, tmp_path: Path) -> None:
+    (whole,) = (name for name, kind in TYPES.items() if kind == model_type)
+    (thinker,) = (name for name, kind in TYPES.items() if kind == WHOLE[model_type])
+    model = make(configuration(WHOLE[model_type]), thinker)
+    assert_equal(logits_of(load(save(model, tmp_path, whole, thinkers_name)), IDS), logits(model, IDS))
+
+
+def test_a_head_in_the_files_is_not_tied_whatever_the_configuration_says(tmp_path: Path) -> None:
+    config = configuration("mistral3")
+    assert config.tie_word_embeddings
+    config.tie_word_embeddings = False
+    model = make(config, "Mistral3ForConditionalGeneration")
+    directory = save(model, tmp_path, "Mistral3ForConditionalGeneration")
+    fields = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(fields | {"tie_word_embeddings": True}))
+    assert_equal(logits_of(load(directory), IDS), logits(model, IDS))
+
+
+def test_a_flat_configuration_is_read(tmp_path: Path) -> None:
+    """As Qwen2-VL's checkpoints have it, whose text model's tensors are called like those of a model of text."""
+    model = make(configuration("qwen2_vl"), "Qwen2VLForConditionalGeneration")
+    directory = save(
+        model, tmp_path, "Qwen2VLForConditionalGeneration", lambda name: name.replace(".language_model", "")
+    )
+    fields = json.loads((directory / "config.json").read_text())
+    text = fields.pop("text_config")
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": text.pop("rope_parameters")["mrope_section"]}
+    text["rope_theta"] = 10000.0
+    (directory / "config.json").write_text(json.dumps({**text, **fields}))
+    assert_equal(logits_of(load(directory), IDS), logits(model, IDS))
+
+
+def test_what_is_not_served_is_said_at_the_start(tmp_path: Path) -> None:
+    model = make(configuration("gemma3"), "Gemma3ForConditionalGeneration")
+    checkpoint = open_at(save(model, tmp_path, "Gemma3ForConditionalGeneration"))
+    assert checkpoint.text_of == "Gemma3ForConditionalGeneration"
+    assert checkpoint.spec.architecture == "Gemma3ForCausalLM"
+
+
+def test_a_tensor_of_the_text_model_that_is_not_expected_is_refused(tmp_path: Path) -> None:
+    model = make(configuration("gemma3"), "Gemma3ForConditionalGeneration")
+    directory = save(
+        model,
+        tmp_path,
+        "Gemma3ForConditionalGeneration",
+        lambda name: name.replace("layers.2.mlp.up_proj", "layers.2.mlp.side_proj"),
+    )
+    with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.side_proj\.weight"):
+        build_model(open_at(directory, dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("language_model.model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+        ("model.language_model.embed_tokens.weight", "model.embed_tokens.weight"),
+        ("model.text_model.norm.weight", "model.norm.weight"),
+        ("thinker.model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("model.layers.0.input_layernorm.weight", "model.layers.0.input_layernorm.weight"),
+        ("model.visual.blocks.0.norm1.weight", None),
+        ("talker.model.layers.0.mlp.gate.weight", None),
+        ("vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", None),
+        ("multi_modal_projector.linear_1.weight", None),
+    ],
+)
+def test_names_of_every_layout(name: str, expected: str | None) -> None:
+    renamed = text_name(name)
+    assert (renamed if is_of_text(renamed) else None) == expected
