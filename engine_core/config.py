@@ -107,6 +107,10 @@ class ModelConfig(_Section):
         "On a CPU: multiply weights that are stored as integers of 4 or 8 bits by inputs that are rounded to 8 bits in "
         "every step, one scale for at most 128 of them. Faster for several sequences and for prompts; results change.",
     )
+    language_model_only: bool = option(
+        False,
+        "Of a multimodal checkpoint, serves its text model alone, without a warning that pictures are refused.",
+    )
     model_impl: str = option(
         "auto",
         "Implementation of the model: ringline, or transformers with Ringline's attention, cache and linear "

@@ -137,6 +137,11 @@ class Startup:
                 f"{text_of}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
                 f"{spec.max_model_len}"
             )
+            if checkpoint.text_of is not None and not self._config.model.language_model_only:
+                stage.warning = (
+                    f"only the text of {checkpoint.text_of} is served; pictures and sound are refused "
+                    "(--language-model-only says that this is wanted)"
+                )
             return checkpoint, batch_limits(self._config, checkpoint)
 
     def _compile_kernels(self) -> None:

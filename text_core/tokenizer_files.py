@@ -22,6 +22,8 @@ TOKENIZER_FILES = (
 )
 """The allow-list; only the first is required. ``additional_chat_templates/NAME.jinja`` is allowed too."""
 
+_PROCESSORS_TEMPLATE = "chat_template.json"
+
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 
 
@@ -38,11 +40,24 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 def read_tokenizer_files(directory: str | Path) -> dict[str, bytes]:
-    """Contents of the allow-listed files of ``directory``, keyed by relative name."""
+    """Contents of the allow-listed files of ``directory``, keyed by relative name.
+
+    A template that stands only in ``chat_template.json``, as multimodal checkpoints have it, becomes
+    ``chat_template.jinja``. Raises ``TokenizerError``.
+    """
     root = Path(directory)
     paths = [root / name for name in TOKENIZER_FILES]
     paths += sorted((root / ADDITIONAL_TEMPLATES).glob("*.jinja"))
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+    beside = root / _PROCESSORS_TEMPLATE
+    if "chat_template.jinja" in files or not beside.is_file():
+        return files
+    if load_json(files, "tokenizer_config.json").get("chat_template") is None:
+        template = load_json({beside.name: beside.read_bytes()}, beside.name).get("chat_template")
+        if not isinstance(template, str):
+            raise TokenizerError(f"{beside} must hold a text named chat_template")
+        files["chat_template.jinja"] = template.encode()
+    return files
 
 
 def fingerprint(files: Mapping[str, bytes]) -> str:

@@ -86,7 +86,7 @@ _TEXT_TYPES = {
 _FIXED: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {"hidden_size_per_layer_input": 0, "enable_moe_block": False},
     "glm_ocr_text": {"attention_bias": False},
-    "qwen3_vl_moe_text": {TRANSPOSED_EXPERTS: True},
+    "qwen3_vl_moe_text": {TRANSPOSED_EXPERTS: True, "norm_topk_prob": True},
 }
 """Fields that a text model's configuration lacks, as its module has but one way."""
 _ROTATIONS = ("mrope_section", "mrope_interleaved", "mrope_dim")

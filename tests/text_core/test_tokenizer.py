@@ -197,6 +197,20 @@ def test_only_allowed_files_are_read(tmp_path):
         assert not is_tokenizer_file(name)
 
 
+def test_a_template_beside_the_tokenizer_is_read_if_it_is_the_only_one(tmp_path):
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "beside"}))
+    assert read_tokenizer_files(tmp_path) == {"chat_template.jinja": b"beside"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "own"}))
+    assert "chat_template.jinja" not in read_tokenizer_files(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert read_tokenizer_files(tmp_path)["chat_template.jinja"] == b"file"
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.json").write_text("{}")
+    with pytest.raises(TokenizerError, match="must hold a text named chat_template"):
+        read_tokenizer_files(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

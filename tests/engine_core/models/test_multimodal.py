@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine_core.errors import CheckpointError
+from engine_core.llm import configure
 from engine_core.model_loader.multimodal import CLASSES, is_of_text, text_name
+from engine_core.progress import StartupProgress, WarningsOnly
+from engine_core.startup import start_engine
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.multimodal_models import (
     TYPES,
@@ -77,11 +81,15 @@ def test_a_flat_configuration_is_read(tmp_path: Path) -> None:
     assert_equal(logits_of(load(directory), IDS), logits(model, IDS))
 
 
-def test_what_is_not_served_is_said_at_the_start(tmp_path: Path) -> None:
-    model = make(configuration("gemma3"), "Gemma3ForConditionalGeneration")
-    checkpoint = open_at(save(model, tmp_path, "Gemma3ForConditionalGeneration"))
-    assert checkpoint.text_of == "Gemma3ForConditionalGeneration"
-    assert checkpoint.spec.architecture == "Gemma3ForCausalLM"
+def test_an_engine_says_what_it_does_not_serve_unless_that_is_wanted(tmp_path: Path) -> None:
+    name = "Gemma3ForConditionalGeneration"
+    directory = save(make(configuration("gemma3"), name), tmp_path, name)
+    with pytest.warns(RuntimeWarning, match=f"only the text of {name} is served"):
+        start_engine(configure(model=str(directory), max_model_len=64), StartupProgress(WarningsOnly())).close()
+    options = {"max_model_len": 64, "language_model_only": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start_engine(configure(model=str(directory), **options), StartupProgress(WarningsOnly())).close()
 
 
 def test_a_tensor_of_the_text_model_that_is_not_expected_is_refused(tmp_path: Path) -> None:
