@@ -256,6 +256,14 @@ class ParallelConfig(_Section):
         minimum=1,
         maximum=64,
     )
+    data_parallel_size: int = option(
+        1,
+        "Engines on this machine with a copy of the model each, all of its ranks included; `ringline serve` starts as "
+        "many. They divide its cores and memory, and on GPUs each has its own.",
+        minimum=1,
+        maximum=10,
+    )
+    data_parallel_rank: int = option(0, "Which of these engines this one is, from 0 on.", minimum=0, maximum=9)
     distributed_executor_backend: str | None = option(
         None,
         "Where ranks run: uni (in the engine's process, one rank only), mp (a process for each, on this host) or ray "

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from engine_core.config import EngineConfig, ModelSpec
+from engine_core.config import EngineConfig, ModelSpec, ParallelConfig
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.engine import EngineCore
 from engine_core.errors import CheckpointError, ConfigError
@@ -65,13 +65,12 @@ def start_engine(config: EngineConfig, progress: StartupProgress, name: str = ""
 def choose_workers(config: EngineConfig, name: str = "") -> Workers:
     """The workers that ``config`` selects. Imports only what the selected implementation needs."""
     parallel = config.parallel
-    if parallel.ray_address is not None and parallel.backend != "ray":
-        accepted = "no value without --distributed-executor-backend ray"
-        raise ConfigError("ray_address", parallel.ray_address, accepted)
+    _check_parallel(parallel)
     if parallel.backend == "uni":
-        if parallel.world_size > 1:
-            ranks = f"tensor_parallel_size × pipeline_parallel_size is {parallel.world_size}"
-            raise ConfigError("distributed_executor_backend", "uni", f"mp or ray for more than one rank; {ranks}")
+        if parallel.data_parallel_size > 1:
+            from engine_core.executor.ranks.local import require_room
+
+            require_room(config)
         return UniProcWorker(config)
     from engine_core.executor.ranks.workers import RankWorkers
 
@@ -82,6 +81,19 @@ def choose_workers(config: EngineConfig, name: str = "") -> Workers:
     from engine_core.executor.ranks.local import LocalLauncher
 
     return RankWorkers(LocalLauncher(config, name))
+
+
+def _check_parallel(parallel: ParallelConfig) -> None:
+    """Raise ``ConfigError`` for options that contradict each other."""
+    if parallel.ray_address is not None and parallel.backend != "ray":
+        accepted = "no value without --distributed-executor-backend ray"
+        raise ConfigError("ray_address", parallel.ray_address, accepted)
+    if parallel.data_parallel_rank >= parallel.data_parallel_size:
+        accepted = f"less than data_parallel_size={parallel.data_parallel_size}"
+        raise ConfigError("data_parallel_rank", parallel.data_parallel_rank, accepted)
+    if parallel.backend == "uni" and parallel.world_size > 1:
+        ranks = f"tensor_parallel_size × pipeline_parallel_size is {parallel.world_size}"
+        raise ConfigError("distributed_executor_backend", "uni", f"mp or ray for more than one rank; {ranks}")
 
 
 def start_executor(workers: Workers, progress: StartupProgress) -> CollectiveExecutor:

@@ -11,8 +11,8 @@ from dataclasses import fields
 from engine_core.config import EngineConfig, options_of
 
 _ENGINES = (
-    "is not an option: run as many engines as you want copies of the model, and list them in `ringline processor "
-    "--engines`"
+    "is not an option: {data_parallel_size} divides one machine among engines; on other machines start `ringline "
+    "engine`, and list them in `ringline processor --engines`"
 )
 _CONTEXT = "is not supported: {tensor_parallel_size} and {pipeline_parallel_size} divide a model"
 _EXPERTS = "is not supported: {enable_expert_parallel} gives ranks whole experts, always the same ones"
@@ -26,7 +26,9 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("decode_context_parallel_size", "dcp", "prefill_context_parallel_size", "pcp"): _CONTEXT,
     ("ep",): "is called {enable_expert_parallel} here",
     ("enable_eplb", "eplb_config", "all2all_backend", "enable_dbo"): _EXPERTS,
-    ("data_parallel_size", "dp", "data_parallel_size_local", "dpl", "data_parallel_rank", "dpn"): _ENGINES,
+    ("dp",): "is called {data_parallel_size} here",
+    ("dpn",): "is called {data_parallel_rank} here",
+    ("data_parallel_size_local", "dpl"): _ENGINES,
     ("data_parallel_start_rank", "dpr", "data_parallel_address", "dpa", "data_parallel_rpc_port", "dpp"): _ENGINES,
     ("data_parallel_backend", "dpb", "data_parallel_hybrid_lb", "dph", "data_parallel_external_lb"): _ENGINES,
     ("nnodes", "node_rank", "master_addr", "master_port"): _HOSTS,

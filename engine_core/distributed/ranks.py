@@ -68,11 +68,12 @@ class Rank:
 
 
 def ranks_on_one_host(parallel: ParallelConfig) -> list[Rank]:
-    """All ranks of an engine, by number."""
+    """All ranks of an engine, by number; other engines may have as many on the same host."""
     tp_size, pp_size, size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.world_size
+    on_host, first = size * parallel.data_parallel_size, size * parallel.data_parallel_rank
     whole_experts = parallel.enable_expert_parallel
     return [
-        Rank(number % tp_size, tp_size, number // tp_size, pp_size, size, number, whole_experts)
+        Rank(number % tp_size, tp_size, number // tp_size, pp_size, on_host, first + number, whole_experts)
         for number in range(size)
     ]
 

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from engine_core.config import EngineConfig, ModelSpec
+from engine_core.distributed.ranks import ranks_on_one_host
 from engine_core.errors import ExecutorError
 from engine_core.executor.base import PendingResult
 from engine_core.executor.workers import OnProgress, Workers
@@ -61,7 +62,8 @@ class UniProcWorker(Workers):
         self._thread: StepThread | None = None
 
     def start(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
-        self._worker = Worker(self.config, checkpoint)
+        (rank,) = ranks_on_one_host(self.config.parallel)
+        self._worker = Worker(self.config, checkpoint, rank)
 
     def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
         last = () if on_progress is None else (on_progress,)

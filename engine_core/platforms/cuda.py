@@ -177,7 +177,7 @@ class CudaPlatform(Platform):
 
         Raises ``ConfigError``.
         """
-        if rank.world_size > 1:
+        if rank.ranks_on_host > 1:
             torch.cuda.set_device(rank.local)
         properties = torch.cuda.get_device_properties()
         capability = (properties.major, properties.minor)

@@ -77,14 +77,17 @@ def require_room(config: EngineConfig) -> None:
     parallel = config.parallel
     # The error names the option that was raised.
     flag = "tensor_parallel_size" if parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
+    ranks = parallel.world_size * parallel.data_parallel_size
+    named = f"{ranks} ranks are tensor_parallel_size × pipeline_parallel_size"
+    if parallel.data_parallel_size > 1:
+        flag, named = "data_parallel_size", f"{named} × data_parallel_size"
     size = getattr(parallel, flag)
-    named = f"{parallel.world_size} ranks are tensor_parallel_size × pipeline_parallel_size"
     if not is_for_cpu(config.device):
         gpus = torch.cuda.device_count()
-        if 0 < gpus < parallel.world_size:  # without any GPU, a worker reports that the device is missing
+        if 0 < gpus < ranks:  # without any GPU, a worker reports that the device is missing
             accepted = f"at most one rank for each of {gpus} GPUs; {named}"
             raise ConfigError(flag, size, accepted)
-    elif config.device.num_threads is None and parallel.world_size > usable_cpus():
+    elif config.device.num_threads is None and ranks > usable_cpus():
         accepted = (
             f"at most one rank for each of {usable_cpus()} usable processors, or --num-threads 1, with which ranks may "
             f"share them; {named}"

@@ -36,6 +36,7 @@ _BUNDLED_MODELS = (_SERVICES / "checkpoints" / "tiny", _SERVICES.parent / "check
 _DECIDED_HERE = (
     "uds",
     "name",
+    "data_parallel_rank",
     "engines",
     "detokenizers",
     "processors",
@@ -89,8 +90,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     if as_json:
         log.info("starting", model=values["model"])
     else:
-        gateway = ", a processor and a gateway" if stack.http else " and a processor"
-        logs.say(f"starting an engine, a detokenizer{gateway} with {values['model']}")
+        logs.say(f"starting {_listed(stack_counts(stack, values), http=stack.http)} with {values['model']}")
     return asyncio.run(
         run_stack(
             stack_options(settings, stack, values),
@@ -99,6 +99,20 @@ def serve(checkpoint: str | None, **options: Any) -> int:
             on_ready=lambda ready: _announce(ready, logs, as_json),
         )
     )
+
+
+def stack_counts(stack: StackSettings, values: dict[str, Any]) -> dict[str, int]:
+    """Processes of each service of which a stack may have several."""
+    return {"engine": values.get("data_parallel_size", 1), "detokenizer": stack.num_detokenizers}
+
+
+def _listed(counts: dict[str, int], *, http: bool) -> str:
+    """The processes of a stack in words: "2 engines, a detokenizer, a processor and a gateway"."""
+    one = {"engine": "an engine", "detokenizer": "a detokenizer"}
+    several = [f"{count} {service}s" if count > 1 else one[service] for service, count in counts.items()]
+    doors = ["a processor", "a gateway"] if http else ["a processor"]
+    *others, last = several + doors
+    return f"{', '.join(others)} and {last}"
 
 
 def bundled_model() -> str:
@@ -115,13 +129,15 @@ def bundled_model() -> str:
 def stack_options(settings: ProcessorSettings, stack: StackSettings, values: dict[str, Any]) -> StackOptions:
     """The options of a stack whose processor has ``settings``."""
     server, telemetry = settings.server, settings.telemetry
-    port, metrics_port = choose_ports(server.host, server.port, telemetry.metrics_port)
+    counts = stack_counts(stack, values)
+    port, metrics_port = choose_ports(server.host, server.port, telemetry.metrics_port, counts)
     options = StackOptions(
         host=server.host,
         port=port,
         metrics_port=metrics_port if telemetry.metrics else None,
         engine_settings=ENGINE_SETTINGS,
         values=values,
+        counts=counts,
     )
     if not stack.http:
         return options

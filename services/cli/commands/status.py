@@ -23,7 +23,7 @@ from services.cli.commands._live_page import LivePage, read_live_page
 from services.cli.commands._options import DEFAULT_ADDRESS, ClientCommand, connection_options
 from services.cli.supervise.gateway_health import gateway_health
 from services.cli.supervise.runtime_directory import StackState, running_stacks
-from services.cli.supervise.stack import SERVICES
+from services.cli.supervise.stack import service_of
 from services.common.config.addresses import host_and_port, is_dns_name, valid_address
 from services.common.config.errors import ExitCode, FatalError
 from services.common.config.variable_names import ADDRESS_VARIABLE
@@ -181,8 +181,7 @@ async def _stack(state: StackState, connection: Connection, target: str | None =
             for name, each in state.services.items()
         )
     )
-    has = (name for name in SERVICES if name != "gateway" or state.http_url is not None)
-    absent = [ServiceStatus(name, "", "NOT_RUNNING") for name in has if name not in state.services]
+    absent = [ServiceStatus(name, "", "NOT_RUNNING") for name in state.names if name not in state.services]
     uptime = max(0, round(time.time() - state.started))
     return StackStatus(f"{state.model} (pid {state.pid}, up {uptime} s)", [*services, *absent])
 
@@ -197,22 +196,23 @@ async def _service(
     metrics: str | None = None,
 ) -> ServiceStatus:
     """``target``: the address as the user gave it; its host is the name that the certificate must have."""
-    if name == "gateway":
+    service = service_of(name)
+    if service == "gateway":
         files = connection.tls_cert_file, connection.tls_key_file
         return ServiceStatus(name, address, await asyncio.to_thread(gateway_health, address, *files), pid, metrics)
     named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
     server_name = connection.tls_server_name or named
     async with Endpoint(address, connection.credentials(), server_name).open() as channel:
-        health = await check_health(channel, FULL_NAMES[name], _TIMEOUT)
+        health = await check_health(channel, FULL_NAMES[service], _TIMEOUT)
         models = page = load = ranks = None
-        if name == "processor" and health in ("SERVING", "NOT_SERVING"):
+        if service == "processor" and health in ("SERVING", "NOT_SERVING"):
             page = await asyncio.to_thread(read_live_page, address, metrics)
         with suppress(grpc.aio.AioRpcError):
-            if name == "processor" and health == "SERVING":
+            if service == "processor" and health == "SERVING":
                 models = await _models(channel)
-            elif name == "engine" and health == "SERVING":
+            elif service == "engine" and health == "SERVING":
                 load, ranks = await _load(channel)
-        trouble = await service_trouble(channel, name) if health == "SERVICE_UNKNOWN" else None
+        trouble = await service_trouble(channel, service) if health == "SERVICE_UNKNOWN" else None
     if health == "UNREACHABLE":
         trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
     return ServiceStatus(name, address, health, pid, metrics, models, page, load, ranks, trouble)
@@ -239,14 +239,14 @@ def stack_text(stack: StackStatus) -> str:
 
 def _lines(service: ServiceStatus) -> Iterator[str]:
     pid = "" if service.pid is None else f"pid {service.pid}"
-    yield f"{service.service:<12} {service.health:<15} {pid:<12} {service.address}"
+    yield f"{service.service:<13} {service.health:<15} {pid:<12} {service.address}"
     for model in service.models or ():
         yield f"  model {model['name']}: {model.get('max_model_len')} tokens"
     page, load = service.page, service.load
     if page is not None:
         yield f"  requests live {page.live_requests}, requests waiting {page.waiting_requests}"
         yield from (f"  {line}" for line in page.missing_peers())
-    if service.service == "processor" and service.health == "NOT_SERVING":
+    if service_of(service.service) == "processor" and service.health == "NOT_SERVING":
         if page is None:
             yield "  no engine with a detokenizer is attached; the processor's log (not linked) shows where it looks"
         elif page.engines and page.detokenizers:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from services.common.config.errors import FatalError
 log = structlog.get_logger(__name__)
 
 _LOCK, _STATE = "lock", "state.json"
-_LONGEST_SOCKET = "serve-xxxxxxxx/detokenizer.sock"
+_LONGEST_SOCKET = "serve-xxxxxxxx/detokenizer-0.sock"
 """The longest path below the base directory; ``tempfile`` names directories like this."""
 _HINT = "set XDG_RUNTIME_DIR to a directory of yours"
 
@@ -52,9 +52,12 @@ class StackState:
     address: str
     """The processor's address from this machine, even while it does not run."""
     services: Mapping[str, ProcessState]
-    """The running services among engine, detokenizer, processor and gateway, keyed by name."""
+    """The running processes, keyed by name: engine, or engine-0 and so on if there are several; likewise detokenizer,
+    processor and gateway."""
     http_url: str | None = None
     """The gateway's URL from this machine, even while it does not run; None for a stack without one."""
+    names: Sequence[str] = ("engine", "detokenizer", "processor")
+    """The names of all its processes, running or not."""
 
 
 class RuntimeDirectory:
@@ -63,9 +66,9 @@ class RuntimeDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def socket(self, service: str) -> str:
-        """Path of the unix socket of ``service``."""
-        return str(self.path / f"{service}.sock")
+    def socket(self, name: str) -> str:
+        """Path of the unix socket of the process with that name."""
+        return str(self.path / f"{name}.sock")
 
     def write(self, state: StackState) -> None:
         """Replace the state atomically. A failure is logged and ignored: only ``ringline status`` needs the file."""
@@ -118,7 +121,8 @@ def running_stacks() -> list[StackState]:
         try:
             state = json.loads((path / _STATE).read_text())
             services = {name: ProcessState(**process) for name, process in state.pop("services").items()}
-            found.append(StackState(services=services, **state))
+            names = tuple(state.pop("names"))
+            found.append(StackState(services=services, names=names, **state))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the stack is starting or ending
     return found

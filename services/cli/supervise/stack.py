@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import structlog
@@ -32,17 +32,39 @@ from services.common.security.credentials import own_server_credentials
 SERVICES = ("engine", "detokenizer", "processor", "gateway")
 """The services; each may depend on those before it. A stack without HTTP has no gateway."""
 _METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20, "gateway": 30}
-"""Offsets from the processor's metrics port. By default, the ring's ports are those of services started one by one."""
+"""Offsets from the processor's metrics port, of the first of each service; others follow. By default, the ring's ports
+are those of services started one by one."""
 _ATTEMPTS = 100
 """Attempts to find ports that are all free."""
 _CONNECT_PAUSE = 0.05
 """Seconds between checks whether the gateway is ready."""
 
-_DOORS_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
+_DOORS_ONLY = dict.fromkeys(("host", "port", *(each.name for each in fields(TlsSettings))), None)
 """Options that only the processor and the gateway get: the other links are private unix sockets."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One process of a service."""
+
+    service: str
+    """One of ``SERVICES``."""
+    number: int
+    """Among the stack's processes of that service."""
+    is_only: bool = True
+
+    @property
+    def name(self) -> str:
+        """Unique in the stack: the service's, with its number if there are several."""
+        return self.service if self.is_only else f"{self.service}-{self.number}"
+
+
+def service_of(name: str) -> str:
+    """The service of the instance with that name."""
+    return name.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +82,19 @@ class StackOptions:
     """The given options, keyed by name; each child gets those it knows."""
     http_port: int | None = None
     """The gateway's port, not 0; None: no gateway."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Processes of each service, keyed by its name; one of those that are not named."""
 
     @property
-    def services(self) -> tuple[str, ...]:
-        """Those of ``SERVICES`` that the stack has."""
-        return SERVICES if self.http_port is not None else SERVICES[:-1]
+    def instances(self) -> tuple[Instance, ...]:
+        """Every process, in the order of ``SERVICES``."""
+        services = SERVICES if self.http_port is not None else SERVICES[:-1]
+        return tuple(
+            Instance(service, number, count == 1)
+            for service in services
+            for count in [self.counts.get(service, 1)]
+            for number in range(count)
+        )
 
     @property
     def processor_address(self) -> str:
@@ -83,34 +113,15 @@ class StackOptions:
 
     @property
     def metrics_ports(self) -> dict[str, int]:
-        """Metrics ports keyed by service; empty without metrics."""
+        """Metrics ports keyed by instance; empty without metrics."""
         if self.metrics_port is None:
             return {}
-        return {name: self.metrics_port + _METRICS_OFFSETS[name] for name in self.services}
+        first = {service: self.metrics_port + offset for service, offset in _METRICS_OFFSETS.items()}
+        return {each.name: first[each.service] + each.number for each in self.instances}
 
 
 def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[ChildSpec]:
     """Specs of the children, in the order of ``SERVICES``."""
-    engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
-    doors = {name: value for name, value in options.values.items() if name in _DOORS_ONLY}
-    own: dict[str, dict[str, Any]] = {
-        "engine": {"uds": directory.socket("engine")},
-        "detokenizer": {"uds": directory.socket("detokenizer"), "engines": (engine,)},
-        "processor": {
-            **doors,
-            "host": options.host,
-            "port": options.port,
-            "engines": (engine,),
-            "detokenizers": (detokenizer,),
-        },
-        "gateway": {
-            **(doors if "tls_cert_file" in doors else {}),  # an authority alone would ask the processor for TLS
-            "host": options.host,
-            "port": options.http_port,
-            "processors": (options.processor_address,),
-            "processor_cert_file": doors.get("tls_cert_file"),
-        },
-    }
     settings: dict[str, Iterable[Setting]] = {
         "engine": options.engine_settings,
         "detokenizer": settings_of(DetokenizerSettings()),
@@ -120,24 +131,46 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
     # Without our own variables: their values are on the children's command lines.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     specs = []
-    for name in options.services:
-        port = options.metrics_ports.get(name)
-        fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
-        values = {**options.values, **_DOORS_ONLY, **fixed, **own[name]}
-        flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
+    for each in options.instances:
+        port, service = options.metrics_ports.get(each.name), each.service
+        name = f"{service}-{each.number}"
+        fixed = {"name": name, "log_format": "json", "metrics": port is not None, "metrics_port": port}
+        values = {**options.values, **_DOORS_ONLY, **fixed, **_links(each, options, directory)}
+        flags = arguments(settings[service], {key: value for key, value in values.items() if value is not None})
         # -P: do not import from a folder "services" in the user's working directory.
-        argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
-        specs.append(ChildSpec(name, argv, environment, needed=name != "gateway"))
+        argv = (sys.executable, "-P", "-m", "services.cli", service, *flags)
+        specs.append(ChildSpec(each.name, argv, environment, needed=service != "gateway" and each.is_only))
     return specs
 
 
+def _links(instance: Instance, options: StackOptions, directory: RuntimeDirectory) -> dict[str, Any]:
+    """The options that link an instance to the others."""
+    sockets = {
+        service: tuple(f"unix:{directory.socket(each.name)}" for each in options.instances if each.service == service)
+        for service in ("engine", "detokenizer")
+    }
+    doors = {name: value for name, value in options.values.items() if name in _DOORS_ONLY}
+    match instance.service:
+        case "engine":
+            return {"uds": directory.socket(instance.name), "data_parallel_rank": instance.number}
+        case "detokenizer":
+            return {"uds": directory.socket(instance.name), "engines": sockets["engine"]}
+        case "processor":
+            peers = {"engines": sockets["engine"], "detokenizers": sockets["detokenizer"]}
+            return {**doors, "host": options.host, "port": options.port, **peers}
+    return {
+        **(doors if "tls_cert_file" in doors else {}),  # an authority alone would ask the processor for TLS
+        "host": options.host,
+        "port": options.http_port,
+        "processors": (options.processor_address,),
+        "processor_cert_file": doors.get("tls_cert_file"),
+    }
+
+
 def service_addresses(options: StackOptions, directory: RuntimeDirectory) -> dict[str, str]:
-    """Address of each service from this machine, the gateway's as a URL, in the order of ``SERVICES``."""
-    addresses = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
-    addresses["processor"] = options.processor_address
-    if options.http_url is not None:
-        addresses["gateway"] = options.http_url
-    return addresses
+    """Address of each instance from this machine, the gateway's as a URL, in the order of ``SERVICES``."""
+    doors = {"processor": options.processor_address, "gateway": options.http_url or ""}
+    return {each.name: doors.get(each.service) or f"unix:{directory.socket(each.name)}" for each in options.instances}
 
 
 def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Supervisor, started: float) -> StackState:
@@ -152,23 +185,31 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
         if child.pid is not None:
             services[name] = ProcessState(child.pid, addresses[name], metrics)
     model, address = str(options.values.get("model", "")), options.processor_address
-    return StackState(os.getpid(), model, started, address, services, options.http_url)
+    names = tuple(each.name for each in options.instances)
+    return StackState(os.getpid(), model, started, address, services, options.http_url, names)
 
 
-def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, int]:
+def choose_ports(
+    host: str, port: int, metrics_port: int | None, counts: Mapping[str, int] | None = None
+) -> tuple[int, int]:
     """Choose the processor's port and its metrics port.
 
     ``port`` 0 means a free port, ``metrics_port`` None the default that follows from ``port``, and 0 a free one. All
-    services' metrics ports are free, too, unless the user gave the number that they follow from.
+    services' metrics ports are free, too, unless the user gave the number that they follow from; ``counts`` as in
+    ``StackOptions``.
     """
+    counts = counts or {}
+    offsets = [
+        first + number for service, first in _METRICS_OFFSETS.items() for number in range(counts.get(service, 1))
+    ]
     for _ in range(_ATTEMPTS):
         chosen = port or _free_port(host)
         if metrics_port is None:
-            metrics = default_metrics_port(chosen, room=max(_METRICS_OFFSETS.values()))
+            metrics = default_metrics_port(chosen, room=max(offsets))
         else:
             metrics = metrics_port or _free_port(host)
         is_given = port != 0 if metrics_port is None else metrics_port != 0
-        if is_given or all(_is_free(host, metrics + offset) for offset in _METRICS_OFFSETS.values()):
+        if is_given or all(_is_free(host, metrics + offset) for offset in offsets):
             break
     return chosen, metrics
 

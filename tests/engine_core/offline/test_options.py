@@ -28,8 +28,8 @@ def test_an_unknown_option_says_what_there_is_instead() -> None:
         with pytest.raises(UnknownOptionError, match=f"^{re.escape(message)}$") as caught:
             configure(**{"model": "m", option: 5})
         assert (caught.value.option, caught.value.value) == (option, 5)
-    with pytest.raises(ConfigError, match="data_parallel_size is not an option: run as many engines as"):
-        configure(model="m", data_parallel_size=1)
+    with pytest.raises(ConfigError, match="data_parallel_size_local is not an option: data_parallel_size divides"):
+        configure(model="m", data_parallel_size_local=1)
 
 
 def test_options_reach_their_sections() -> None:

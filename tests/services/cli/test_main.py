@@ -62,17 +62,17 @@ def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
 
 
 ENGINES = (
-    "is not an option: run as many engines as you want copies of the model, and list them in "
-    "`ringline processor --engines`."
+    "is not an option: --data-parallel-size divides one machine among engines; on other machines start `ringline "
+    "engine`, and list them in `ringline processor --engines`."
 )
 
 
 @pytest.mark.parametrize(
     ("command_line", "message"),
     [
-        ("serve m --data-parallel-size 2", f"--data-parallel-size {ENGINES}"),
-        ("engine m --data_parallel_size=2", f"--data_parallel_size {ENGINES}"),
-        ("engine m -dp 2", f"-dp {ENGINES}"),
+        ("serve m --data-parallel-backend ray", f"--data-parallel-backend {ENGINES}"),
+        ("engine m --data_parallel_size_local=2", f"--data_parallel_size_local {ENGINES}"),
+        ("engine m -dpl 2", f"-dpl {ENGINES}"),
         ("engine m -tp2", "-tp2 is called --tensor-parallel-size here."),
         (
             "engine m --no-enable-lora",

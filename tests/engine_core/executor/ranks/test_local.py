@@ -12,10 +12,12 @@ import pytest
 
 from engine_core import request
 from engine_core.config import DeviceConfig, EngineConfig, ParallelConfig
+from engine_core.distributed.ranks import ranks_on_one_host
 from engine_core.errors import ConfigError, InvalidRequestError
 from engine_core.executor.ranks import local
-from engine_core.llm import LLM, SamplingParams
+from engine_core.llm import LLM, SamplingParams, configure
 from engine_core.progress import StartupProgress
+from engine_core.startup import choose_workers
 from tests.processes import alive
 
 from ...engines import StageDetails, run, started
@@ -94,6 +96,32 @@ def test_more_ranks_than_processors_are_refused_unless_threads_are_named(monkeyp
     with pytest.raises(ConfigError, match=refusal):
         local.require_room(EngineConfig(device=DeviceConfig(device="cpu"), parallel=parallel))
     local.require_room(EngineConfig(device=DeviceConfig(device="cpu", num_threads=1), parallel=parallel))
+
+
+def test_engines_of_one_machine_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "usable_cpus", lambda: 3)
+    refusal = (
+        r"^data_parallel_size=2 is not usable: expected at most one rank for each of 3 usable processors, .*4 ranks"
+    )
+    parallel = ParallelConfig(tensor_parallel_size=2, data_parallel_size=2)
+    with pytest.raises(ConfigError, match=refusal):
+        local.require_room(EngineConfig(device=DeviceConfig(device="cpu"), parallel=parallel))
+    with pytest.raises(ConfigError, match=r"^data_parallel_size=4 is not usable"):
+        choose_workers(configure(model="m", device="cpu", data_parallel_size=4))
+    with pytest.raises(
+        ConfigError, match=r"^data_parallel_rank=2 is not usable: expected less than data_parallel_size=2"
+    ):
+        choose_workers(configure(model="m", data_parallel_size=2, data_parallel_rank=2))
+
+
+def test_each_engine_of_a_machine_has_cores_memory_and_gpus_of_its_own() -> None:
+    ranks = [
+        ranks_on_one_host(ParallelConfig(tensor_parallel_size=2, data_parallel_size=3, data_parallel_rank=number))
+        for number in range(3)
+    ]
+    assert [rank.local for engine in ranks for rank in engine] == [0, 1, 2, 3, 4, 5]
+    assert {rank.ranks_on_host for engine in ranks for rank in engine} == {6}
+    assert [rank.number for rank in ranks[2]] == [0, 1]
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

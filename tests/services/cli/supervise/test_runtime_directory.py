@@ -117,13 +117,13 @@ def test_a_place_that_cannot_be_written_to_is_said_in_words(monkeypatch):
 
 def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(private_runtime_directory, monkeypatch):
     for length, fits in ((107, True), (108, False)):
-        filler = length - len(f"{private_runtime_directory}//ringline/serve-xxxxxxxx/detokenizer.sock")
+        filler = length - len(f"{private_runtime_directory}//ringline/serve-xxxxxxxx/detokenizer-0.sock")
         place = private_runtime_directory / ("x" * filler)
         place.mkdir()
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
         if fits:
             with runtime_directory() as directory:
-                assert len(directory.socket("detokenizer")) == length
+                assert len(directory.socket("detokenizer-9")) == length
         else:
             with pytest.raises(FatalError, match="is too long: paths of sockets have at most 107 bytes"):
                 runtime_directory().__enter__()

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.commands.serve import ENGINE_SETTINGS
 from services.cli.supervise import stack
 from services.cli.supervise.runtime_directory import RuntimeDirectory
-from services.cli.supervise.stack import StackOptions, child_specs, choose_http_port, choose_ports
+from services.cli.supervise.stack import (
+    StackOptions,
+    child_specs,
+    choose_http_port,
+    choose_ports,
+    service_addresses,
+)
 from tests.ports import HeldPort
 
 HOST = "127.0.0.1"
@@ -63,4 +70,34 @@ def test_a_port_is_chosen_again_where_metrics_of_a_service_would_find_theirs_tak
     monkeypatch.setattr(stack, "_free_port", lambda host: next(offered, None) or free(host))
     _, metrics = choose_ports(HOST, 0, metrics_port)
     assert taken.number not in (metrics, metrics + 10, metrics + 20, metrics + 30)
+    taken.release()
+
+
+def test_engines_and_detokenizers_of_a_number_are_linked_to_all_others(tmp_path: Path) -> None:
+    values, counts = {"data_parallel_size": 2, "num_threads": 1}, {"engine": 2, "detokenizer": 3}
+    options = StackOptions(HOST, 7, 10, ENGINE_SETTINGS, values, counts=counts)
+    children = child_specs(options, directory := RuntimeDirectory(tmp_path))
+    names = ["engine-0", "engine-1", "detokenizer-0", "detokenizer-1", "detokenizer-2", "processor"]
+    assert [child.name for child in children] == [each.name for each in options.instances] == names
+    assert [child.needed for child in children] == [False] * 5 + [True]
+    told = {child.name: dict(flag.split("=", 1) for flag in child.argv if "=" in flag) for child in children}
+    engines, detokenizers = (
+        ",".join(f"unix:{directory.socket(name)}" for name in names if name.startswith(service))
+        for service in ("engine", "detokenizer")
+    )
+    assert [told[f"engine-{number}"]["--data-parallel-rank"] for number in (0, 1)] == ["0", "1"]
+    assert {told[name]["--data-parallel-size"] for name in names[:2]} == {"2"}
+    assert {told[name]["--engines"] for name in names[2:]} == {engines}
+    assert told["processor"]["--detokenizers"] == detokenizers
+    assert [told[name]["--uds"] for name in names[:5]] == [directory.socket(name) for name in names[:5]]
+    assert [told[name]["--metrics-port"] for name in names] == ["20", "21", "30", "31", "32", "10"]
+    assert list(service_addresses(options, directory)) == names
+
+
+def test_the_ports_of_all_engines_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = HeldPort()
+    offered = iter([taken.number - 11])
+    free = stack._free_port
+    monkeypatch.setattr(stack, "_free_port", lambda host: next(offered, None) or free(host))
+    assert choose_ports(HOST, 50051, 0, {"engine": 2})[1] != taken.number - 11
     taken.release()
