@@ -11,6 +11,7 @@ import time
 import urllib.request
 
 import pytest
+import ringline as ringline_client
 
 from services.cli.supervise.runtime_directory import running_stacks
 from tests.processes import alive
@@ -227,3 +228,33 @@ def test_a_demo_that_is_stopped_before_its_answer_did_not_succeed(environment):
             codes.append(process.wait(60))
     assert codes[-1] == 130
     assert not any(codes[:-1])
+
+
+@pytest.mark.wide
+def test_engines_of_one_machine_take_over_from_each_other(environment, tmp_path):
+    flags = ("--port", "0", "--no-http", "--data-parallel-size", "2", "--num-detokenizers", "2")
+    stack = Stack({**environment, "RINGLINE_LOG_FORMAT": "json"}, tmp_path, str(MODEL), *flags)
+    try:
+        stack.ready()
+        services = stack.serving()
+        names = {"engine-0", "engine-1", "detokenizer-0", "detokenizer-1", "processor"}
+        assert services.keys() == names
+        memory = [stage["bytes"] for stage in stack.events("stage") if stage["name"] == "allocate KV cache"]
+        assert len(memory) == 2
+        assert min(memory) > 0.8 * max(memory)
+        with ringline_client.Client(services["processor"]["address"]) as client:
+            options = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
+            expected = client.generate("Once upon a time", **options).choices[0].text
+            deltas = client.stream("Once upon a time", **options)
+            texts = [next(deltas).text for _ in range(5)]
+            loads = {name: each["load"]["running_choices"] for name, each in stack.serving().items() if each["load"]}
+            (busy,) = (name for name, running in loads.items() if running)
+            os.kill(services[busy]["pid"], signal.SIGKILL)
+            assert "".join([*texts, *(delta.text for delta in deltas)]) == expected
+        assert stack.process.poll() is None
+        before, services = services, stack.serving()
+        assert {name for name in names if services[name]["pid"] != before[name]["pid"]} == {busy}
+        stack.process.send_signal(signal.SIGTERM)
+        assert stack.process.wait(90) == 0
+    finally:
+        stack.process.kill()
