@@ -117,6 +117,20 @@ class ModelConfig(_Section):
         "layers (slower; dense decoders only). auto takes ringline where it has the architecture.",
         choices=("auto", "ringline", "transformers"),
     )
+    chat_template: str | None = option(
+        None,
+        "File of a chat template in Jinja, or its text, instead of the checkpoint's.",
+    )
+    generation_config: str = option(
+        "auto",
+        "Defaults of sampling: auto takes those in the checkpoint's generation_config.json, none takes neutral ones.",
+        choices=("auto", "none"),
+    )
+    override_generation_config: str | None = option(
+        None,
+        "JSON object of defaults of sampling that win over --generation-config: temperature, top_k (0: all tokens), "
+        "top_p, min_p and repetition_penalty.",
+    )
     seed: int = option(0, "Seed of the random weights of --load-format dummy.", minimum=0, maximum=2**64 - 1)
 
 

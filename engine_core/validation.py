@@ -43,7 +43,7 @@ def validate_request(request: Request, model: ModelSpec, grammar_support: str | 
     _check_prompt(request.prompt_token_ids, model)
     params = request.params
     _check_param_types(params)
-    _check_numbers(params)
+    check_numbers(params)
     _check_lengths(params)
     _check_token_sets(params, model)
     _check_something_is_left(params, model)
@@ -119,7 +119,8 @@ def _check_prompt(prompt: tuple[int, ...], model: ModelSpec) -> None:
     _check_ids("prompt_token_ids", prompt, model.vocab_size)
 
 
-def _check_numbers(params: SamplingParams) -> None:
+def check_numbers(params: SamplingParams) -> None:
+    """Raise ``InvalidRequestError`` for the first parameter that is a number, and out of range."""
     if not 0 <= params.temperature < SCALE_LIMIT:
         _refuse("temperature", params.temperature, "at least 0 and less than 2^31")
     if params.top_k is not None and not params.top_k >= 1:

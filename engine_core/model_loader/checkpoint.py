@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfi
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader import multimodal
 from engine_core.model_loader.digest import WeightsDigest, digest_of
+from engine_core.model_loader.generation_config import default_sampling
 from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.files import is_gguf, model_file
 from engine_core.model_loader.gguf.reader import read_gguf
@@ -39,7 +39,6 @@ from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
 """Names of the config.json fields whose value is the length of a list that transformers builds."""
-_SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
             path, generation, raw, _tokenizer_eos(config, path), architecture_config.vocab_size
         ),
         dtype=dtype_name,
-        default_sampling=_default_sampling(path, generation),
+        default_sampling=default_sampling(path, generation, config),
     )
     return Checkpoint(
         path,
@@ -410,12 +409,3 @@ def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
         return next((int(token_id) for token_id, token in listed.items() if token["content"] == content), None)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory}: the special tokens of its tokenizer cannot be read ({error!r})") from error
-
-
-def _default_sampling(path: Path, generation: Mapping[str, Any]) -> dict[str, float]:
-    """The sampling parameters in generation_config.json."""
-    defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
-    for name, value in defaults.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise CheckpointError(f"{path / 'generation_config.json'}: {name}={value!r} is not a number")
-    return defaults

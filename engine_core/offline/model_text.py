@@ -12,6 +12,7 @@ from typing import Any
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, InvalidRequestError
+from engine_core.model_loader.chat_template import with_template
 from engine_core.model_loader.tokenizer import tokenizer_directory
 from engine_core.offline.sampling_params import SamplingParams
 from engine_core.offline.text import ChoiceText, Stopped
@@ -40,7 +41,7 @@ class ModelText:
     def __init__(self, config: ModelConfig) -> None:
         """Read the files that ``config`` names. Raises ``CheckpointError``."""
         with tokenizer_directory(config) as directory:
-            files = read_tokenizer_files(directory)
+            files = with_template(read_tokenizer_files(directory), config)
         self._template_files = {name: data for name, data in files.items() if name != "tokenizer.json"}
         try:
             self.tokenizer = ModelTokenizer.from_files(files)

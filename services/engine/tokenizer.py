@@ -8,6 +8,7 @@ from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
+from engine_core.model_loader.chat_template import with_template
 from engine_core.model_loader.tokenizer import tokenizer_directory
 from text_core.chat_templates import ChatTemplates
 from text_core.tokenizer import Tokenizer
@@ -19,7 +20,7 @@ CHUNK_BYTES = 1 << 20
 def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
     """The allow-listed tokenizer files by name; ``tokenizer.json`` is among them. Raises ``CheckpointError``."""
     with tokenizer_directory(config) as directory:
-        return read_tokenizer_files(directory)
+        return with_template(read_tokenizer_files(directory), config)
 
 
 def checked_tokenizer(files: dict[str, bytes]) -> Tokenizer:

@@ -6,7 +6,7 @@ Errors never quote a token, and no token is kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # PyJWT and cryptography take a tenth of a second to load
     from services.processor.json_web_tokens import JsonWebTokens
 
 TOKEN_FLAG = "--auth-token-file"
+API_KEY_TENANT = "api-key"
+"""The tenant of all keys of --api-key."""
 _LINE = re.compile(rf"(\S{{1,{MAX_TENANT_LENGTH}}})\s+sha256:([0-9a-fA-F]{{64}})")
 
 
@@ -36,16 +38,25 @@ def client_authorizers(settings: ClientAuthSettings) -> list[Authorize]:
         from services.processor.json_web_tokens import JsonWebTokens
 
         web_tokens = JsonWebTokens(settings)
-    return [] if hashes is None and web_tokens is None else [Authenticator(hashes, web_tokens).authenticate]
+    keys = frozenset(sha256(key.encode()).hexdigest() for key in settings.api_key)
+    if hashes is None and web_tokens is None and not keys:
+        return []
+    return [Authenticator(hashes, web_tokens, keys).authenticate]
 
 
 class Authenticator:
     """Finds the principal of a call by its token."""
 
-    def __init__(self, hashes: ReloadedFile[Mapping[str, str]] | None, web_tokens: JsonWebTokens | None) -> None:
-        """``hashes`` maps the SHA-256 of each token, in hex, to its tenant."""
+    def __init__(
+        self,
+        hashes: ReloadedFile[Mapping[str, str]] | None,
+        web_tokens: JsonWebTokens | None,
+        keys: Set[str] = frozenset(),
+    ) -> None:
+        """``hashes`` maps the SHA-256 of each token, in hex, to its tenant; ``keys`` are those of API keys."""
         self._hashes = hashes
         self._web_tokens = web_tokens
+        self._keys = keys
 
     def authenticate(self, context: Context, _: str) -> None:
         """Set ``authenticated`` for this call; raises ``Refused``."""
@@ -64,10 +75,11 @@ class Authenticator:
 
     def _by_hash(self, token: str) -> Principal | None:
         # A token's entropy is too high to guess its hash, or find it by timing look-ups.
-        hashes = self._hashes
+        digest, hashes = sha256(token.encode()).hexdigest(), self._hashes
+        if digest in self._keys:
+            return Principal(API_KEY_TENANT)
         if hashes is None:
             return None
-        digest = sha256(token.encode()).hexdigest()
         tenant = hashes.value.get(digest)
         return None if tenant is None else Principal(tenant, _still_listed(hashes, digest, tenant))
 

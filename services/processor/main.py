@@ -112,6 +112,7 @@ class _Processor:
             self._routes.preferred,
             self._peers.no_route_reason,
             keeps_archives=settings.vllm_engine_api,
+            aliases=settings.model_aliases,
         )
         self._queue = TokenizationQueue(
             self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity

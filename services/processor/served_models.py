@@ -56,6 +56,12 @@ class ModelLimits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    aliases: tuple[str, ...] = ()
+    """Further names of the model."""
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request that asks for ``name`` means this model."""
+        return name == self.name or name in self.aliases
 
     @property
     def max_text_bytes(self) -> int:
@@ -129,11 +135,13 @@ class ServedModels:
         no_route_reason: Callable[[], str | None] = lambda: None,
         *,
         keeps_archives: bool = False,
+        aliases: tuple[str, ...] = (),
     ) -> None:
         """``no_route_reason``: why no request can be routed; None if requests can be.
 
-        ``keeps_archives``: tokenizers' files are served, too.
+        ``keeps_archives``: tokenizers' files are served, too. ``aliases``: further names of every model.
         """
+        self._aliases = aliases
         self._max_generations = max_generations
         self.preferred = preferred
         """The generations that take new requests, the best first."""
@@ -182,7 +190,7 @@ class ServedModels:
         if (held := self.held.get(generation)) is not None:
             self._add_capabilities(held, model.capabilities)
             return
-        limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
+        limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs, self._aliases)
         checker = GrammarChecker(codec.tokenizer, model.vocab_size, model.eos_token_ids)
         served_model = ServedModel(model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker), codec.archive)
         if not self.held.learn(generation, PeerId(model.name, model.incarnation), served_model):
@@ -227,7 +235,7 @@ class ServedModels:
         Engines may serve one model under several names. Without a ``name``, one whose engines take work is preferred.
         """
         held = [each for each in self.held.values() if each.model.model_digest == digest]
-        named = [each for each in held if name in ("", each.limits.name)]
+        named = [each for each in held if not name or each.limits.answers_to(name)]
         preferred = self.preferred()
         return next((each for each in named if each.generation in preferred), named[0] if named else None)
 
@@ -262,7 +270,7 @@ def _codec_with_archive(files: dict[str, bytes]) -> TextCodec:
 
 
 def find_model(name: str, models: Sequence[ServedModel]) -> ServedModel | None:
-    """The first model of that name, else the first, which the error about the name will quote."""
+    """The first model of that name, else the first, which has it as an alias, or which the error will quote."""
     return next((each for each in models if each.limits.name == name), models[0] if models else None)
 
 

@@ -369,14 +369,14 @@ def _pieces(ids: Sequence[int], model: ServedModel) -> list[bytes]:
 
 
 def list_models(served_model: ServedModel | None) -> inference_pb2.ListModelsResponse:
-    """The served model; an empty list until the first engine is linked."""
+    """The served model under each of its names; an empty list until the first engine is linked."""
     if served_model is None:
         return inference_pb2.ListModelsResponse()
     model = served_model.model
     return inference_pb2.ListModelsResponse(
         models=[
             inference_pb2.Model(
-                name=model.model,
+                name=name,
                 architecture=model.architecture,
                 vocab_size=model.vocab_size,
                 max_model_len=model.max_model_len,
@@ -386,5 +386,6 @@ def list_models(served_model: ServedModel | None) -> inference_pb2.ListModelsRes
                 model_digest=model.model_digest,
                 capabilities=sorted(served_model.capabilities),
             )
+            for name in dict.fromkeys((model.model, *served_model.limits.aliases))
         ]
     )

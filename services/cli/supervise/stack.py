@@ -136,10 +136,15 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
         name = f"{service}-{each.number}"
         fixed = {"name": name, "log_format": "json", "metrics": port is not None, "metrics_port": port}
         values = {**options.values, **_DOORS_ONLY, **fixed, **_links(each, options, directory)}
-        flags = arguments(settings[service], {key: value for key, value in values.items() if value is not None})
+        given = {key: value for key, value in values.items() if value is not None}
+        own_settings = list(settings[service])
+        secrets = [setting for setting in own_settings if setting.secret and setting.name in given]
+        hidden = {setting.variable: setting.format(given[setting.name]) for setting in secrets}
+        flags = arguments([setting for setting in own_settings if setting not in secrets], given)
         # -P: do not import from a folder "services" in the user's working directory.
         argv = (sys.executable, "-P", "-m", "services.cli", service, *flags)
-        specs.append(ChildSpec(each.name, argv, environment, needed=service != "gateway" and each.is_only))
+        needed = service != "gateway" and each.is_only
+        specs.append(ChildSpec(each.name, argv, environment | hidden, needed=needed))
     return specs
 
 

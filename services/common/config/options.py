@@ -46,7 +46,7 @@ class SettingError(Exception):
 
 
 def option(default: Any, help: str, **declared: Any) -> Any:
-    """A field that declares an option. ``declared``: the fields of ``Setting`` from ``choices`` to ``unit``."""
+    """A field that declares an option. ``declared``: the fields of ``Setting`` from ``choices`` to ``secret``."""
     return field(default=default, metadata={"help": help, **declared})
 
 
@@ -70,6 +70,8 @@ class Setting:
     maximum: float | None = None
     unit: str | None = None
     """``bytes`` options also take suffixes (512MiB, 4GiB); other units, such as ``seconds``, are documentation."""
+    secret: bool = False
+    """Whether a value must not be seen: by children it is read from the variable, not from their command lines."""
 
     @property
     def flag(self) -> str:

@@ -6,6 +6,7 @@ An option that would have no effect is refused before anything listens, so that 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from services.ring.roles import SERVICE_IDENTITIES, Identities, Role
 
 JWT_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Only asymmetric algorithms: a processor holds public keys, which cannot sign."""
+
+HIDDEN = "..."
+"""Of an option's value that must not be seen."""
+_API_KEY = re.compile(r"[\x21-\x7e]{1,8192}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,12 @@ class ClientAuthSettings:
         "`ringline token` prints it. Clients must send one of these tokens; it determines their tenant. Read "
         "again when it changes.",
     )
+    api_key: tuple[str, ...] = option(
+        (),
+        "Keys, separated by commas, one of which clients must send as their bearer token; all are those of the tenant "
+        "api-key. Other users of the machine can see a flag's value, but not that of the variable.",
+        secret=True,
+    )
     auth_jwks_file: str | None = option(
         None,
         "File of the public keys (JWKS) by which JSON web tokens are verified. Clients must send such a "
@@ -124,6 +135,8 @@ class ClientAuthSettings:
 
     def __post_init__(self) -> None:
         check_section(self)
+        if not all(map(_API_KEY.fullmatch, self.api_key)):
+            raise SettingError("api_key", HIDDEN, "printable characters of ASCII, without spaces")
         for name, value in (("auth_jwt_issuer", self.auth_jwt_issuer), ("auth_jwt_audience", self.auth_jwt_audience)):
             if value is not None and self.auth_jwks_file is None:
                 raise SettingError(name, value, "--auth-jwks-file to be given, too")

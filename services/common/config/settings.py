@@ -25,6 +25,7 @@ from services.common.config.addresses import (
 )
 from services.common.config.options import SettingError, check_section, option
 from services.common.config.security_settings import (
+    HIDDEN,
     ClientAuthSettings,
     PeerSettings,
     ServiceAuthSettings,
@@ -267,6 +268,11 @@ class ProcessorSettings(ServiceSettings):
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
+    model_aliases: tuple[str, ...] = option(
+        (),
+        "Further names of the served model, separated by commas: requests may use them, and models are listed under "
+        "them, too. Answers have the model's own name.",
+    )
     vllm_engine_api: bool = option(
         False,
         "Answer vllm.grpc.engine.VllmEngine, too, as which the Shepherd Model Gateway and others drive vLLM's "
@@ -327,6 +333,7 @@ class ProcessorSettings(ServiceSettings):
         check_addresses("engines", self.engines)
         check_addresses("detokenizers", self.detokenizers)
         secrets = {name: getattr(self.auth, name) for name in ("auth_token_file", "auth_jwks_file")}
+        secrets["api_key"] = HIDDEN if self.auth.api_key else None
         check_listening(self.tls, self.server.host, self.server.uds, secrets, internal=False)
         check_dialling(self.tls, self.peers.service_token_file, hosts_of((*self.engines, *self.detokenizers)))
 
