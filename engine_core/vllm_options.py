@@ -1,4 +1,4 @@
-"""vLLM options that an engine does not have, and their alternatives.
+"""vLLM options that an engine does not have: called otherwise here, without effect, or with an alternative.
 
 When you add an option of vLLM, under its name or another, delete its entry here.
 """
@@ -6,7 +6,7 @@ When you add an option of vLLM, under its name or another, delete its entry here
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from engine_core.config import EngineConfig, options_of
 
@@ -17,91 +17,203 @@ _ENGINES = (
 _CONTEXT = "is not supported: {tensor_parallel_size} and {pipeline_parallel_size} divide a model"
 _EXPERTS = "is not supported: {enable_expert_parallel} gives ranks whole experts, always the same ones"
 _HOSTS = "is not an option: {distributed_executor_backend} says where ranks run, ray on several hosts"
-_OWN_GRAPHS = "is not supported: CUDA graphs are captured for fixed batch sizes; {enforce_eager} turns them off"
+_LORA = "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
+_OFFLOAD = "is not supported: the weights must fit on the device; {quantization} makes them smaller"
+_TEXT_ONLY = "is not supported: prompts are text, without images, audio or video"
+_TRANSFER = "is not supported yet: an engine's KV cache stays on its device"
+_CONFIG = "is not supported: the checkpoint's config.json counts; change it there"
+_STATE = "is not supported: a state that is no KV cache has the model's type, and the options of the KV cache"
+
+CALLED = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "ep": "enable_expert_parallel",
+    "q": "quantization",
+    "dp": "data_parallel_size",
+    "dpn": "data_parallel_rank",
+    "scheduling_policy": "policy",
+}
+"""Python names (short flags included) → the option that is called otherwise here."""
 
 _INSTEAD: dict[tuple[str, ...], str] = {
     # Several devices
-    ("tp",): "is called {tensor_parallel_size} here",
-    ("pp",): "is called {pipeline_parallel_size} here",
-    ("decode_context_parallel_size", "dcp", "prefill_context_parallel_size", "pcp"): _CONTEXT,
-    ("ep",): "is called {enable_expert_parallel} here",
-    ("enable_eplb", "eplb_config", "all2all_backend", "enable_dbo"): _EXPERTS,
-    ("dp",): "is called {data_parallel_size} here",
-    ("dpn",): "is called {data_parallel_rank} here",
+    ("decode_context_parallel_size", "dcp", "prefill_context_parallel_size", "pcp", "dcp_comm_backend"): _CONTEXT,
+    ("dcp_kv_cache_interleave_size", "cp_kv_cache_interleave_size"): _CONTEXT,
+    ("enable_eplb", "eplb_config", "enable_elastic_ep", "expert_placement_strategy", "num_redundant_experts"): _EXPERTS,
+    ("eplb_window_size", "eplb_step_interval", "eplb_log_balancedness"): _EXPERTS,
     ("data_parallel_size_local", "dpl"): _ENGINES,
     ("data_parallel_start_rank", "dpr", "data_parallel_address", "dpa", "data_parallel_rpc_port", "dpp"): _ENGINES,
-    ("data_parallel_backend", "dpb", "data_parallel_hybrid_lb", "dph", "data_parallel_external_lb"): _ENGINES,
+    ("data_parallel_backend", "dpb", "data_parallel_hybrid_lb", "dph", "data_parallel_external_lb", "dpe"): _ENGINES,
+    ("data_parallel_multi_port_external_lb", "data_parallel_supervisor_port"): _ENGINES,
+    ("dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s"): _ENGINES,
+    ("dp_supervisor_probe_failure_threshold", "disable_nccl_for_dp_synchronization"): _ENGINES,
     ("nnodes", "node_rank", "master_addr", "master_port"): _HOSTS,
+    ("distributed_timeout_seconds",): "is not an option: {worker_start_timeout} limits the start of ranks",
     ("worker_cls", "worker_extension_cls", "ray_workers_use_nsight"): "is not supported: a worker is Ringline's own",
-    ("max_parallel_loading_workers",): "is not supported: every rank reads its own part of the weights at once",
-    ("disable_custom_all_reduce",): "is not needed: ranks gather what they have computed, and never add it up",
     # The checkpoint
-    ("trust_remote_code", "code_revision"): (
-        "is not supported: no code from a checkpoint is executed; docs/models.md lists the models that run"
-    ),
-    ("tokenizer_mode", "skip_tokenizer_init"): (
+    ("code_revision",): "is not supported: no code from a checkpoint is executed",
+    ("skip_tokenizer_init",): (
         "is not supported: the checkpoint's tokenizer is read from its files; {tokenizer} names another"
     ),
     ("hf_token",): "is not an option: set the environment variable HF_TOKEN",
-    ("hf_overrides", "hf_config_path", "config_format", "rope_scaling", "rope_theta"): (
-        "is not supported: the checkpoint's config.json counts; change it there"
-    ),
-    ("generation_config", "override_generation_config"): (
-        "is not supported: the checkpoint's generation_config.json gives the defaults of sampling, and each request "
-        "can set its own"
-    ),
-    ("task", "runner", "convert", "pooler_config", "override_pooler_config"): (
+    ("hf_overrides", "hf_config_path", "rope_scaling", "rope_theta", "disable_sliding_window"): _CONFIG,
+    ("quantization_config", "override_attention_dtype", "override_neuron_config"): _CONFIG,
+    ("pooler_config", "override_pooler_config"): (
         "is not supported: models generate text; there are no embeddings, scores or classes"
     ),
-    ("model_loader_extra_config", "ignore_patterns", "pt_load_map_location", "safetensors_load_strategy"): (
+    ("model_loader_extra_config", "ignore_patterns", "pt_load_map_location"): (
         "is not supported: weights are read from safetensors files, see {load_format}"
     ),
-    ("q",): "is called {quantization} here",
     # LoRA
-    ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules", "lora_dtype"): (
-        "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
-    ),
+    ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules", "lora_dtype"): _LORA,
+    ("fully_sharded_loras", "lora_target_modules", "default_mm_loras", "specialize_active_lora"): _LORA,
+    ("enable_tower_connector_lora", "enable_lora_bias", "lora_extra_vocab_size", "long_lora_scaling_factors"): _LORA,
+    ("qlora_adapter_name_or_path", "enable_prompt_adapter", "prompt_adapters", "max_prompt_adapters"): _LORA,
+    ("max_prompt_adapter_token",): _LORA,
     # Memory and cache
-    ("swap_space",): "is not needed: a preempted sequence is computed again, nothing is swapped to the host",
-    ("cpu_offload_gb",): "is not supported: the weights must fit on the device; {quantization} makes them smaller",
-    ("calculate_kv_scales",): "is not needed: in 8 bits ({kv_cache_dtype}), each token and head has scales of its own",
+    ("cpu_offload_gb", "cpu_offload_params", "offload_backend", "offload_group_size"): _OFFLOAD,
+    ("offload_num_in_group", "offload_prefetch_step", "offload_params"): _OFFLOAD,
+    ("kv_cache_dtype_skip_layers",): "is not supported: {kv_cache_dtype} is that of all layers",
     ("num_gpu_blocks_override",): "is not supported: {kv_cache_memory_bytes} sets the size of the KV cache",
-    ("kv_transfer_config", "kv_events_config", "kv_offloading_size", "kv_offloading_backend"): (
-        "is not supported yet: an engine's KV cache stays on its device"
-    ),
+    ("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_block_size", "mamba_cache_mode"): _STATE,
+    ("enable_mamba_cache_stochastic_rounding", "mamba_cache_philox_rounds"): _STATE,
+    ("kv_transfer_config", "kv_events_config", "kv_offloading_size", "kv_offloading_backend"): _TRANSFER,
+    ("ec_transfer_config", "weight_transfer_config"): _TRANSFER,
     ("enable_sleep_mode",): "is not supported: stop the engine to free its memory",
     # Scheduling and steps
-    ("scheduling_policy",): "is called {policy} here",
-    ("max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold"): (
-        "is not supported: {max_num_batched_tokens} limits how many prompt tokens a step computes"
-    ),
-    ("speculative_config", "speculative_model"): (
+    ("scheduler_cls", "additional_config"): "is not supported: the scheduler is Ringline's own, see {policy}",
+    ("speculative_config", "sc", "speculative_model"): (
         "is not supported yet: the only drafts are tokens that a grammar forces, see {num_speculative_tokens}"
     ),
-    ("compilation_config", "O", "optimization_level", "cuda_graph_sizes", "cudagraph_capture_sizes"): _OWN_GRAPHS,
-    ("max_seq_len_to_capture", "max_context_len_to_capture"): _OWN_GRAPHS,
+    ("attention_config", "ac"): "is not supported: {attention_backend} chooses the implementation of attention",
+    ("kernel_config",): "is not supported: kernels are chosen for the device and the model",
+    ("profiler_config",): "is not supported: docs/metrics.md lists what is measured",
     # Requests and answers
-    ("guided_decoding_backend", "structured_outputs_config"): (
+    ("structured_outputs_config",): (
         "is not an option: llguidance holds answers to the form that requests ask for, such as json_schema"
     ),
-    ("reasoning_parser", "enable_reasoning", "tool_call_parser", "enable_auto_tool_choice"): (
-        "is not needed: answers are divided into reasoning, calls and text as the model's chat template writes them"
+    ("guided_decoding_disable_any_whitespace", "guided_decoding_disable_additional_properties"): (
+        "is not an option: a request says what form its answer has, and whether it may have any whitespace"
     ),
-    ("logits_processors", "logits_processor_pattern"): (
+    ("reasoning_config",): "is not supported: the model's chat template says how reasoning begins and ends",
+    ("logits_processors", "logits_processor_pattern", "io_processor_plugin"): (
         "is not supported: requests have logit_bias, allowed_token_ids and bad_words"
     ),
-    ("max_logprobs",): "is not an option: a request may ask for the log probabilities of up to 20 tokens",
-    ("enable_prompt_embeds",): "is not supported: prompts are text or token ids",
-    ("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "mm_processor_cache_gb"): (
-        "is not supported: prompts are text, without images, audio or video"
-    ),
-    ("allowed_local_media_path", "allowed_media_domains", "disable_mm_preprocessor_cache"): (
-        "is not supported: prompts are text, without images, audio or video"
-    ),
-    ("disable_log_stats",): "is not needed: statistics are not logged",
+    ("enable_return_routed_experts",): "is not supported: answers do not name the experts that computed them",
+    ("enable_prompt_embeds", "enable_mm_embeds"): "is not supported: prompts are text or token ids",
+    ("mm_encoder_only",): _TEXT_ONLY,
 }
 """Python names (short flags included) → the rest of a sentence that begins with the name. ``{name}`` is an option of
 ``EngineConfig``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutEffect:
+    """An option of vLLM that is ignored with a warning: no token depends on it."""
+
+    why: str
+    """The rest of a sentence that begins "x has no effect: "."""
+    takes_value: bool = True
+    """Whether its flag does."""
+    only: tuple[str, ...] = ()
+    """The only values that are ignored; () for all."""
+    otherwise: str = ""
+    """What there is instead of others."""
+
+
+_NO_CODE = "no code from a checkpoint is executed; docs/models.md lists the models that have an implementation here"
+_KERNELS = "kernels, and how steps use them, are chosen for the device and the model"
+_GRAPHS = "CUDA graphs are captured for fixed batch sizes, and nothing is compiled for a model"
+_PREFILLS = "the tokens of all prompts in a step are limited together, by max_num_batched_tokens"
+_V0 = "there is nothing here that it could set"
+_NO_MEDIA = "prompts are text, without images, audio or video"
+_TASKS = "is not supported: models generate text; there are no embeddings, scores or classes"
+
+_WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
+    ("trust_remote_code",): WithoutEffect(_NO_CODE, takes_value=False),
+    ("tokenizer_mode",): WithoutEffect(
+        "the tokenizer is always the fast one",
+        only=("auto", "hf"),
+        otherwise="is not supported: the checkpoint's tokenizer.json counts, or is made of its other files",
+    ),
+    ("config_format",): WithoutEffect(
+        "config.json is read", only=("auto", "hf"), otherwise="is not supported: config.json is read"
+    ),
+    ("task", "runner"): WithoutEffect("models generate text", only=("auto", "generate"), otherwise=_TASKS),
+    ("convert",): WithoutEffect("models generate text", only=("auto", "none"), otherwise=_TASKS),
+    ("max_logprobs",): WithoutEffect(
+        "a request may ask for the log probabilities of up to 20 tokens",
+        only=("20",),
+        otherwise="is not an option: a request may ask for the log probabilities of up to 20 tokens",
+    ),
+    ("logprobs_mode",): WithoutEffect(
+        "log probabilities are of the raw logits",
+        only=("raw_logprobs",),
+        otherwise="is not supported: log probabilities are of the raw logits, before penalties and temperature",
+    ),
+    ("allow_deprecated_quantization",): WithoutEffect("no format is refused for its age", takes_value=False),
+    ("max_parallel_loading_workers",): WithoutEffect("every rank reads its own part of the weights at once"),
+    ("safetensors_load_strategy",): WithoutEffect("weights are read as the device needs them"),
+    ("use_tqdm_on_load",): WithoutEffect("the log says how far the start is", takes_value=False),
+    ("no_enable_lora",): WithoutEffect("there are no adapters", takes_value=False),
+    # Memory and cache
+    ("swap_space",): WithoutEffect("a preempted sequence is computed again, nothing is swapped to the host"),
+    ("preemption_mode",): WithoutEffect("a preempted sequence is computed again"),
+    ("calculate_kv_scales",): WithoutEffect(
+        "in 8 bits, each token and head of the KV cache has scales of its own", takes_value=False
+    ),
+    ("prefix_caching_hash_algo",): WithoutEffect("blocks of the KV cache are named by one hash"),
+    ("disable_hybrid_kv_cache_manager", "kv_sharing_fast_prefill"): WithoutEffect(
+        "layers share one plan of KV blocks", takes_value=False
+    ),
+    # Scheduling, steps and kernels
+    ("max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold"): WithoutEffect(_PREFILLS),
+    ("scheduler_reserve_full_isl",): WithoutEffect("a request waits until its prompt has room", takes_value=False),
+    ("stream_interval",): WithoutEffect("the tokens of each step are sent when they are there"),
+    ("num_scheduler_steps", "num_lookahead_slots", "scheduler_delay_factor"): WithoutEffect(_V0),
+    ("tokenizer_pool_size", "tokenizer_pool_type", "tokenizer_pool_extra_config"): WithoutEffect(_V0),
+    ("multi_step_stream_outputs",): WithoutEffect(_V0),
+    ("disable_async_output_proc", "use_v2_block_manager"): WithoutEffect(_V0, takes_value=False),
+    ("compilation_config", "cc", "O", "optimization_level", "cuda_graph_sizes"): WithoutEffect(_GRAPHS),
+    ("cudagraph_capture_sizes", "max_cudagraph_capture_size"): WithoutEffect(_GRAPHS),
+    ("max_seq_len_to_capture", "max_context_len_to_capture"): WithoutEffect(_GRAPHS),
+    ("moe_backend", "linear_backend", "mamba_backend", "gdn_prefill_backend", "ir_op_priority"): WithoutEffect(
+        _KERNELS
+    ),
+    ("performance_mode", "all2all_backend", "ubatch_size"): WithoutEffect(_KERNELS),
+    ("dbo_decode_token_threshold", "dbo_prefill_token_threshold"): WithoutEffect(_KERNELS),
+    ("enable_dbo", "disable_cascade_attn", "enable_flashinfer_autotune"): WithoutEffect(_KERNELS, takes_value=False),
+    ("disable_custom_all_reduce",): WithoutEffect(
+        "ranks gather what they have computed, and never add it up", takes_value=False
+    ),
+    ("enable_ep_weight_filter",): WithoutEffect("a rank reads only its own experts", takes_value=False),
+    ("numa_bind",): WithoutEffect("numactl binds a process to cores and memory", takes_value=False),
+    ("numa_bind_nodes", "numa_bind_cpus"): WithoutEffect("numactl binds a process to cores and memory"),
+    # Images, audio and video
+    ("limit_mm_per_prompt", "media_io_kwargs", "mm_processor_kwargs", "mm_processor_cache_gb"): WithoutEffect(
+        _NO_MEDIA
+    ),
+    ("mm_processor_cache_type", "mm_shm_cache_max_object_size_mb", "mm_encoder_tp_mode"): WithoutEffect(_NO_MEDIA),
+    ("mm_encoder_attn_backend", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path"): WithoutEffect(_NO_MEDIA),
+    ("mm_encoder_fp8_scale_save_path", "mm_encoder_fp8_scale_save_margin"): WithoutEffect(_NO_MEDIA),
+    ("video_pruning_rate", "mm_tensor_ipc", "allowed_local_media_path", "allowed_media_domains"): WithoutEffect(
+        _NO_MEDIA
+    ),
+    ("interleave_mm_strings", "skip_mm_profiling"): WithoutEffect(_NO_MEDIA, takes_value=False),
+    ("disable_mm_preprocessor_cache", "disable_chunked_mm_input"): WithoutEffect(_NO_MEDIA, takes_value=False),
+    ("enable_multimodal_encoder_data_parallel",): WithoutEffect(_NO_MEDIA, takes_value=False),
+    # Requests, answers and logs
+    ("guided_decoding_backend",): WithoutEffect("llguidance holds answers to the form that requests ask for"),
+    ("guided_decoding_disable_fallback",): WithoutEffect(
+        "llguidance holds answers to the form that requests ask for", takes_value=False
+    ),
+    ("disable_log_stats", "aggregate_engine_logging", "enable_logging_iteration_details"): WithoutEffect(
+        "statistics are metrics, and are not logged", takes_value=False
+    ),
+}
+
+WITHOUT_EFFECT = {name: entry for names, entry in _WITHOUT_EFFECT.items() for name in names}
+"""By Python name (short flags included)."""
 
 
 def instead_of_vllm_options(spelled: Callable[[str], str]) -> dict[str, str]:
@@ -111,4 +223,5 @@ def instead_of_vllm_options(spelled: Callable[[str], str]) -> dict[str, str]:
     """
     sections = [section.default_factory for section in fields(EngineConfig)]
     own = {name: spelled(name) for section in sections for name in options_of(section)}  # type: ignore[arg-type]
-    return {name: text.format_map(own) for names, text in _INSTEAD.items() for name in names}
+    called = {name: f"is called {own[option]} here" for name, option in CALLED.items()}
+    return called | {name: text.format_map(own) for names, text in _INSTEAD.items() for name in names}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from fractions import Fraction
@@ -13,7 +15,7 @@ from typing import Any
 from engine_core.config import EngineConfig, options_of
 from engine_core.errors import ConfigError, UnknownOptionError
 from engine_core.offline.numpy_to_python import plain
-from engine_core.vllm_options import instead_of_vllm_options
+from engine_core.vllm_options import WITHOUT_EFFECT, instead_of_vllm_options
 
 _TYPO_SIMILARITY = 0.8
 """Least similarity, by ``difflib``, at which a name counts as a misspelling of another."""
@@ -26,16 +28,30 @@ _LONGEST = 64
 def configure(**options: Any) -> EngineConfig:
     """An ``EngineConfig`` from options by name; also accepts sizes as text (512MiB), paths and numpy's numbers.
 
-    Raises ``UnknownOptionError``, which suggests alternatives, and ``ConfigError`` for unusable values.
+    An option of vLLM that changes nothing here is ignored with a warning. Raises ``UnknownOptionError``, which suggests
+    alternatives, and ``ConfigError`` for unusable values.
     """
     sections: dict[str, type[Any]] = {section.name: section.default_factory for section in fields(EngineConfig)}  # type: ignore[misc]
     known = {option: name for name, section in sections.items() for option in options_of(section)}
     chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for option, value in options.items():
+        if _is_ignored(option, value):
+            continue
         if option not in known:
             raise UnknownOptionError(option, value, _instead_of(option, known))
         chosen[known[option]][option] = _value(option, value, options_of(sections[known[option]])[option])
     return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})
+
+
+def _is_ignored(option: str, value: object) -> bool:
+    """Whether ``option`` is vLLM's and has no effect here, which a warning says. Raises ``UnknownOptionError``."""
+    entry = WITHOUT_EFFECT.get(option)
+    if entry is None:
+        return False
+    if entry.only and value is not None and str(value) not in entry.only:
+        raise UnknownOptionError(option, value, f"{option}={value!r} {entry.otherwise}")
+    warnings.warn(f"{option} has no effect: {entry.why}", UserWarning, stacklevel=4)
+    return True
 
 
 def _instead_of(option: str, known: Iterable[str]) -> str:
@@ -50,6 +66,10 @@ def _instead_of(option: str, known: Iterable[str]) -> str:
 
 def _value(name: str, value: Any, declared: Mapping[str, Any]) -> Any:
     """The option's value in the form that its section takes."""
+    if name == "override_generation_config" and isinstance(value, Mapping):
+        return json.dumps(dict(value), default=plain)
+    if name == "generation_config" and value == "vllm":  # vLLM's word
+        return "none"
     if declared.get("unit") != "bytes" or not isinstance(value, str):
         return fspath(value) if isinstance(value, PathLike) else plain(value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip()[: _LONGEST + 1])

@@ -12,28 +12,43 @@ import click
 
 from engine_core.config import EngineConfig
 from engine_core.errors import CheckpointError, ConfigError
+from engine_core.model_loader.chat_template import read_template
+from engine_core.model_loader.generation_config import overrides
 from engine_core.model_loader.location import check_location, local_path
 from engine_core.progress import StartupProgress
-from engine_core.vllm_options import instead_of_vllm_options
-from services.common.config import vllm_options as server_options
+from engine_core.vllm_options import CALLED, WITHOUT_EFFECT, instead_of_vllm_options
 from services.common.config.errors import FatalError, unusable_option
-from services.common.config.flags import SettingsCommand, build_settings, given_options, with_settings
+from services.common.config.flags import (
+    SettingsCommand,
+    build_settings,
+    given_options,
+    ignored_flags,
+    with_settings,
+)
+from services.common.config.foreign_flags import Alias, ForeignFlags, NoEffect
+from services.common.config.llama_server_options import LLAMA_SERVER_FLAGS
 from services.common.config.options import build, settings_of
 from services.common.config.settings import EngineServiceSettings
+from services.common.config.vllm_options import VLLM_FLAGS
 from services.common.process.memory import collection_paused
-from services.common.telemetry.logs import configure_logs
+from services.common.telemetry.logs import configure_logs, warn_of_ignored_flags
 from services.engine.startup_log import StageLog
 
-INSTEAD_OF_VLLM_OPTIONS = server_options.INSTEAD_OF_VLLM_OPTIONS | instead_of_vllm_options(
-    lambda name: "--" + name.replace("_", "-")
-)
+FOREIGN_FLAGS: ForeignFlags = {
+    **LLAMA_SERVER_FLAGS,
+    **VLLM_FLAGS,
+    **instead_of_vllm_options(lambda name: "--" + name.replace("_", "-")),
+    **{name: NoEffect(each.why, each.takes_value, each.only, each.otherwise) for name, each in WITHOUT_EFFECT.items()},
+    **{name: Alias(option) for name, option in CALLED.items()},
+}
+"""Flags of vLLM and llama-server; vLLM's win."""
 
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
 """Packages that only an engine needs; an installation without the extra ``engine`` lacks them."""
 
 
 @with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
-@click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS)
+@click.command(cls=SettingsCommand, foreign=FOREIGN_FLAGS)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
     """Run MODEL, a checkpoint's directory, GGUF file or hub id, for processors and others that send token ids."""
@@ -42,6 +57,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
         raise click.UsageError("MODEL is missing: give a checkpoint's directory, GGUF file or hub id.")
     settings = build_settings(EngineServiceSettings(), values)
     configure_logs(settings.telemetry, settings.service)
+    warn_of_ignored_flags(ignored_flags())
     config = engine_config(values)
 
     # Read when torch is loaded. Idle OpenMP threads that spin take cores from other services and neighbors: a step has
@@ -77,6 +93,8 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
     kernel_cache_dir = str(cache / "ringline") if cache.is_absolute() else None  # XDG says to ignore a relative path
     try:
         config = build(EngineConfig(), {"kernel_cache_dir": kernel_cache_dir, **values})
+        overrides(config.model)
+        read_template(config.model)
         check_location(config.model.model)
         if config.model.tokenizer:
             local_path(config.model.tokenizer)

@@ -24,7 +24,7 @@ from services.cli.commands._capacity import (
     size,
 )
 from services.cli.commands._memory_estimate import Estimate, Model, estimate
-from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS
+from services.cli.commands.engine import FOREIGN_FLAGS
 from services.common.config.errors import ExitCode, FatalError, unusable_option
 from services.common.config.flags import Command
 from services.common.config.options import build, settings_of
@@ -168,7 +168,7 @@ def _hardware_options(command: Callable[..., None]) -> Callable[..., None]:
     return equipped
 
 
-@click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
+@click.command("plan", cls=Command, foreign=FOREIGN_FLAGS)
 @click.argument("model")
 @_load_options
 @_hardware_options

@@ -11,11 +11,17 @@ import click
 import structlog
 
 from engine_core.config import EngineConfig
-from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_config, with_model
+from services.cli.commands.engine import FOREIGN_FLAGS, engine_config, with_model
 from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.stack import ReadyStack, StackOptions, choose_http_port, choose_ports, run_stack
 from services.common.config.errors import FatalError
-from services.common.config.flags import SettingsCommand, build_settings, given_options, with_settings
+from services.common.config.flags import (
+    SettingsCommand,
+    build_settings,
+    given_options,
+    ignored_flags,
+    with_settings,
+)
 from services.common.config.options import Setting, settings_of
 from services.common.config.settings import (
     DetokenizerSettings,
@@ -25,7 +31,7 @@ from services.common.config.settings import (
 )
 from services.common.config.stack_settings import StackSettings
 from services.common.rpc.bind_address import check_bindable
-from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.common.telemetry.logs import configure_logs, warn_of_ignored_flags, warn_of_unknown_variables
 
 log = structlog.get_logger()
 
@@ -59,7 +65,7 @@ def stack_settings() -> list[Setting]:
 
 
 @with_settings(stack_settings())
-@click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS | _NOT_OF_A_STACK)
+@click.command(cls=SettingsCommand, foreign={**FOREIGN_FLAGS, **_NOT_OF_A_STACK})
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def serve(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory, GGUF file or hub id, with an engine, a detokenizer, a processor and a
@@ -77,6 +83,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     as_json = settings.telemetry.log_format == "json"
     configure_logs(replace(settings.telemetry, log_format="json" if as_json else "console"), "serve")
     warn_of_unknown_variables()
+    warn_of_ignored_flags(ignored_flags())
     engine_config(values)  # refuse what can be refused before a process starts
     check_bindable(settings.server)
     stack = build_settings(StackSettings(), values)

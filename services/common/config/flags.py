@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from services.common.config.foreign_flags import Alias, ForeignFlags, entry_of, translate
 from services.common.config.options import TYPO_SIMILARITY, Setting, SettingError, build, is_service_link
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ COMMON_OPTIONS = (
 )
 """Names of the options that ``--help`` shows, in order; ``--help-all`` shows the others, too."""
 _SHOW_ALL = "services.common.config.flags.show_all"
+_IGNORED = "services.common.config.flags.ignored"
 
 
 class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
@@ -87,27 +89,36 @@ class _SettingOption(click.Option):
 
 
 class Command(click.Command):
-    """A command that answers an unknown option with its replacement or its correct spelling."""
+    """A command that takes flags of other programs, and answers an unknown one with its correct spelling."""
 
-    def __init__(self, *args: Any, instead: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        """``instead``: for missing options, by name, the rest of an error that begins with the flag."""
+    def __init__(self, *args: Any, foreign: ForeignFlags | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._instead = instead or {}
+        self._foreign = foreign or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = tuple(args)  # click empties ``args``
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        translated = translate(args, options, self._foreign)
+        self.report_ignored(ctx, translated.ignored)
+        words = tuple(translated.words)  # click empties its list
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, translated.words)
         except click.NoSuchOption as error:
             # For -tp, click reports -t.
             option = next((word for word in words if word.startswith(error.option_name)), error.option_name)
             raise click.UsageError(self._unknown(option.partition("=")[0], ctx), ctx) from None
 
+    def report_ignored(self, ctx: click.Context, ignored: Mapping[str, str]) -> None:
+        """Say which flags have no effect, and why."""
+        for flag, why in ignored.items():
+            click.echo(f"warning: {flag} has no effect: {why}", err=True)
+
     def _unknown(self, option: str, ctx: click.Context) -> str:
-        name = option.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
-        instead = self._instead.get(name) or self._instead.get(name.rstrip("0123456789"))  # -tp2 is -tp 2
-        if instead is not None:
-            return f"{option} {instead}."
+        entry = entry_of(option, self._foreign)
+        if isinstance(entry, Alias):
+            called = "--" + entry.option.replace("_", "-")
+            return f"{option} is called {called} here, and is no option of `{ctx.command_path}`."
+        if isinstance(entry, str):
+            return f"{option} {entry}."
         flags = [flag for param in self.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)]
         near = difflib.get_close_matches(option.replace("_", "-"), flags, n=1, cutoff=TYPO_SIMILARITY)
         if near:
@@ -118,6 +129,10 @@ class Command(click.Command):
 
 class SettingsCommand(Command):
     """A command whose ``--help`` shows the common options, and ``--help-all`` all of them by section."""
+
+    def report_ignored(self, ctx: click.Context, ignored: Mapping[str, str]) -> None:
+        """Leave it to ``ignored_flags``: a service's warnings are lines of its log, which is configured later."""
+        ctx.meta[_IGNORED] = dict(ignored)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
@@ -179,6 +194,12 @@ def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], clic
         return command
 
     return decorate
+
+
+def ignored_flags() -> dict[str, str]:
+    """The flags without effect on the line of the running ``SettingsCommand``, each with the reason."""
+    ignored: dict[str, str] = click.get_current_context().meta.get(_IGNORED, {})
+    return ignored
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,39 +1,92 @@
-"""Options of vLLM's server that ours lacks, with replacements. Those of its engine are in ``engine_core.vllm_options``.
+"""Flags of vLLM's server that ours lacks. Those of its engine are in ``engine_core.vllm_options``.
 
-Delete an option's entry when adding it here, under vLLM's name or another.
+When you add a flag here under vLLM's name, delete its entry.
 """
 
 from __future__ import annotations
 
-_TOOLS = "is not needed: calls are parsed in the format that the model's chat template writes"
-_TEMPLATE = "is not supported: the checkpoint's chat template is used; put another into its chat_template.jinja"
-_NOT_LOGGED = "is not needed: requests are not logged"
+from services.common.config.foreign_flags import Alias, Answer, NoEffect, table
 
-_INSTEAD: dict[tuple[str, ...], str] = {
-    ("api_key",): "is not supported: `ringline token` makes tokens, `ringline serve --auth-token-file` accepts them",
-    ("ssl_keyfile",): "is called --tls-key-file here",
-    ("ssl_certfile",): "is called --tls-cert-file here",
-    ("ssl_ca_certs",): "is called --tls-ca-file here; --tls-client-auth require makes clients show a certificate",
-    ("ssl_cert_reqs",): "is called --tls-client-auth here",
-    ("enable_ssl_refresh",): "is not needed: certificates are read again when their files change",
-    ("uvicorn_log_level", "disable_uvicorn_access_log", "log_config_file"): "is not supported: see --log-level",
-    ("allowed_origins",): "is called --cors-origins here",
-    ("allow_credentials", "allowed_methods", "allowed_headers"): (
-        "is not needed: pages of --cors-origins may send any header, and tokens are sent as one"
-    ),
-    ("root_path",): "is not supported: a proxy takes its own prefix off a path before it passes a request on",
-    ("middleware",): "is not supported: put what your requests need into a proxy before the gateway",
-    ("disable_fastapi_docs",): "is not needed: the gateway serves no such pages",
-    ("h11_max_incomplete_event_size", "h11_max_header_count"): "is not an option: the gateway takes a head of 64 KiB",
-    ("api_server_count", "asc", "headless", "disable_frontend_multiprocessing"): (
-        "is not supported: for several front ends run `ringline processor` and `ringline gateway` several times"
-    ),
-    ("config",): "is not supported: options are flags or RINGLINE_… variables",
-    ("enable_auto_tool_choice", "tool_call_parser", "tool_parser_plugin"): _TOOLS,
-    ("tool_server",): "is not supported: your program runs the tools that a model calls",
-    ("chat_template", "chat_template_content_format", "trust_request_chat_template", "response_role"): _TEMPLATE,
-    ("enable_log_requests", "disable_log_requests", "max_log_len"): _NOT_LOGGED,
-}
+_TOOLS = "calls are parsed in the format that the model's chat template writes"
+_DIVIDED = "answers are divided into reasoning, calls and text as the model's chat template writes them"
+_NOT_LOGGED = "requests are not logged"
+_ONE_LOG = "--log-level is that of all logs, and requests are not logged"
+_PLUGIN = "is not supported: no code of yours or of a checkpoint is executed"
+_FINGERPRINT = "is not supported: answers have no fingerprint of the server"
+_ORIGINS = "is not needed: pages of --cors-origins may send any header, and tokens are sent as one"
+_MEASURED = "is not an option: docs/metrics.md lists what is measured"
+_FRONT_ENDS = "is not supported: for several front ends run `ringline processor` and `ringline gateway` several times"
+_OWN_MODEL = "is not supported: the model's chat template says how it writes"
 
-INSTEAD_OF_VLLM_OPTIONS: dict[str, str] = {name: text for names, text in _INSTEAD.items() for name in names}
-"""Keyed by Python name: the rest of a sentence that begins with the flag, "is called --tls-key-file here"."""
+VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
+    {
+        # Called otherwise
+        ("grpc",): Alias("vllm_engine_api"),
+        ("ssl_keyfile",): Alias("tls_key_file"),
+        ("ssl_certfile",): Alias("tls_cert_file"),
+        ("ssl_ca_certs",): Alias("tls_ca_file"),
+        ("ssl_cert_reqs",): Alias("tls_client_auth", {"0": "none", "2": "require"}),
+        ("shutdown_timeout",): Alias("drain_grace"),
+        # Values that are called otherwise, or several
+        ("generation_config",): Alias("generation_config", {"vllm": "none"}),
+        ("served_model_name",): Alias("served_model_name", others="model_aliases"),
+        ("dtype",): Alias("dtype", {"half": "float16", "float": "float32"}),
+        ("model_impl",): Alias("model_impl", {"vllm": "ringline"}),
+        # Without effect
+        ("uvicorn_log_level", "disable_access_log_for_endpoints"): NoEffect(_ONE_LOG, takes_value=True),
+        ("disable_uvicorn_access_log",): NoEffect(_ONE_LOG),
+        ("enable_log_requests", "disable_log_requests", "enable_log_outputs", "enable_log_deltas"): NoEffect(
+            _NOT_LOGGED
+        ),
+        ("max_log_len",): NoEffect(_NOT_LOGGED, takes_value=True),
+        ("log_error_stack",): NoEffect("the log has the reason of every failure"),
+        ("enable_auto_tool_choice",): NoEffect(_TOOLS),
+        ("tool_call_parser",): NoEffect(_TOOLS, takes_value=True),
+        ("exclude_tools_when_tool_choice_none",): NoEffect("with tool_choice none, the model is told of no tools"),
+        ("enable_reasoning",): NoEffect(_DIVIDED),
+        ("reasoning_parser",): NoEffect(_DIVIDED, takes_value=True),
+        ("chat_template_content_format",): NoEffect(
+            "the chat template's own form of content is found", takes_value=True, only=("auto",), otherwise=_OWN_MODEL
+        ),
+        ("response_role",): NoEffect(
+            "the role of answers is assistant", takes_value=True, only=("assistant",), otherwise=_OWN_MODEL
+        ),
+        ("enable_prompt_tokens_details",): NoEffect("usage always says how many prompt tokens were cached"),
+        ("enable_request_id_headers",): NoEffect("every answer has the header X-Request-Id"),
+        ("enable_server_load_tracking",): NoEffect("the metrics say how many requests run and wait"),
+        ("enable_ssl_refresh",): NoEffect("certificates are read again when their files change"),
+        ("disable_fastapi_docs",): NoEffect("the gateway serves no such pages"),
+        ("fail_on_environ_validation",): NoEffect("an unknown RINGLINE_… variable is a warning in the log"),
+        ("show_hidden_metrics_for_version",): NoEffect("no metric is hidden", takes_value=True),
+        # Answered
+        ("ssl_ciphers",): "is not an option: TLS has its library's own choice of ciphers",
+        ("log_config_file",): "is not supported: see --log-level and --log-format",
+        ("allowed_origins",): "is called --cors-origins here, and takes a list that is separated by commas",
+        ("allow_credentials", "allowed_methods", "allowed_headers"): _ORIGINS,
+        ("root_path",): "is not supported: a proxy takes its own prefix off a path before it passes a request on",
+        ("middleware",): "is not supported: put what your requests need into a proxy before the gateway",
+        ("enable_offline_docs",): "is not supported: docs/openai.md describes the API",
+        ("h11_max_incomplete_event_size", "h11_max_header_count"): (
+            "is not an option: the gateway takes a head of 64 KiB"
+        ),
+        ("headless",): "is not an option: run `ringline engine`, which has no front end",
+        ("api_server_count", "asc", "disable_frontend_multiprocessing"): _FRONT_ENDS,
+        ("renderer_num_workers",): "is not an option: a processor tokenizes beside its other work; run several of them",
+        ("tokens_only",): "is not an option: clients send token ids by gRPC, see docs/protocol.md",
+        ("config",): "is not supported: options are flags or RINGLINE_… variables",
+        ("tool_parser_plugin", "reasoning_parser_plugin"): _PLUGIN,
+        ("tool_server",): "is not supported: your program runs the tools that a model calls",
+        ("trust_request_chat_template",): "is not supported: requests are rendered by the model's template alone",
+        ("default_chat_template_kwargs",): "is not an option: a request has chat_template_kwargs",
+        ("return_tokens_as_token_ids",): "is not an option: a request may ask for it by the same name",
+        ("enable_force_include_usage",): "is not an option: a request asks for it by stream_options",
+        ("enable_tokenizer_info_endpoint",): "is not supported: the gateway has /tokenize and /detokenize",
+        ("enable_per_request_metrics", "collect_detailed_traces", "kv_cache_metrics"): _MEASURED,
+        ("kv_cache_metrics_sample", "cudagraph_metrics", "enable_mfu_metrics"): _MEASURED,
+        ("enable_layerwise_nvtx_tracing",): _MEASURED,
+        ("cohere_is_reasoning_model", "cohere_format"): "is not supported: there is no API of Cohere's",
+        ("fingerprint_mode", "fingerprint_value"): _FINGERPRINT,
+        ("enable_flash_late_interaction",): "is not supported: models generate text; there are no scores",
+    }
+)
+"""By name, as in ``foreign_flags``."""

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
@@ -95,6 +96,12 @@ def warn_of_unknown_variables() -> None:
             value=os.environ[name],
             reason="Kubernetes sets it for a Service of this name: rename that, or set enableServiceLinks: false",
         )
+
+
+def warn_of_ignored_flags(ignored: Mapping[str, str]) -> None:
+    """Log each flag that a command takes and that changes nothing, with the reason."""
+    for flag, why in ignored.items():
+        structlog.get_logger().warning("flag has no effect", flag=flag, reason=why)
 
 
 def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:

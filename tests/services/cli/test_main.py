@@ -11,9 +11,10 @@ from ringline.errors import Unavailable
 
 from services.cli.commands._connection import Connection
 from services.cli.commands._options import SECTIONS, describe
-from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS
+from services.cli.commands.engine import FOREIGN_FLAGS
 from services.cli.commands.serve import stack_settings
 from services.cli.main import COMMANDS, cli
+from services.common.config.foreign_flags import Alias
 from tests.programs import python, ringline, run
 from tests.ring import MODEL
 
@@ -73,24 +74,34 @@ ENGINES = (
         ("serve m --data-parallel-backend ray", f"--data-parallel-backend {ENGINES}"),
         ("engine m --data_parallel_size_local=2", f"--data_parallel_size_local {ENGINES}"),
         ("engine m -dpl 2", f"-dpl {ENGINES}"),
-        ("engine m -tp2", "-tp2 is called --tensor-parallel-size here."),
         (
-            "engine m --no-enable-lora",
-            "--no-enable-lora is not supported yet: merge the adapter into the model's weights, and serve the merged "
+            "processor -c 4096",
+            "-c is called --max-model-len here, and is no option of `ringline processor`.",
+        ),
+        (
+            "engine m --enable-lora",
+            "--enable-lora is not supported yet: merge the adapter into the model's weights, and serve the merged "
             "checkpoint.",
         ),
-        ("serve m --scheduling-policy fcfs", "--scheduling-policy is called --policy here."),
         (
-            "serve m --compilation-config.level 3",
-            "--compilation-config.level is not supported: CUDA graphs are captured for fixed batch sizes; "
-            "--enforce-eager turns them off.",
+            "serve m --hf-overrides.rope_theta 3",
+            "--hf-overrides.rope_theta is not supported: the checkpoint's config.json counts; change it there.",
         ),
         (
-            "processor --api-key k",
-            "--api-key is not supported: `ringline token` makes tokens, `ringline serve --auth-token-file` accepts "
-            "them.",
+            "serve m --task embed",
+            "--task embed is not supported: models generate text; there are no embeddings, scores or classes.",
         ),
-        ("serve m --ssl-keyfile f", "--ssl-keyfile is called --tls-key-file here."),
+        ("serve -m m --mmproj f", "--mmproj is not supported: prompts are text, without images, audio or video."),
+        (
+            "engine m --served-model-name a b",
+            "--served-model-name has the further names b: give one here, and the others to `ringline processor "
+            "--model-aliases`.",
+        ),
+        ("gateway --api-key k", "--api-key is an option of `ringline processor`, which the gateway passes keys on to."),
+        (
+            "serve m --log-file f",
+            "--log-file is not supported: the log is the standard error stream, which your shell can redirect.",
+        ),
         ("serve m --max-num-seq 3", "unknown option --max-num-seq; did you mean --max-num-seqs?"),
         ("serve m --max_num_seqs 3", "unknown option --max_num_seqs; did you mean --max-num-seqs?"),
         ("serve m --enable-xyzzy", "unknown option --enable-xyzzy; `ringline serve --help-all` lists them all."),
@@ -105,7 +116,8 @@ def test_an_unknown_option_says_what_there_is_instead(command_line, message):
 
 
 def test_an_option_of_vllm_that_is_there_has_no_entry_among_those_that_are_not():
-    assert {setting.name for setting in stack_settings()}.isdisjoint(INSTEAD_OF_VLLM_OPTIONS)
+    renamed = {name for name, entry in FOREIGN_FLAGS.items() if isinstance(entry, Alias) and entry.option == name}
+    assert {setting.name for setting in stack_settings()}.isdisjoint(FOREIGN_FLAGS.keys() - renamed)
 
 
 @pytest.mark.parametrize("arguments", ["--help", "serve --help", "config-docs", "fly 2>&1"])
