@@ -57,7 +57,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
         raise click.UsageError("MODEL is missing: give a checkpoint's directory, GGUF file or hub id.")
     settings = build_settings(EngineServiceSettings(), values)
     configure_logs(settings.telemetry, settings.service)
-    warn_of_ignored_flags(ignored_flags())
+    warn_of_ignored_flags(ignored_flags() | ignored_seed(values))
     config = engine_config(values)
 
     # Read when torch is loaded. Idle OpenMP threads that spin take cores from other services and neighbors: a step has
@@ -103,6 +103,13 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
     except CheckpointError as error:
         raise FatalError(str(error)) from None
     return config
+
+
+def ignored_seed(values: dict[str, Any]) -> dict[str, str]:
+    """--seed where it changes nothing, with the reason: in vLLM and llama-server it is that of requests."""
+    if "seed" not in values or values.get("load_format") == "dummy":
+        return {}
+    return {"--seed": "it is that of random weights (--load-format dummy); each request has its own"}
 
 
 def with_model(values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:

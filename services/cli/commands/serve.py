@@ -11,7 +11,7 @@ import click
 import structlog
 
 from engine_core.config import EngineConfig
-from services.cli.commands.engine import FOREIGN_FLAGS, engine_config, with_model
+from services.cli.commands.engine import FOREIGN_FLAGS, engine_config, ignored_seed, with_model
 from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.stack import ReadyStack, StackOptions, choose_http_port, choose_ports, run_stack
 from services.common.config.errors import FatalError
@@ -83,7 +83,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     as_json = settings.telemetry.log_format == "json"
     configure_logs(replace(settings.telemetry, log_format="json" if as_json else "console"), "serve")
     warn_of_unknown_variables()
-    warn_of_ignored_flags(ignored_flags())
+    warn_of_ignored_flags(ignored_flags() | ignored_seed(values))
     engine_config(values)  # refuse what can be refused before a process starts
     check_bindable(settings.server)
     stack = build_settings(StackSettings(), values)

@@ -32,6 +32,20 @@ def test_an_unknown_option_says_what_there_is_instead() -> None:
         configure(model="m", data_parallel_size_local=1)
 
 
+def test_an_option_of_vllm_that_changes_nothing_is_ignored_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="trust_remote_code has no effect: no code from a checkpoint is executed"):
+        assert configure(model="m", trust_remote_code=True) == configure(model="m")
+    with pytest.warns(UserWarning, match="runner has no effect"):
+        configure(model="m", runner="generate")
+    with pytest.raises(ConfigError, match="runner='pooling' is not supported: models generate text"):
+        configure(model="m", runner="pooling")
+
+
+def test_defaults_of_sampling_are_given_as_in_vllm() -> None:
+    model = configure(model="m", generation_config="vllm", override_generation_config={"top_k": np.int64(3)}).model
+    assert (model.generation_config, model.override_generation_config) == ("none", '{"top_k": 3}')
+
+
 def test_options_reach_their_sections() -> None:
     config = configure(model="m", block_size=32, max_num_seqs=3, load_format="dummy", num_threads=1)
     assert (config.model.model, config.cache.block_size, config.scheduler.max_num_seqs) == ("m", 32, 3)

@@ -141,6 +141,24 @@ def test_a_service_warns_of_a_misspelt_variable_and_of_no_other_services(service
     assert warning["nearest"] == "RINGLINE_PATIENCE"
 
 
+@pytest.mark.parametrize(
+    ("command_line", "reasons"),
+    [
+        (
+            f"engine {MODEL} --trust-remote-code --seed=7",
+            {"--trust-remote-code": "no code from a checkpoint is executed", "--seed": "each request has its own"},
+        ),
+        (f"engine {MODEL} --load-format=dummy --seed=7", {}),
+        ("processor --disable-log-requests", {"--disable-log-requests": "requests are not logged"}),
+    ],
+)
+def test_a_service_logs_why_a_flag_has_no_effect(command_line, reasons):
+    done = ringline(*command_line.split(), "--uds", "/no/such/directory/socket", "--log-format", "json")
+    warnings = [record for record in map(json.loads, done.stderr.splitlines()) if record["level"] == "warning"]
+    assert [warning["flag"] for warning in warnings] == list(reasons)
+    assert all(reasons[warning["flag"]] in warning["reason"] for warning in warnings)
+
+
 def test_a_client_command_warns_of_a_misspelt_variable():
     done = ringline("generate", "hello", "--address", "127.0.0.1:9", env={"RINGLINE_ADRESS": "elsewhere:1"})
     warning, error = done.stderr.splitlines()

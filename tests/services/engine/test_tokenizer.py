@@ -19,6 +19,7 @@ from tests.ring import MODEL
 from tests.text_core.families import FAMILIES
 from tests.text_core.trained_tokenizers import byte_level, tokenizer_json
 from text_core.tokenizer import Tokenizer
+from text_core.tokenizer_files import fingerprint
 
 pytestmark = pytest.mark.long
 
@@ -69,6 +70,12 @@ def test_what_is_there_is_sent_as_it_is() -> None:
     assert files["tokenizer.json"] == (MODEL / "tokenizer.json").read_bytes()
     assert "chat_template.jinja" in files
     assert not any(name.endswith(".safetensors") for name in files)
+
+
+def test_a_template_that_is_given_is_sent_instead_of_the_checkpoints() -> None:
+    files = read_tokenizer(ModelConfig(model=str(MODEL), chat_template="{{ messages[0].content }}"))
+    assert files["chat_template.jinja"] == b"{{ messages[0].content }}"
+    assert fingerprint(files) != fingerprint(read_tokenizer(ModelConfig(model=str(MODEL))))
 
 
 CONVERTING = """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import jwt
 import pytest
@@ -17,6 +19,8 @@ from services.common.config.security_settings import ClientAuthSettings
 from services.common.config.settings import ProcessorSettings
 from services.processor.authentication import client_authorizers
 from services.processor.json_web_tokens import JsonWebTokens
+from services.processor.principal import authenticated
+from services.ring.errors import Refused
 
 DIGEST = "0123456789abcdef" * 4
 PUBLIC = {**ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP256R1()).public_key(), as_dict=True), "kid": "one"}
@@ -42,6 +46,37 @@ def test_unusable_token_files_are_refused(text: str, words: str, tmp_path: Path)
     with pytest.raises(FatalError, match=f"^--auth-token-file: .*{words}") as caught:
         client_authorizers(ClientAuthSettings(auth_token_file=str(tmp_path / "t")))
     assert "0123456789" not in str(caught.value)
+
+
+def test_a_key_is_a_token_of_one_tenant_beside_those_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(f"blue sha256:{sha256(b'sky').hexdigest()}")
+    settings = ClientAuthSettings(auth_token_file=str(tmp_path / "t"), api_key=("one", "two"))
+    (authenticate,) = client_authorizers(settings)
+
+    def tenant(token: str) -> str:
+        metadata = [("authorization", f"Bearer {token}")]
+        authenticate(SimpleNamespace(invocation_metadata=lambda: metadata), "")  # type: ignore[arg-type]
+        principal = authenticated.get()
+        assert principal is not None
+        return principal.tenant
+
+    assert [tenant(token) for token in ("one", "two", "sky")] == ["api-key", "api-key", "blue"]
+    for token in ("three", "one,two"):
+        with pytest.raises(Refused, match="the token is not known"):
+            tenant(token)
+
+
+@pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 8193])
+def test_a_key_that_no_header_could_carry_is_refused_and_not_quoted(key: str) -> None:
+    with pytest.raises(SettingError, match="expected printable characters") as caught:
+        ClientAuthSettings(api_key=("good", key))
+    assert not key or key not in str(caught.value)
+
+
+def test_keys_are_not_taken_where_others_could_read_them() -> None:
+    with pytest.raises(SettingError, match="--tls-cert-file to be given, too") as caught:
+        build(ProcessorSettings(), {"host": "0.0.0.0", "api_key": ("canary",)})
+    assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

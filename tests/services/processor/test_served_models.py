@@ -12,9 +12,12 @@ from ringline.types.v1 import constraint_pb2
 from services.common.links.redial import LinkRefused
 from services.common.rpc.message_limits import parse
 from services.common.rpc.shared_messages import status_from_proto
-from services.processor.served_models import ModelLimits, TextCodec
-from services.ring.errors import Code, Reason
+from services.processor.admission.validation import check_model
+from services.processor.served_models import ModelLimits, ServedModels, TextCodec, generation_of
+from services.processor.service import list_models
+from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import PeerId
+from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.ring_requests import SEED, Ring, ask, expected, route_of
 from tests.services.ring.ring_simulation import MAX_GENERATIONS, NEXT, PRESENT
 from text_core.chat_templates import ChatTemplates
@@ -119,6 +122,26 @@ def another(number: int) -> engine_pb2.GetModelResponse:
     model.CopyFrom(PRESENT.message)
     model.model_digest, model.name, model.incarnation = f"another {number}", f"engine-{number}", 1000 + number
     return model
+
+
+def test_a_request_may_name_a_model_by_an_alias_and_the_models_own_name_comes_first() -> None:
+    first, second = (served_model().model for _ in range(2))
+    first.model, second.model, second.model_digest = "own", "other", "second"
+    models = ServedModels(4, lambda: [generation_of(first), generation_of(second)], aliases=("nick", "other"))
+    for model in (first, second):
+        models.add(model, codec())
+    found = {name: models.for_new(name) for name in ("", "own", "nick", "other")}
+    names = {name: model and model.limits.name for name, model in found.items()}
+    assert names == {"": "own", "own": "own", "nick": "own", "other": "other"}
+    assert models.for_resume("nick", "second") is models.for_resume("", "second") is found["other"]
+    own = found["own"]
+    assert own is not None
+    check_model("nick", own.limits)
+    with pytest.raises(Refused, match="'stranger' is not served here: expected 'own'"):
+        check_model("stranger", own.limits)
+    listed = list_models(own).models
+    assert [model.name for model in listed] == ["own", "nick", "other"]
+    assert len({model.model_digest for model in listed}) == 1
 
 
 @pytest.mark.parametrize(

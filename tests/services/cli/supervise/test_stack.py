@@ -56,6 +56,14 @@ def test_the_gateway_speaks_to_the_processor_as_that_listens(with_certificate: b
     assert trusted == (["cert", "cert", "ca"] if with_certificate else [None, None, None])
 
 
+def test_a_key_is_on_no_command_line(tmp_path: Path) -> None:
+    specs = child_specs(
+        StackOptions(HOST, 7, None, (), {"api_key": ("one", "two")}, http_port=9), RuntimeDirectory(tmp_path)
+    )
+    assert not [spec.name for spec in specs if "one" in " ".join(spec.argv)]
+    assert {spec.name for spec in specs if "one,two" in spec.env.values()} == {"processor"}
+
+
 @pytest.mark.parametrize("offset", [0, 10, 20, 30])
 @pytest.mark.parametrize("metrics_port", [None, 0])
 def test_a_port_is_chosen_again_where_metrics_of_a_service_would_find_theirs_taken(

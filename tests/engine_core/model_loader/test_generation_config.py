@@ -1,0 +1,52 @@
+"""Defaults of sampling: the checkpoint's, and those of options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_core.config import ModelConfig
+from engine_core.errors import ConfigError
+from engine_core.model_loader.generation_config import default_sampling, overrides
+
+FILE = {"temperature": 0.6, "top_k": 20, "top_p": None, "eos_token_id": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "defaults"),
+    [
+        ({}, {"temperature": 0.6, "top_k": 20}),
+        ({"generation_config": "none"}, {}),
+        ({"override_generation_config": '{"top_k": 0, "min_p": 0.5}'}, {"temperature": 0.6, "top_k": 0, "min_p": 0.5}),
+        ({"generation_config": "none", "override_generation_config": '{"temperature": 0}'}, {"temperature": 0}),
+        ({"override_generation_config": "{}"}, {"temperature": 0.6, "top_k": 20}),
+    ],
+)
+def test_options_win_over_the_checkpoint(options: dict[str, Any], defaults: dict[str, float]) -> None:
+    assert default_sampling(Path("m"), FILE, ModelConfig(model="m", **options)) == defaults
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("temperature=1", "a JSON object with numbers for any of temperature, top_k"),
+        ([], "a JSON object with numbers"),
+        ({"max_new_tokens": 3}, "a JSON object with numbers"),
+        ({"temperature": "hot"}, "a JSON object with numbers"),
+        ({"temperature": True}, "a JSON object with numbers"),
+        ('{"temperature": NaN}', "a JSON object with numbers"),
+        ({"top_k": -1}, "top_k to be an integer, 0 for all tokens"),
+        ({"top_k": 1.5}, "top_k to be an integer, 0 for all tokens"),
+        ({"temperature": -1}, "temperature: is -1; expected at least 0"),
+        ({"top_p": 0}, "top_p: is 0; expected more than 0"),
+        ({"min_p": 2}, "min_p: is 2; expected from 0 to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty: is 0; expected at least"),
+    ],
+)
+def test_a_default_that_no_request_could_have_is_refused(value: Any, words: str) -> None:
+    text = value if isinstance(value, str) else json.dumps(value)
+    with pytest.raises(ConfigError, match=f"^override_generation_config=.* is not usable: expected .*{words}"):
+        overrides(ModelConfig(model="m", override_generation_config=text))

@@ -1,0 +1,115 @@
+"""Every flag of `vllm serve` and of llama-server is an option of `ringline serve`, sets one, changes nothing, or is
+answered.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from services.cli.commands.engine import FOREIGN_FLAGS
+from services.cli.commands.gateway import gateway
+from services.cli.commands.processor import processor
+from services.cli.commands.serve import serve
+from services.common.config.foreign_flags import Alias, NoEffect, entry_of
+
+COMMANDS = (serve, processor, gateway)
+OWN = {flag for command in COMMANDS for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+OWN |= {"-h", "--help"}
+NAMES = {param.name for param in serve.params}
+OF_OTHERS = {"--version", "--nnodes", "--node-rank", "--predict"}
+"""Flags in answers that no service has."""
+
+
+def kind_of(flag: str) -> str:
+    """What becomes of a flag; empty for one that nobody knows."""
+    entry = entry_of(flag, FOREIGN_FLAGS)
+    if flag in OWN:
+        return "option"
+    return {Alias: "alias", NoEffect: "no effect", str: "answer", type(None): ""}[type(entry)]
+
+
+def flags_in(name: str) -> list[list[str]]:
+    """The spellings of each flag in a list."""
+    lines = (Path(__file__).parent / name).read_text().splitlines()
+    return [line.split() for line in lines if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("name", ["flags_of_vllm_serve.txt", "flags_of_llama_server.txt"])
+def test_each_flag_of_another_server_is_taken_or_answered(name: str) -> None:
+    spellings = flags_in(name)
+    assert [flag for flags in spellings for flag in flags if not kind_of(flag)] == []
+    for flags in spellings:
+        if "--help" in flags or "--seed" in flags:  # ours are of more than help, and of weights
+            continue
+        kinds = {kind_of(flag) for flag in flags if "no" not in re.split("-+", flag)[:2]}
+        assert len(kinds) <= 1 or kinds == {"option", "alias"}, flags
+
+
+def test_an_alias_is_that_of_an_option() -> None:
+    aliases = [entry for entry in FOREIGN_FLAGS.values() if isinstance(entry, Alias)]
+    assert {name for each in aliases for name in (each.option, each.others) if name is not None} <= NAMES
+    options = {param.name: param for param in serve.params if isinstance(param, click.Option)}
+    for each in aliases:
+        for value in {each.value, *each.values.values()} - {None}:
+            options[each.option].type.convert(value, None, None)  # raises if it is not usable
+
+
+def test_an_answer_names_flags_that_are_there() -> None:
+    texts = [entry for entry in FOREIGN_FLAGS.values() if isinstance(entry, str)]
+    texts += [
+        text for entry in FOREIGN_FLAGS.values() if isinstance(entry, NoEffect) for text in (entry.why, entry.otherwise)
+    ]
+    named = {flag for text in texts for flag in re.findall(r"(?<!\w)--[a-z][a-z-]+", text)}
+    assert named <= OWN | OF_OTHERS
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        (
+            "m -tp 2 -pp 2 --served-model-name a b c --dtype half --generation-config vllm --trust-remote-code",
+            {
+                "tensor_parallel_size": 2,
+                "pipeline_parallel_size": 2,
+                "served_model_name": "a",
+                "model_aliases": ("b", "c"),
+                "dtype": "float16",
+                "generation_config": "none",
+            },
+        ),
+        (
+            "m --swap-space 4 --disable-log-requests --enable-auto-tool-choice --tool-call-parser hermes -O3 "
+            "--stream-interval 4 --scheduling-policy fcfs --api-key k --ssl-keyfile f -q int8 -ep",
+            {
+                "policy": "fcfs",
+                "api_key": ("k",),
+                "tls_key_file": "f",
+                "quantization": "int8",
+                "enable_expert_parallel": True,
+            },
+        ),
+        (
+            "-m m.gguf -c 4096 -t 4 -ngl 99 -a x,y -np 2 -b 512 -ub 64 -fa on --jinja --mlock --no-mmap -ctk q8_0",
+            {
+                "model": "m.gguf",
+                "max_model_len": 4096,
+                "num_threads": 4,
+                "served_model_name": "x",
+                "model_aliases": ("y",),
+                "max_num_seqs": 2,
+                "max_num_batched_tokens": 512,
+                "kv_cache_dtype": "int8",
+            },
+        ),
+        ("-hf org/m:Q4_K_M -c 0 -np -1 -fa", {"model": "org/m:Q4_K_M"}),
+    ],
+)
+def test_a_command_line_of_another_server_sets_our_options(line: str, options: dict[str, object]) -> None:
+    context = serve.make_context("serve", line.split())
+    given = {name: value for name, value in context.params.items() if value is not None}
+    assert given.pop("checkpoint", "m") == "m"
+    assert given == options
