@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from services.gateway.http.api_error import ApiError, invalid
+from services.gateway.http.http2 import PREFACE, Http2Refusal
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
@@ -104,6 +105,8 @@ class Connection(HttpToolsProtocol):
         self._size = 0
         self._deaf = False
         """Whether further input is ignored."""
+        self._http2: Http2Refusal | None = None
+        """Of a client that speaks HTTP/2."""
         self._unread_since: float | None = None
         self._rest_since: float | None = None
         self._problem: ApiError | None = None
@@ -139,6 +142,9 @@ class Connection(HttpToolsProtocol):
         elif self.transport.is_closing() or (self._in_message and self._head_complete and not answering):
             self._rest_since = self._rest_since or now
             if now - self._rest_since > _REST_SECONDS:
+                self.transport.abort()
+        elif self._http2 is not None:
+            if now - self._since > HEAD_SECONDS:
                 self.transport.abort()
         elif not self._head_complete or self._head_bytes:
             if now - self._since > HEAD_SECONDS:
@@ -180,6 +186,11 @@ class Connection(HttpToolsProtocol):
         if self._deaf:
             return
         self._unset_keepalive_if_required()
+        if self.cycle is None and not self._size and data.startswith(PREFACE):
+            self._http2 = Http2Refusal()
+        if self._http2 is not None:
+            self._refuse_http2(data)
+            return
         if not self._in_message and not self._head_bytes:
             self._since = self.loop.time()
         self._head_bytes += len(data)
@@ -193,6 +204,18 @@ class Connection(HttpToolsProtocol):
             self._head_bytes = 0
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
+
+    def _refuse_http2(self, data: bytes) -> None:
+        assert self._http2 is not None
+        answer, ended = self._http2.feed(data)
+        self.transport.write(answer)
+        if ended:
+            self._deaf = True
+            if self.transport.can_write_eof():
+                self.transport.write_eof()  # closed with frames unread, it would be reset, and the answer lost
+            else:
+                self.transport.close()
+            self._shared.on_refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
 
     def _feed(self, data: bytes) -> None:
         try:

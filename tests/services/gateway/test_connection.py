@@ -5,10 +5,13 @@ import itertools
 import json
 import socket
 
+import grpc
 import pytest
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import part_pb2
 
 from services.gateway.http import connection
+from services.gateway.http.http2 import PREFACE
 from tests.clients.scripted_server import admitted, delta, started
 from tests.services.gateway.http_harness import CHAT, Running, hello, request, running
 from tests.waiting import until
@@ -34,7 +37,7 @@ async def loud(_request):
     ("sent", "status", "code"),
     [
         (b"\x16\x03\x01\x02\x00 a handshake\r\n\r\n", 400, None),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, None),
+        (b"PRI * HTTP/2.0\r\n\r\nNO\r\n\r\n", 400, None),
         (b"GET / HTTP/3.7\r\nhost: x\r\n\r\n", 400, None),
         (b"GET / HTTP/0.9\r\nhost: x\r\n\r\n", 505, None),
         (b"GET /v1/models HTTP/1.1\r\n\r\n", 400, None),
@@ -68,6 +71,37 @@ async def test_what_is_no_request_is_refused_and_the_connection_ends(gateway: Ru
         assert reply.headers["x-request-id"]
         assert await one.ended() == b""
     assert (await gateway.ask("GET", "/v1/models")).status == 200
+
+
+async def test_a_grpc_client_is_told_which_port_it_wants(gateway: Running) -> None:
+    async with grpc.aio.insecure_channel(gateway.address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError, match="gRPC clients connect to the processor's port") as caught:
+                await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=20)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert (await gateway.ask("GET", "/v1/models")).status == 200
+
+
+@pytest.mark.parametrize("size", [1, 7, 24, 1000])
+async def test_http_2_is_refused_in_http_2_however_it_arrives(gateway: Running, size: int) -> None:
+    settings, window = b"\0\0\6\4\0\0\0\0\0" + b"\0\3\0\0\0d", b"\0\0\4\x08\0\0\0\0\0" + b"\0\0\1\0"
+    sent = settings + window + b"\0\0\1\1\5\0\0\0\1\x82"
+    async with gateway.connection() as one:
+        one.send(PREFACE)
+        for start in range(0, len(sent), size):
+            one.send(sent[start : start + size])
+            await asyncio.sleep(0.001)
+        answer = await one.ended()
+        assert answer.startswith(b"\0\0\0\4")
+        assert answer.count(b"this port speaks HTTP/1.1") == 2
+        assert b"grpc-status" in answer
+
+
+async def test_frames_of_http_2_that_are_too_large_end_the_connection(gateway: Running) -> None:
+    async with gateway.connection() as one:
+        one.send(PREFACE + b"\xff\xff\xff\4\0\0\0\0\0")
+        assert b"this port speaks HTTP/1.1" in await one.ended()
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
