@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from engine_core.config import EngineConfig
+from services.cli.commands.engine import FOREIGN_FLAGS
 from services.common.config.flags import Command, section_title
+from services.common.config.foreign_flags import Alias
 from services.common.config.options import Setting, settings_of
 from services.common.config.settings import (
     DetokenizerSettings,
@@ -28,13 +30,26 @@ Every option is a flag and a variable: `--max-num-seqs 64` is `RINGLINE_MAX_NUM_
 and a variable over the default. A bool is switched on and off like `--metrics` and `--no-metrics`, and its variable
 takes `true` or `false` (or `1`, `yes`, `on`, and `0`, `no`, `off`). A list is separated by commas. A value that cannot
 be used ends the process with exit code 2 and one line that names the option, the value and what is accepted. So does an
-unknown flag: the line suggests the nearest one, or says what there is instead of an option of vLLM. An unknown
-`RINGLINE_…` variable is only logged as a warning; variables of other services are ignored.
+unknown flag: the line suggests the nearest one. An unknown `RINGLINE_…` variable is only logged as a warning; variables
+of other services are ignored.
 
 `ringline serve` takes the options of all services, except those that it sets itself (`--uds`, `--name`, `--engines`,
 `--detokenizers`, `--processors`, `--dns-refresh-interval`, `--service-token-file`, `--service-identities`), and those
 below. `--host` and the TLS options are then the processor's and the gateway's, `--port` and `--metrics-port` the
 processor's; the metrics ports of the engine, the detokenizer and the gateway are 10, 20 and 30 above `--metrics-port`.
+
+## Flags of other servers
+
+Every flag of `vllm serve` and of llama.cpp's `llama-server` is taken or answered. Where an option, or its value, has
+another name here, theirs is taken, too:
+
+{aliases}
+
+A flag that can change no token and no answer, such as `--trust-remote-code`, `--swap-space` or `-ngl`, is taken, and a
+warning in the log says why it has no effect. Any other is refused with what there is instead. A flag that both programs
+have means what it means in vLLM. The options of this page win over both: `--port` is that of gRPC, `--http-port` that
+of HTTP. Several names may follow `--served-model-name` behind the model: `ringline serve MODEL --served-model-name A B`.
+
 """
 
 _TABLE_HEAD = ("| flag | variable | default | accepts | what it is |", "|---|---|---|---|---|")
@@ -50,7 +65,25 @@ _SERVICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
 @click.command(cls=Command)
 def config_docs() -> None:
     """Print docs/configuration.md."""
-    click.echo("\n".join([_HEAD, *_service_sections()]), nl=False)
+    head = _HEAD.format(aliases="\n".join(_aliases()))
+    click.echo("\n".join([head.rstrip() + "\n", *_service_sections()]), nl=False)
+
+
+def _aliases() -> Iterator[str]:
+    """A table of the names that options have in other programs."""
+    by_option: dict[str, list[str]] = defaultdict(list)
+    values: dict[str, dict[str, str | None]] = defaultdict(dict)
+    for name, entry in FOREIGN_FLAGS.items():
+        if isinstance(entry, Alias):
+            flag = ("-" if len(name) <= 3 else "--") + name.replace("_", "-")
+            values[entry.option] |= entry.values
+            if name != entry.option:
+                by_option[entry.option].append(f"`{flag}`" if entry.value is None else f"`{flag}` ({entry.value})")
+    yield "| flag | other names | other values |"
+    yield "|---|---|---|"
+    for option in sorted(by_option.keys() | values.keys()):
+        renamed = (f"`{theirs}`: {ours or 'the default'}" for theirs, ours in values[option].items())
+        yield f"| `--{option.replace('_', '-')}` | {', '.join(by_option[option])} | {', '.join(renamed)} |"
 
 
 def _service_sections() -> Iterator[str]:

@@ -113,7 +113,7 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("mmdev", "mmproj_device", "video_timestamp_interval", "video_ffmpeg_dir"): NoEffect(_MEDIA, takes_value=True),
         # Answered: what is served
         ("mu", "model_url", "dr", "docker_repo"): "is not supported: download the file, and give its path",
-        ("hff", "hf_file"): "is not an option: name the file by its quantization, such as org/name:Q4_K_M",
+        ("hff", "hf_file"): "is not an option: name the file with its repository, such as org/name/file.gguf",
         ("hft",): "is not an option: set the environment variable HF_TOKEN",
         ("offline",): "is not an option: set the environment variable HF_HUB_OFFLINE to 1",
         ("cl", "cache_list"): "is not supported: the hub's own command `hf cache ls` lists them",

@@ -105,6 +105,8 @@ class Connection(HttpToolsProtocol):
         self._size = 0
         self._deaf = False
         """Whether further input is ignored."""
+        self._begun = False
+        """Whether anything has come from the client."""
         self._http2: Http2Refusal | None = None
         """Of a client that speaks HTTP/2."""
         self._unread_since: float | None = None
@@ -186,8 +188,9 @@ class Connection(HttpToolsProtocol):
         if self._deaf:
             return
         self._unset_keepalive_if_required()
-        if self.cycle is None and not self._size and data.startswith(PREFACE):
+        if not self._begun and data.startswith(PREFACE):
             self._http2 = Http2Refusal()
+        self._begun = True
         if self._http2 is not None:
             self._refuse_http2(data)
             return
