@@ -53,7 +53,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     # The checkpoint
     ("code_revision",): "is not supported: no code from a checkpoint is executed",
     ("skip_tokenizer_init",): (
-        "is not supported: prompts may be token ids, but a server reads the tokenizer; `LLM` does so with the first text"
+        "is not supported: a server reads the tokenizer; `LLM` does so with the first text, and never for token ids"
     ),
     ("hf_token",): "is not an option: set the environment variable HF_TOKEN",
     ("hf_overrides", "hf_config_path", "rope_scaling", "rope_theta", "disable_sliding_window"): _CONFIG,

@@ -48,7 +48,8 @@ another name here, theirs is taken, too:
 A flag that can change no token and no answer, such as `--trust-remote-code`, `--swap-space` or `-ngl`, is taken, and a
 warning in the log says why it has no effect. Any other is refused with what there is instead. A flag that both programs
 have means what it means in vLLM. The options of this page win over both: `--port` is that of gRPC, `--http-port` that
-of HTTP. Several names may follow `--served-model-name` behind the model: `ringline serve MODEL --served-model-name A B`.
+of HTTP. Several names may follow `--served-model-name` if the model stands before it: `ringline serve MODEL
+--served-model-name A B`.
 
 """
 

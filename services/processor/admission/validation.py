@@ -52,7 +52,8 @@ def check_request_id(request_id: str) -> None:
 def check_model(name: str, limits: ModelLimits) -> None:
     """Raise NOT_FOUND for a model that is not served."""
     if name and not limits.answers_to(name):
-        problem = f"{name[:200]!r} is not served here: expected {limits.name!r}"
+        served = " or ".join(map(repr, (limits.name, *limits.aliases)))
+        problem = f"{name[:200]!r} is not served here: expected {served}"
         raise Refused(Code.NOT_FOUND, f"model: {problem}", reason=Reason.MODEL_NOT_FOUND, field="model")
 
 
