@@ -10,16 +10,16 @@ from pathlib import Path
 import click
 import pytest
 
-from services.cli.commands.engine import FOREIGN_FLAGS
+from services.cli.commands.engine import FOREIGN_FLAGS, engine
 from services.cli.commands.gateway import gateway
 from services.cli.commands.processor import processor
 from services.cli.commands.serve import serve
 from services.common.config.foreign_flags import Alias, NoEffect, entry_of
 
-COMMANDS = (serve, processor, gateway)
+COMMANDS = (serve, engine, processor, gateway)
 OWN = {flag for command in COMMANDS for param in command.params for flag in (*param.opts, *param.secondary_opts)}
 OWN |= {"-h", "--help"}
-NAMES = {param.name for param in serve.params}
+NAMES = {param.name for command in COMMANDS for param in command.params}
 OF_OTHERS = {"--version", "--nnodes", "--node-rank", "--predict"}
 """Flags in answers that no service has."""
 
@@ -52,7 +52,8 @@ def test_each_flag_of_another_server_is_taken_or_answered(name: str) -> None:
 def test_an_alias_is_that_of_an_option() -> None:
     aliases = [entry for entry in FOREIGN_FLAGS.values() if isinstance(entry, Alias)]
     assert {name for each in aliases for name in (each.option, each.others) if name is not None} <= NAMES
-    options = {param.name: param for param in serve.params if isinstance(param, click.Option)}
+    params = [param for command in reversed(COMMANDS) for param in command.params]
+    options = {param.name: param for param in params if isinstance(param, click.Option)}
     for each in aliases:
         for value in {each.value, *each.values.values()} - {None}:
             options[each.option].type.convert(value, None, None)  # raises if it is not usable
