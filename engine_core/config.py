@@ -210,8 +210,9 @@ class LoadConfig(_Section):
 
     load_format: str = option(
         "auto",
-        "auto reads safetensors; dummy makes random weights of the checkpoint's shapes, for measurements.",
-        choices=("auto", "safetensors", "dummy"),
+        "auto reads safetensors or, where there are none, PyTorch's pytorch_model.bin; safetensors and pt read only "
+        "those; dummy makes random weights of the checkpoint's shapes, for measurements.",
+        choices=("auto", "safetensors", "pt", "dummy"),
     )
 
 

@@ -24,6 +24,7 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import digest_of
 from engine_core.model_loader.loader import WeightsOnDisk
+from engine_core.model_loader.safetensors_reader import conversion_advice
 from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
@@ -149,6 +150,8 @@ class Startup:
                 f"{text_of}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
                 f"{spec.max_model_len}"
             )
+            if advice := conversion_advice(checkpoint.path, checkpoint.load_format):
+                stage.detail += f"; {advice}"
             if checkpoint.text_of is not None and not self._config.model.language_model_only:
                 stage.warning = (
                     f"only the text of {checkpoint.text_of} is served; pictures and sound are refused "

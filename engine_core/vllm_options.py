@@ -62,7 +62,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
         "is not supported: models generate text; there are no embeddings, scores or classes"
     ),
     ("model_loader_extra_config", "ignore_patterns", "pt_load_map_location"): (
-        "is not supported: weights are read from safetensors files, see {load_format}"
+        "is not supported: weights are mapped from safetensors or PyTorch's files, see {load_format}"
     ),
     # LoRA
     ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules", "lora_dtype"): _LORA,

@@ -29,8 +29,9 @@ from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.json_files import read_object
 from engine_core.model_loader.location import find_checkpoint, find_path, served_name
 from engine_core.model_loader.multimodal import TextModel
-from engine_core.model_loader.safetensors_reader import StoredTensor, find_tensors
+from engine_core.model_loader.safetensors_reader import find_tensors, has_tensors
 from engine_core.model_loader.stored_quantization import require_stored_codes, stored_quantization, with_quantization
+from engine_core.model_loader.stored_tensor import StoredTensor
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 from engine_core.quantization.base import QuantizationConfig
@@ -111,7 +112,9 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     long for it or it cannot be divided.
     """
     weights = load.load_format != "dummy"
-    path = find_checkpoint(config.model, config.revision, config.download_dir, weights=weights)
+    path = find_checkpoint(
+        config.model, config.revision, config.download_dir, weights=weights, load_format=load.load_format
+    )
     raw: Mapping[str, Any]
     if is_gguf(path):
         described = describe(read_gguf(path))
@@ -122,10 +125,10 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     published = raw
     architecture, text_of = _architecture(path, raw), None
     if architecture in multimodal.CLASSES:
-        text, text_of = _text_model(path, raw, architecture), architecture
+        text, text_of = _text_model(path, raw, architecture, load), architecture
         architecture, raw = text.architecture, text.fields
     choice = choose_model(architecture, raw, config.model_impl)
-    stored = stored_quantization(path, raw, config.quantization, lambda: _tensors(path, text_of) if weights else {})
+    stored = stored_quantization(path, raw, config.quantization, lambda: _tensors(path, text_of, load))
     if stored is not None and choice.impl != RINGLINE:
         raise UnsupportedModelError(
             f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
@@ -211,18 +214,21 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
     return named[0]
 
 
-def _text_model(path: Path, raw: Mapping[str, Any], architecture: str) -> TextModel:
+def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> TextModel:
     """The text model of a multimodal checkpoint. Raises ``CheckpointError``."""
     _check_counts(raw)
     config = _read_by_transformers(path)
-    return multimodal.text_model(raw, config, has_head="lm_head.weight" in _tensors(path, architecture))
+    return multimodal.text_model(raw, config, has_head="lm_head.weight" in _tensors(path, architecture, load))
 
 
-def _tensors(path: Path, text_of: str | None) -> dict[str, StoredTensor]:
-    """The stored tensors of the model, or of the text model of a multimodal one; none without safetensors files."""
-    if is_gguf(path) or not any(path.glob("*.safetensors")):
+def _tensors(path: Path, text_of: str | None, load: LoadConfig) -> dict[str, StoredTensor]:
+    """The stored tensors of the model, or of the text model of a multimodal one.
+
+    None of GGUF files, for dummy weights, and where there are no weights.
+    """
+    if is_gguf(path) or load.load_format == "dummy" or not has_tensors(path, load.load_format):
         return {}
-    found = find_tensors(path)
+    found = find_tensors(path, load.load_format)
     if text_of is None:
         return found
     renamed = {multimodal.text_name(name): tensor for name, tensor in found.items()}
@@ -325,8 +331,10 @@ def _dtype_name(
         return config.dtype
     dtype = hf_config.dtype
     if dtype is None:
-        has_weights = load.load_format != "dummy" or any(path.glob("*.safetensors"))
-        dtype = _first_dtype(path) if has_weights else torch.bfloat16 if is_quantized else torch.float32
+        has_weights = load.load_format != "dummy" or has_tensors(path)
+        dtype = (
+            _first_dtype(path, load.load_format) if has_weights else torch.bfloat16 if is_quantized else torch.float32
+        )
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise UnsupportedModelError(
@@ -335,9 +343,9 @@ def _dtype_name(
     return name
 
 
-def _first_dtype(path: Path) -> torch.dtype:
+def _first_dtype(path: Path, load_format: str) -> torch.dtype:
     """The type of the first floating-point tensor; float32 if there is none, which is refused later."""
-    dtypes = (tensor.dtype for tensor in find_tensors(path).values())
+    dtypes = (tensor.dtype for tensor in find_tensors(path, load_format).values())
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
 
 

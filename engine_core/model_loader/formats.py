@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_TORCH_NAMES = "pytorch_model.bin, or pytorch_model.bin.index.json with the files it names"
 _PICKLE = (
-    "a PyTorch file; such files can execute code, so they are never read: choose a revision with safetensors, or load "
-    "the model in transformers and call save_pretrained"
+    f"a PyTorch file, of which transformers' are read (a directory with {_TORCH_NAMES}): choose a revision with "
+    "safetensors, or load the model in transformers and call save_pretrained"
 )
 _SAFETENSORS = "choose a checkpoint with model*.safetensors"
 _BY_SUFFIX = {
@@ -77,17 +78,21 @@ def file_problem(file: Path) -> str:
     return f"{file} is a file: give the directory that has the checkpoint's config.json, or a GGUF file"
 
 
-def missing_weights(directory: Path) -> str:
-    """The error for a directory without safetensors weights: what it has instead."""
+def missing_weights(directory: Path, load_format: str = "auto") -> str:
+    """The error for a directory without weights that ``load_format`` allows: what it has instead."""
     names = sorted(entry.name for entry in directory.iterdir())
+    if load_format == "pt":
+        return f"{directory} has no {_TORCH_NAMES}, which --load-format pt reads: leave that out"
+    if load_format == "safetensors" and any(name.startswith("pytorch_model.bin") for name in names):
+        return f"{directory} has PyTorch's files, which --load-format safetensors does not read: leave that out"
     for name in names:
         if (known := _format_of(name)) is not None:
             return f"{directory} has no model.safetensors; its {name} is {known}"
     if "adapter_model.safetensors" in names:
         return f"{directory} has no model.safetensors: {_ADAPTER}"
     return (
-        f"{directory} has neither model.safetensors nor model.safetensors.index.json: choose a checkpoint, or a "
-        "revision, with safetensors"
+        f"{directory} has neither model.safetensors nor model.safetensors.index.json, nor PyTorch's files of such "
+        "names: choose a checkpoint, or a revision, with safetensors"
     )
 
 

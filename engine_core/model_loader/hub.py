@@ -16,7 +16,8 @@ from engine_core.errors import CheckpointError
 from engine_core.model_loader.gguf.files import SUFFIX, model_name, models_among, parts_of, several
 
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
-_WEIGHTS = ("model*.safetensors",)
+_SAFETENSORS = ("model*.safetensors",)
+_TORCH = ("pytorch_model.bin", "pytorch_model-?????-of-?????.bin")
 _OTHER_COPIES = ("original/*", "consolidated*", "onnx/*")
 _ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<type>[\w.-]+))?")
 _ID_WITH_FILE = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)/(?P<file>([\w.-]+/)*[\w.-]+\.gguf)")
@@ -55,16 +56,23 @@ class HubModel:
         return models_among(name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
 
-def download(model: HubModel, revision: str | None, download_dir: str | None, weights: bool) -> Path:
+def download(
+    model: HubModel, revision: str | None, download_dir: str | None, weights: bool, load_format: str = "auto"
+) -> Path:
     """Download a model, or find it in the cache; return its directory, or its (first) GGUF file.
+
+    PyTorch's files are downloaded if there is nothing else, or if ``load_format`` is pt.
 
     Raises ``CheckpointError`` when it does not exist, is not accessible, or cannot be reached.
     """
     if model.gguf is None:
-        directory = _snapshot(model, revision, download_dir, [*_SMALL_FILES, *(_WEIGHTS if weights else ())])
+        wanted = () if not weights else _TORCH if load_format == "pt" else _SAFETENSORS
+        directory = _snapshot(model, revision, download_dir, [*_SMALL_FILES, *wanted])
         other = any(directory.glob("*.safetensors")) or (not weights and (directory / "config.json").exists())
-        if other or not (there := _ggufs(model, revision, directory)):
+        if other or load_format == "pt":
             return directory
+        if not (there := _ggufs(model, revision, directory)):
+            return _snapshot(model, revision, download_dir, _TORCH) if weights and load_format == "auto" else directory
         if len(there) > 1:
             raise CheckpointError(f"{model.repository} has {_choice(model, there)}")
         model = HubModel(model.repository, there[0])

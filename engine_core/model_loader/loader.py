@@ -109,7 +109,7 @@ def _open_weights(
 ) -> SafetensorsWeights | GgufWeights:
     path, dtype = checkpoint.path, checkpoint.dtype
     if not checkpoint.is_gguf:
-        return SafetensorsWeights(path, expected, dtype, device, on_progress, digest)
+        return SafetensorsWeights(path, expected, dtype, device, on_progress, digest, checkpoint.load_format)
     sources = describe(read_gguf(path)).sources
     return GgufWeights(path, sources, expected, dtype, device, on_progress, digest)
 

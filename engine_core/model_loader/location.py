@@ -56,20 +56,25 @@ def served_name(model: str) -> str:
     return name or model
 
 
-def find_checkpoint(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
-    """The directory or (first) GGUF file of ``model``, downloaded with or without its weights if needed.
+def find_checkpoint(
+    model: str, revision: str | None, download_dir: str | None, *, weights: bool, load_format: str = "auto"
+) -> Path:
+    """The directory or (first) GGUF file of ``model``, downloaded with or without its weights (those that
+    ``load_format`` allows) if needed.
 
     Raises as ``local_path`` does, and ``CheckpointError`` if nothing is found.
     """
-    path = find_path(model, revision, download_dir, weights=weights)
+    path = find_path(model, revision, download_dir, weights=weights, load_format=load_format)
     return (model_file(path) or path) if path.is_dir() else path
 
 
-def find_path(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
+def find_path(
+    model: str, revision: str | None, download_dir: str | None, *, weights: bool, load_format: str = "auto"
+) -> Path:
     """Like ``find_checkpoint``, but returns a directory even if its checkpoint is a GGUF file."""
     path = local_path(model)
     if path is not None:
         return path
     hub_model = HubModel.parse(model)
     assert hub_model is not None
-    return download(hub_model, revision, download_dir, weights)
+    return download(hub_model, revision, download_dir, weights, load_format)

@@ -1,4 +1,6 @@
-"""Weights in safetensors files, single or sharded: memory-mapped, and checked for names and shapes before reading."""
+"""Weights in safetensors or PyTorch's files, single or sharded: memory-mapped, and checked for names and shapes before
+reading.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import json
 import math
 import mmap
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -18,23 +21,10 @@ from engine_core.garbage import no_garbage_collected
 from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
 from engine_core.model_loader.expected import ExpectedTensors, check_tensors, some
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_weights
+from engine_core.model_loader.stored_tensor import BYTES, FLOAT_TYPES, TYPES, StoredTensor
+from engine_core.model_loader.torch_reader import torch_tensors
 from engine_core.weights.source import ProgressCallback, Staging, TensorRows
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_BYTES = {"U8": torch.uint8}
-_TYPES = (
-    _FLOAT_TYPES
-    | _BYTES
-    | {
-        "I8": torch.int8,
-        "I32": torch.int32,
-        "I64": torch.int64,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "F8_E5M2": torch.float8_e5m2,
-    }
-)
 _MAPPED_AT_ONCE = 2**28
 """Bytes read before mapped pages are released: until then they count as this process's memory."""
 _ALIGNED_AT_ONCE = 8
@@ -44,50 +34,63 @@ _SHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor's place, shape and type."""
+class _Format:
+    """The names of a checkpoint's files in transformers' format, and what reads one."""
 
-    file: Path
     name: str
-    """In the file."""
-    shape: tuple[int, ...]
-    type_name: str
-    """Any of safetensors' types."""
-    start: int
-    """In bytes from the start of the file."""
-    nbytes: int
+    single: str
+    index: str
+    tensors_of: Callable[[Path], dict[str, StoredTensor]]
 
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """None for an unsupported type."""
-        return _TYPES.get(self.type_name)
+    def is_in(self, directory: Path) -> bool:
+        return (directory / self.single).is_file() or (directory / self.index).is_file()
 
 
-def find_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor in a checkpoint's files; reads no weights.
+def find_tensors(directory: Path, load_format: str = "auto") -> dict[str, StoredTensor]:
+    """Every tensor in a checkpoint's files, of those that ``load_format`` allows; reads no weights.
 
     Raises ``CheckpointError`` when a file is missing or damaged, or when files and index disagree.
     """
-    if (directory / _SINGLE).is_file():
-        return _tensors_of(directory / _SINGLE)
-    if not (directory / _INDEX).is_file():
-        raise CheckpointError(missing_weights(directory))
-    index = _read_index(directory / _INDEX)
-    files = {entry.name for entry in directory.iterdir() if entry.is_file()}
+    if (files := _format_in(directory, load_format)) is None:
+        raise CheckpointError(missing_weights(directory, load_format))
+    if (directory / files.single).is_file():
+        return files.tensors_of(directory / files.single)
+    index = _read_index(directory / files.index, files.name)
+    there = {entry.name for entry in directory.iterdir() if entry.is_file()}
     found: dict[str, StoredTensor] = {}
     for shard in sorted(set(index.values())):
-        if shard not in files:
-            raise CheckpointError(
-                f"{directory / _INDEX} names {shard!r}, which is not a file beside it: download the checkpoint again"
-            )
+        if shard not in there:
+            problem = f"{directory / files.index} names {shard!r}, which is not a file beside it"
+            raise CheckpointError(f"{problem}: download the checkpoint again")
         with no_garbage_collected():  # a few hundred new objects would trigger a full collection
-            tensors = _tensors_of(directory / shard)
+            tensors = files.tensors_of(directory / shard)
         if twice := found.keys() & tensors.keys():
             raise CheckpointError(f"{directory}: tensors in more than one file: {some(twice)}")
         found |= tensors
     if lost := [name for name, shard in index.items() if name not in found or found[name].file.name != shard]:
-        raise CheckpointError(f"{directory / _INDEX}: tensors that are not in the file it names: {some(lost)}")
+        raise CheckpointError(f"{directory / files.index}: tensors that are not in the file it names: {some(lost)}")
     return found
+
+
+def has_tensors(directory: Path, load_format: str = "auto") -> bool:
+    """Whether ``find_tensors`` has something to read, or to refuse."""
+    return any(directory.glob("*.safetensors")) or _format_in(directory, load_format) is not None
+
+
+def conversion_advice(directory: Path, load_format: str) -> str:
+    """Advice to convert a checkpoint in PyTorch's files; empty for others."""
+    if (files := _format_in(directory, load_format)) is None or files.name != "PyTorch":
+        return ""
+    return (
+        f"its weights are in PyTorch's {files.single}, which other programs execute: save_pretrained of transformers "
+        "converts them to safetensors"
+    )
+
+
+def _format_in(directory: Path, load_format: str) -> _Format | None:
+    """The format that is read; safetensors come first."""
+    allowed = [_FORMATS[load_format]] if load_format in _FORMATS else _FORMATS.values()
+    return next((files for files in allowed if files.is_in(directory)), None)
 
 
 class SafetensorsWeights:
@@ -103,18 +106,20 @@ class SafetensorsWeights:
         device: torch.device,
         on_progress: ProgressCallback | None = None,
         digest: Digest | None = None,
+        load_format: str = "auto",
     ) -> None:
         """Tensors taken are added to ``digest``: whole, or to a ``RankDigest`` only the bytes taken.
 
         Raises ``CheckpointError`` naming missing, unexpected, mis-shaped and contradicting tensors.
         """
-        found = {name: each for name, each in find_tensors(directory).items() if not expected.is_left_out(name)}
+        tensors = find_tensors(directory, load_format)
+        found = {name: each for name, each in tensors.items() if not expected.is_left_out(name)}
         self._tensors = {expected.renamed(name): tensor for name, tensor in found.items()}
         if twice := [name for name in found if self._tensors[expected.renamed(name)].name != name]:
             raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {some(twice)}")
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         check_tensors(directory, shapes, expected, "config.json")
-        types = _TYPES if expected.quantized else _FLOAT_TYPES | _BYTES
+        types = TYPES if expected.quantized else FLOAT_TYPES | BYTES
         wrong = (self._tensors[name] for name in expected.shapes if self._tensors[name].type_name not in types)
         if (first := next(wrong, None)) is not None:
             raise _wrong_type(first, types)
@@ -125,7 +130,7 @@ class SafetensorsWeights:
         self._on_progress = on_progress
         self._digest = digest
         self._files: dict[Path, mmap.mmap] = {}
-        self._aligned: dict[str, bytearray] = {}
+        self._aligned: dict[str, memoryview] = {}
         self._counted: set[str] = set()
         """Tensors taken in parts that are already counted whole."""
         self._mapped = 0
@@ -223,7 +228,7 @@ class SafetensorsWeights:
 
     def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
         self._let_go_of_many()
-        tensor = self._mapped_tensor(name, _TYPES)
+        tensor = self._mapped_tensor(name, TYPES)
         part = tensor[place]
         if tensor.nbytes and part.is_contiguous():
             self._count_part(name, part.data_ptr() - tensor.data_ptr(), part.nbytes)
@@ -245,35 +250,38 @@ class SafetensorsWeights:
         return self._view(name).to(self._device, torch.float32, copy=True)
 
     def _content(self, name: str) -> memoryview:
-        """A tensor's bytes in the mapped file."""
+        """A tensor's bytes: in the mapped file, or in a copy if they are in another order there."""
         stored = self._tensors[name]
         if stored.file not in self._files:
             self._files[stored.file] = _mapped(stored.file)
-        return memoryview(self._files[stored.file])[stored.start : stored.start + stored.nbytes]
+        mapped = memoryview(self._files[stored.file])
+        if stored.strides is None:
+            return mapped[stored.start : stored.start + stored.nbytes]
+        return self._copied(name, lambda: _in_order(stored, mapped))
 
-    def _view(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
+    def _view(self, name: str, types: Mapping[str, torch.dtype] = FLOAT_TYPES) -> torch.Tensor:
         """A tensor in the mapped file; counts as taken whole."""
         tensor = self._mapped_tensor(name, types)
         self._count(name, 0, self._tensors[name].nbytes)
         return tensor
 
-    def _mapped_tensor(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
+    def _mapped_tensor(self, name: str, types: Mapping[str, torch.dtype] = FLOAT_TYPES) -> torch.Tensor:
         stored = self._tensors[name]
         if (dtype := types.get(stored.type_name)) is None:
             raise _wrong_type(stored, types)
         try:
             content = self._content(name)
-            aligned = self._copied(name, content) if stored.start % dtype.itemsize else content
+            aligned = content if stored.start % dtype.itemsize == 0 else self._copied(name, lambda: _copy(content))
             numbers = torch.frombuffer(aligned, dtype=dtype) if content else torch.empty(0, dtype=dtype)
             return numbers.view(stored.shape)
         except (RuntimeError, ValueError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
 
-    def _copied(self, name: str, content: memoryview) -> bytearray:
+    def _copied(self, name: str, copy: Callable[[], memoryview]) -> memoryview:
         if name not in self._aligned:
             if len(self._aligned) == _ALIGNED_AT_ONCE:
                 self._aligned.clear()
-            self._aligned[name] = bytearray(content)
+            self._aligned[name] = copy()
         return self._aligned[name]
 
     def _count(self, name: str, start: int, nbytes: int) -> None:
@@ -286,7 +294,7 @@ class SafetensorsWeights:
         self._done += nbytes
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def _read_index(path: Path, name: str) -> dict[str, str]:
     """An index file's map from tensors to files."""
     try:
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
@@ -295,7 +303,7 @@ def _read_index(path: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if is_lfs_pointer(path):
             raise CheckpointError(lfs_problem(path)) from error
-        raise CheckpointError(f"{path} is not an index of safetensors files") from error
+        raise CheckpointError(f"{path} is not an index of {name} files") from error
     return dict(weight_map)
 
 
@@ -305,6 +313,18 @@ def _mapped(file: Path) -> mmap.mmap:
     # operation counts.
     with file.open("rb") as opened:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _copy(content: memoryview) -> memoryview:
+    return memoryview(bytearray(content))
+
+
+def _in_order(stored: StoredTensor, mapped: memoryview) -> memoryview:
+    """A tensor's bytes in the order of its indices."""
+    assert stored.strides is not None
+    number = np.dtype(f"V{stored.nbytes // math.prod(stored.shape)}")
+    numbers = np.ndarray(stored.shape, number, mapped, stored.start, stored.strides)
+    return np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data
 
 
 def _tensors_of(file: Path) -> dict[str, StoredTensor]:
@@ -331,3 +351,10 @@ def _wrong_type(tensor: StoredTensor, types: Iterable[str]) -> CheckpointError:
     return CheckpointError(
         f"{tensor.file}: {tensor.name} is of type {tensor.type_name}; expected one of {', '.join(types)}"
     )
+
+
+_FORMATS = {
+    "safetensors": _Format("safetensors", "model.safetensors", "model.safetensors.index.json", _tensors_of),
+    "pt": _Format("PyTorch", "pytorch_model.bin", "pytorch_model.bin.index.json", torch_tensors),
+}
+"""By ``LoadConfig.load_format``; auto takes the first that is there."""

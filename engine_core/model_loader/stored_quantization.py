@@ -10,7 +10,7 @@ from engine_core.errors import ConfigError, UnsupportedModelError
 from engine_core.model_loader.formats import QUANTIZATION_FILES, method_name, quantization_method
 from engine_core.model_loader.gguf.files import is_gguf
 from engine_core.model_loader.json_files import read_object
-from engine_core.model_loader.safetensors_reader import StoredTensor
+from engine_core.model_loader.stored_tensor import StoredTensor
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.quantization.registry import STORED
 

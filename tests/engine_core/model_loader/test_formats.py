@@ -19,7 +19,7 @@ from tests.engine_core.models.driver import open_at
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4665\nsize 3\n"
 FILES = {
-    "pytorch_model-00001-of-00002.bin": "a PyTorch file; such files can execute code, so they are never read: choose",
+    "pytorch_model-00001-of-00002.bin": "a PyTorch file, of which transformers' are read (a directory with pytorch_",
     "model.pt": "a PyTorch file",
     "consolidated.00.pth": "in its publisher's own format, which is not read: choose",
     "model.onnx": "an ONNX file",
@@ -76,6 +76,8 @@ def find_tokenizer(directory: Path) -> None:
         ("config.json", read),
         ("model.safetensors", read),
         ("model.safetensors.index.json", read),
+        ("pytorch_model.bin", read),
+        ("pytorch_model.bin.index.json", read),
         ("tokenizer.json", find_tokenizer),
         ("tokenizer.model", find_tokenizer),
     ],

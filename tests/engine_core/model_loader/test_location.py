@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -90,22 +91,36 @@ def test_errors_of_the_hub(error: Exception, message: str, monkeypatch: pytest.M
         open_checkpoint(ModelConfig(model="some/model", revision="v2"), LoadConfig())
 
 
-@pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_what_is_asked_for(load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SMALL_FILES = ["config.json", "tokenizer.model", "model.safetensors.index.json", "pytorch_model.bin.index.json"]
+
+
+@pytest.mark.parametrize(
+    ("load_format", "files"),
+    [
+        ("auto", [["model-00001-of-00002.safetensors"], ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"]]),
+        ("safetensors", [["model-00001-of-00002.safetensors"]]),
+        ("pt", [["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"]]),
+        ("dummy", [[]]),
+    ],
+)
+def test_what_is_asked_for(
+    load_format: str, files: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the hub, until there are weights: here, there never are any."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     downloading = Mock(return_value=str(tmp_path))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", downloading)
     config = ModelConfig(model="some/model", revision="v2", download_dir="/cache")
     open_checkpoint(config, LoadConfig(load_format=load_format))
-    (model,), asked = downloading.call_args
-    assert (model, asked["revision"], asked["cache_dir"]) == ("some/model", "v2", "/cache")
-    files = ["config.json", "tokenizer.model", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
-    files += ["consolidated.safetensors", "original/params.json", "pytorch_model.bin", "modeling.py"]
-    chosen = huggingface_hub.utils.filter_repo_objects(
-        files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
-    )
-    weights = ["model-00001-of-00002.safetensors"] if load_format == "auto" else []
-    assert list(chosen) == ["config.json", "tokenizer.model", *weights, "model.safetensors.index.json"]
+    there = [*SMALL_FILES, "model-00001-of-00002.safetensors", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin"]
+    there += ["consolidated.safetensors", "original/params.json", "modeling.py", "training_args.bin"]
+    chosen = []
+    for (model,), asked in downloading.call_args_list:
+        assert (model, asked["revision"], asked["cache_dir"]) == ("some/model", "v2", "/cache")
+        allowed, ignored = asked["allow_patterns"], asked["ignore_patterns"]
+        chosen += huggingface_hub.utils.filter_repo_objects(there, allow_patterns=allowed, ignore_patterns=ignored)
+    first, *further = files
+    assert chosen == [*SMALL_FILES, *first, *itertools.chain(*further)]
 
 
 @pytest.mark.parametrize(
