@@ -135,6 +135,8 @@ def method_name(method: str) -> str:
 
 def _format_of(name: str) -> str | None:
     """Description of a weight file and the remedy, from its name; None for other files and supported ones."""
+    if name == "pytorch_model.bin":
+        return None
     if name.startswith("consolidated") and name.endswith((".pth", ".safetensors")):
         return _CONSOLIDATED
     return None if name.startswith(_NO_WEIGHTS) else _BY_SUFFIX.get(Path(name).suffix.lower())

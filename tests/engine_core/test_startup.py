@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from engine_core.config import EngineConfig, ParallelConfig
 from engine_core.errors import ConfigError, ExecutorError, OutOfMemoryError
@@ -32,6 +35,24 @@ def test_the_start_says_which_numerics_it_has_and_what_hashing_took(config: Engi
     executor.close()
     expected = rf"numerics {executor.numerics}; hashed in \d+\.\d\d s"
     assert re.fullmatch(expected, stages.details["load weights"])
+
+
+def test_the_start_recommends_to_convert_files_of_pytorch(config: EngineConfig, tmp_path: Path) -> None:
+    """Its numerics are those of the same weights in safetensors."""
+    numerics = []
+    shutil.copytree(config.model.model, tmp_path, dirs_exist_ok=True)
+    for advised in (False, True):
+        stages = StageDetails()
+        executor = start_executor(
+            choose_workers(replace(config, model=replace(config.model, model=str(tmp_path)))), StartupProgress(stages)
+        )
+        executor.close()
+        numerics.append(executor.numerics)
+        assert ("save_pretrained of transformers converts" in stages.details["configuration"]) is advised
+        if not advised:
+            torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+            (tmp_path / "model.safetensors").unlink()
+    assert numerics[0] == numerics[1]
 
 
 def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:

@@ -41,6 +41,15 @@ def test_other_formats(name: str, tmp_path: Path) -> None:
         find_tensors(tmp_path)
 
 
+def test_a_file_of_transformers_is_read_from_its_directory(tmp_path: Path) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    file.touch()
+    with pytest.raises(CheckpointError, match=r"is a file: give the directory that has the checkpoint's config\.json"):
+        check_location(str(file))
+    with pytest.raises(CheckpointError, match=r"has no config\.json: give the directory of a checkpoint"):
+        check_location(str(tmp_path))
+
+
 def test_the_published_format_of_mistral(tmp_path: Path) -> None:
     (tmp_path / "consolidated.safetensors").touch()
     with pytest.raises(CheckpointError, match=r"its consolidated\.safetensors is in its publisher's own format"):

@@ -187,6 +187,7 @@ def damage(rng: random.Random, content: bytes) -> tuple[bytes, int]:
     return bytes(changed), kind - 3
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.wide)])
 def test_damaged_pickles_cost_one_error(seed: int, tmp_path: Path) -> None:
     """Their checksum is right, so every operation is tried with what is not meant for it."""

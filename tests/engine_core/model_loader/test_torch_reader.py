@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
+from threading import Event
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from engine_core.distributed.ranks import Rank
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.digest import RankDigest, WeightsDigest
 from engine_core.model_loader.expected import ExpectedTensors
+from engine_core.model_loader.loader import WeightsOnDisk
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights, conversion_advice, find_tensors
 from engine_core.model_loader.stored_tensor import StoredTensor
 from engine_core.model_loader.torch_reader import torch_tensors
@@ -66,6 +68,14 @@ def test_codes_and_8_bit_numbers_are_read_as_torch_reads_them(tmp_path: Path) ->
         assert torch.equal(weights.take_stored(name, slice(None)).view(torch.uint8), expected.view(torch.uint8)), name
 
 
+def test_numbers_of_another_archiver_may_begin_at_any_byte(tmp_path: Path) -> None:
+    numbers = torch.randn(4)
+    for filling in range(4):
+        pickled, content = tensor() + b"", numbers.numpy().tobytes()
+        archive(tmp_path / "pytorch_model.bin", pickled, **{"y" * (1 + filling): b"", "data/0": content})
+        assert torch.equal(opened(tmp_path).take("x"), numbers)
+
+
 def models_digest(directory: Path) -> str:
     checkpoint, digest = open_at(directory), WeightsDigest()
     build_model(checkpoint, digest=digest)
@@ -92,7 +102,7 @@ def test_a_checkpoint_as_opt_was_published_is_its_twin_in_safetensors(tmp_path: 
         other = twin(directory, tmp_path / str(number), layout)
         assert open_at(other).dtype == torch.float16
         assert torch.equal(logits_of(load(other), IDS), expected)
-        assert models_digest(other) == digest
+        assert models_digest(other) == digest == WeightsOnDisk(open_at(other)).digest(Event())
     untied = state | {"lm_head.weight": state["lm_head.weight"] + 1}
     with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.decoder\.embed_tokens\.weight"):
         load(twin(directory, tmp_path / "untied", untied))
