@@ -23,6 +23,8 @@ class ExpectedTensors:
     """Whether a tensor, by its name in a file, belongs to a part of the checkpoint that the model lacks."""
     repeats: Callable[[str], str | None] = lambda name: None
     """The tensor that a redundant one must equal, if any."""
+    must_be_zero: Callable[[str], bool] = lambda name: False
+    """Whether a tensor that is not in ``shapes`` may be there if all its numbers are zero."""
     share: float = 1.0
     """About which fraction of them will be taken."""
     quantized: bool = False
@@ -33,12 +35,12 @@ def check_tensors(path: Path, found: Mapping[str, tuple[int, ...]], expected: Ex
     """Raise ``CheckpointError`` unless the shapes ``found`` are those ``expected`` from ``source`` (for the message).
 
     Redundant tensors may have any shape, and an empty tensor is redundant: transformers saves those of shared experts
-    of size 0.
+    of size 0. Tensors that must be zero, and are, are not among ``found``.
     """
     shapes = expected.shapes
     missing = [name for name in shapes if name not in found]
     unexpected = [
-        name
+        f"{name} with numbers other than zero" if expected.must_be_zero(name) else name
         for name, shape in found.items()
         if name not in shapes and 0 not in shape and not expected.is_redundant(name)
     ]

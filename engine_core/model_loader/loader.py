@@ -96,8 +96,8 @@ def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
     def is_left_out(name: str) -> bool:
         return checkpoint.text_of is not None and not is_of_text(text_name(name))
 
-    is_quantized = stored is not None
-    return ExpectedTensors(model.tensors(), is_redundant, renamed, is_left_out, model.repeats, quantized=is_quantized)
+    expected = ExpectedTensors(model.tensors(), is_redundant, renamed, is_left_out, model.repeats)
+    return expected if stored is None else replace(expected, must_be_zero=stored.must_be_zero, quantized=True)
 
 
 def _open_weights(

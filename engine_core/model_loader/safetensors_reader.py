@@ -117,7 +117,9 @@ class SafetensorsWeights:
         self._tensors = {expected.renamed(name): tensor for name, tensor in found.items()}
         if twice := [name for name in found if self._tensors[expected.renamed(name)].name != name]:
             raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {some(twice)}")
-        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self._files: dict[Path, mmap.mmap] = {}
+        self._aligned: dict[str, memoryview] = {}
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not self._is_zero(name, expected)}
         check_tensors(directory, shapes, expected, "config.json")
         types = TYPES if expected.quantized else FLOAT_TYPES | BYTES
         wrong = (self._tensors[name] for name in expected.shapes if self._tensors[name].type_name not in types)
@@ -129,8 +131,6 @@ class SafetensorsWeights:
         self._device = device
         self._on_progress = on_progress
         self._digest = digest
-        self._files: dict[Path, mmap.mmap] = {}
-        self._aligned: dict[str, memoryview] = {}
         self._counted: set[str] = set()
         """Tensors taken in parts that are already counted whole."""
         self._mapped = 0
@@ -139,6 +139,12 @@ class SafetensorsWeights:
         for name in self._tensors.keys() - expected.shapes.keys():
             if (original := expected.repeats(name)) is not None:
                 self._require_equal(name, original)
+
+    def _is_zero(self, name: str, expected: ExpectedTensors) -> bool:
+        """Whether the model does without a tensor because all its numbers are zero."""
+        if name in expected.shapes or not expected.must_be_zero(name):
+            return False
+        return not self._mapped_tensor(name).any()
 
     def _require_equal(self, name: str, original: str) -> None:
         stored, expected = self._tensors[name], self._tensors[original]

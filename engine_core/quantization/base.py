@@ -107,6 +107,10 @@ class QuantizationConfig(ABC):
         """Whether a tensor may be present but unused, as ``LanguageModel.is_redundant``."""
         return False
 
+    def must_be_zero(self, name: str) -> bool:
+        """Whether a tensor that the model does not need may be present if all its numbers are zero."""
+        return False
+
     def read_by(self, kernels: Kernels) -> QuantizationConfig:
         """The same configuration, reading faster with ``kernels`` where they support the format."""
         return self

@@ -4,7 +4,7 @@ bits, a scale and a zero for each group of inputs.
 A word of ``qweight`` [K · bits / 32, N] holds one output's codes of neighbouring inputs, from the lowest bits on. A
 word of ``qzeros`` [K / group, N · bits / 32] holds zeros of neighbouring outputs, each less one except in version 2 of
 the format. ``g_idx`` [K] names each input's group: with ``desc_act`` the inputs of a group need not be neighbours;
-without it ``g_idx`` may be missing.
+without it ``g_idx`` may be missing. AutoGPTQ also stores a ``bias`` of zeros for a layer that has none.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _LEFT_OUT, _TAKEN = "-:", "+:"
 class GptqScheme(Scheme):
     """Codes packed along inputs."""
 
+    has_zero_biases = True
     bits: int
     group_size: int | None
     """None: all inputs."""

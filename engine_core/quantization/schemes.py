@@ -43,6 +43,9 @@ Tensors = Mapping[str, TensorInfo]
 class Scheme(ABC):
     """How the weight [N, K] of a layer is stored."""
 
+    has_zero_biases = False
+    """Whether tools write a bias for every layer, of zeros where the model has none."""
+
     @abstractmethod
     def format(self, inputs: int) -> QuantFormat:
         """The format in which the weight is kept in memory."""
@@ -75,6 +78,11 @@ class SchemesConfig(QuantizationConfig):
 
     def is_redundant(self, name: str) -> bool:
         return name.endswith(_OF_ACTIVATIONS)
+
+    def must_be_zero(self, name: str) -> bool:
+        layer = name.removesuffix(".bias")
+        scheme = None if layer == name else self.scheme(layer)
+        return scheme is not None and scheme.has_zero_biases
 
 
 class SchemesMethod(StoredMethod):

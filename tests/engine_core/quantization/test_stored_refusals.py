@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from tests.engine_core.models.driver import load, open_at
+from engine_core.model_loader.digest import WeightsDigest
+from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.quantization.quantizing import Tensors, save_quantized
 from tests.engine_core.quantization.test_stored_formats import FORMATS, LLAMA
 
@@ -195,3 +196,47 @@ def test_activation_scales_are_passed_over_and_other_tensors_are_not(
     save_file(tensors | {f"{UP}.other": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"1 unexpected \({UP}\.other\)"):
         load(tmp_path)
+
+
+def with_bias(checkpoint: Path, directory: Path, name: str, bias: torch.Tensor) -> Path:
+    """A copy of the checkpoint with a ``bias`` for every layer that is quantized, and this one for ``name``."""
+    (directory / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    tensors = load_file(checkpoint / "model.safetensors")
+    layers = {each.removesuffix(".scales"): len(scales[0]) for each, scales in tensors.items() if "scales" in each}
+    zeros = {f"{layer}.bias": torch.zeros(outputs, dtype=torch.float16) for layer, outputs in layers.items()}
+    assert len(zeros) >= 6
+    save_file(tensors | zeros | {f"{name}.bias": bias}, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("name", ["gptq", "auto-round"])
+def test_biases_of_zeros_that_gptq_writes_are_passed_over(
+    name: str, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    plain = open_at(checkpoints(name), dtype="float32")
+    zeros = open_at(with_bias(checkpoints(name), tmp_path, UP, -torch.zeros(128)), dtype="float32")
+    digests = WeightsDigest(), WeightsDigest()
+    found, expected = [
+        logits_of(build_model(checkpoint, digest=digest), torch.arange(20))
+        for checkpoint, digest in zip((zeros, plain), digests, strict=True)
+    ]
+    assert torch.equal(found, expected)
+    assert zeros.digest(digests[0]) == plain.digest(digests[1])
+
+
+@pytest.mark.parametrize("number", [1e-7, torch.nan])
+def test_a_gptq_bias_that_is_not_zero_is_refused(
+    number: float, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    bias = torch.zeros(128)
+    bias[77] = number
+    with pytest.raises(CheckpointError, match=rf"1 unexpected \({UP}\.bias with numbers other than zero\)"):
+        load(with_bias(checkpoints("gptq"), tmp_path, UP, bias))
+
+
+def test_a_bias_of_zeros_beside_a_layer_that_is_not_gptq_is_refused(
+    checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    norm = "model.layers.0.input_layernorm"
+    with pytest.raises(CheckpointError, match=rf"1 unexpected \({norm}\.bias\)$"):
+        load(with_bias(checkpoints("gptq"), tmp_path, norm, torch.zeros(64)))
