@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -31,6 +31,7 @@ from engine_core.offline.call_thread import Call, CallThread
 from engine_core.offline.conversations import as_json, read_conversations
 from engine_core.offline.forms import form_of
 from engine_core.offline.options import configure
+from engine_core.offline.outputs import Arrival, CompletionOutput, OutputLogprobs, RequestMetrics, RequestOutput
 from engine_core.offline.prompts import Prompt, PromptInput, read_prompts
 from engine_core.offline.sampling_params import SamplingParams, read_params
 from engine_core.offline.text import ChoiceText, CustomText, Text, Tokenizer
@@ -43,44 +44,23 @@ from engine_core.startup import StartedEngine, start_engine
 from engine_core.step import SequenceOutput
 from engine_core.validation import validate_request
 
-__all__ = ["LLM", "Completion", "Result", "SamplingParams", "Tokenizer", "configure"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "CompletionOutput",
+    "RequestMetrics",
+    "RequestOutput",
+    "Result",
+    "SamplingParams",
+    "Tokenizer",
+    "configure",
+]
 
 _PARAMS = frozenset(each.name for each in fields(EngineSamplingParams))
 
 
-@dataclass(slots=True)
-class Completion:
-    """One choice of one prompt."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: str | None = None
-    """The text of the ids; None if the prompt was ids, and no stop string was given."""
-    logprobs: Logprobs | None = None
-    """One per token, if requested."""
-    finish: Finish | None = None
-    """Why it ended; set on every completion that ``generate`` returns."""
-    stop: int | str | None = None
-    """The stop token's id or the stop string that ended it, if one did."""
-
-
-@dataclass(slots=True)
-class Result:
-    """All choices of one prompt."""
-
-    prompt_token_ids: list[int]
-    choices: list[Completion]
-    """``n`` of its parameters, by choice."""
-    prompt: str | None = None
-    """The prompt, if it was text."""
-    cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
-    prompt_logprobs: Logprobs | None = None
-    """For prompt tokens 1…, if requested."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether every choice has ended."""
-        return all(choice.finish is not None for choice in self.choices)
+Completion, Result = CompletionOutput, RequestOutput
+"""Older names."""
 
 
 @dataclass(slots=True)
@@ -89,39 +69,71 @@ class _Live:
 
     request: Request
     prompt: Prompt
-    result: Result
+    result: RequestOutput
     texts: list[ChoiceText] = field(default_factory=list)
     """By choice; empty if no text is needed."""
     searched: bool = False
     """Whether each step's text is searched for stop strings; otherwise text is made at the end."""
+    queued_ts: float = 0.0
+    """This and the following as in ``RequestMetrics``."""
+    scheduled_ts: float = 0.0
+    first_token_ts: float | None = None
+    last_token_ts: float | None = None
+    finished_ts: float = 0.0
 
-    def take(self, output: SequenceOutput, core: EngineCore) -> int:
+    def take(self, output: SequenceOutput, core: EngineCore, now: float) -> int:
         """Add a choice's output, and end the choice at a complete stop string; returns the number of added ids."""
-        choice = self.result.choices[output.choice]
+        choice = self.result.outputs[output.choice]
         before = len(choice.token_ids)
         choice.token_ids += output.token_ids
-        choice.logprobs = _joined(choice.logprobs, output.logprobs)
+        choice.logprobs = _joined(choice.logprobs, output.logprobs, choice.token_ids)
         if output.cached_tokens is not None:
-            self.result.cached_tokens = output.cached_tokens
-        self.result.prompt_logprobs = _joined(self.result.prompt_logprobs, output.prompt_logprobs)
+            self.result.num_cached_tokens = output.cached_tokens
+        if output.queue_seconds is not None:
+            self.scheduled_ts = self.queued_ts + output.queue_seconds
+        if output.token_ids:
+            self.first_token_ts = now if self.first_token_ts is None else self.first_token_ts
+            self.last_token_ts = now
+        if output.prompt_logprobs is not None:
+            scored = self.request.prompt_token_ids[1:]
+            self.result.prompt_logprobs = _joined(self.result.prompt_logprobs, output.prompt_logprobs, scored)
         stopped = self.texts[output.choice].add(output.token_ids, output.finish) if self.searched else None
         if stopped is not None:
             core.cancel(output.request_id, output.choice, finish_reason=None)
-            choice.finish, choice.stop = Finish(FinishReason.STOP), stopped.stop
+            choice.finish, choice.stop_reason = Finish(FinishReason.STOP), stopped.stop
             del choice.token_ids[stopped.end :]
             choice.logprobs = choice.logprobs and choice.logprobs[: stopped.end]
         elif output.finish is not None:
-            choice.finish, choice.stop = output.finish, output.finish.stop_token_id
+            token_id = output.finish.stop_token_id
+            choice.finish = output.finish
+            choice.stop_reason = token_id if token_id in self.request.params.stop_token_ids else None
+        if self.result.finished:
+            self.finished_ts = now
         return len(choice.token_ids) - before
 
-    def finish(self) -> Result:
-        """The result, with its text."""
-        for choice, text in zip(self.result.choices, self.texts, strict=bool(self.texts)):
+    def finish(self, arrival: Arrival, text_of: Callable[[int], str] | None) -> RequestOutput:
+        """The result, with its text and ``text_of`` each token, if it has any."""
+        result = self.result
+        for choice, text in zip(result.outputs, self.texts, strict=bool(self.texts)):
             if not self.searched:
                 text.add(choice.token_ids, choice.finish)
             choice.text = text.text
-        self.result.prompt = self.prompt.text
-        return self.result
+        result.prompt = self.prompt.text
+        if text_of is not None:
+            for choice in result.outputs:
+                choice.logprobs = choice.logprobs and choice.logprobs.with_texts(choice.token_ids, text_of)
+            scored = result.prompt_logprobs
+            result.prompt_logprobs = scored and scored.with_texts(result.prompt_token_ids[1:], text_of)
+        result.metrics = RequestMetrics(
+            arrival.time,
+            arrival.ts,
+            self.queued_ts,
+            self.scheduled_ts,
+            self.first_token_ts,
+            self.last_token_ts,
+            self.finished_ts,
+        )
+        return result
 
 
 class LLM:
@@ -203,7 +215,7 @@ class LLM:
         sampling_params: EngineSamplingParams | Sequence[EngineSamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-    ) -> list[Result]:
+    ) -> list[RequestOutput]:
         """Complete prompts, in batches; results are in the order of the prompts.
 
         A prompt is text, a list of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; ``prompts`` is one
@@ -216,7 +228,8 @@ class LLM:
         unusable, and ``ClosedError`` after ``close``; then nothing is computed. Interrupted by Ctrl-C or another
         signal, it drops its requests, within a step, before it raises. After ``ExecutorError`` the engine is unusable.
         """
-        return self._generate(read_prompts(prompts), sampling_params, use_tqdm=use_tqdm)
+        arrival = Arrival(time.time(), time.monotonic())
+        return self._generate(read_prompts(prompts), sampling_params, arrival, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -229,7 +242,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
-    ) -> list[Result]:
+    ) -> list[RequestOutput]:
         """Answer one or a list of conversations, as ``generate`` completes prompts.
 
         Messages are in OpenAI's format: ``{"role": "user", "content": "Hello"}``, where ``content`` may be a list of
@@ -237,6 +250,7 @@ class LLM:
         several; ``tools`` and ``chat_template_kwargs`` are passed to it. ``add_generation_prompt`` opens the answer
         (the default, unless ``continue_final_message`` continues the last message).
         """
+        arrival = Arrival(time.time(), time.monotonic())
         if not isinstance(template_name, str | None):
             raise TypeError(f"template_name is of type {type(template_name).__name__}; expected text")
         template = {
@@ -252,14 +266,16 @@ class LLM:
         for conversation in read_conversations(messages):
             text, token_ids = self._text.render(conversation.place, conversation.messages, **template)
             prompts.append(Prompt(conversation.place, text, tuple(token_ids)))
-        return self._generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self._generate(prompts, sampling_params, arrival, use_tqdm=use_tqdm)
 
-    def _generate(self, prompts: list[Prompt], params: object, *, use_tqdm: bool) -> list[Result]:
+    def _generate(
+        self, prompts: list[Prompt], params: object, arrival: Arrival, *, use_tqdm: bool
+    ) -> list[RequestOutput]:
         live = self._requests(prompts, *self._params(params, len(prompts)))
         hidden = None if use_tqdm else True  # None: unless stderr is a terminal
         with tqdm(total=len(live), desc="Processed prompts", dynamic_ncols=True, disable=hidden) as bar:
             self._thread.call(lambda call: self._complete(live, bar, call))
-        return [each.finish() for each in live]
+        return [each.finish(arrival, self._text.token_text if each.texts else None) for each in live]
 
     def _complete(self, requests: list[_Live], bar: tqdm, call: Call) -> None:
         """Compute ``requests``; always removes them from the engine.
@@ -268,18 +284,19 @@ class LLM:
         """
         core, tokens, begun = self._engine.core, 0, time.monotonic()
         live = {each.request.request_id: each for each in requests}
-        waiting = deque(each.request for each in requests)
+        waiting = deque(requests)
         try:
             while (waiting or core.has_work()) and not call.interrupted:
                 with suppress(QueueFullError):
                     while waiting:
-                        core.add(waiting[0])
+                        waiting[0].queued_ts = time.monotonic()
+                        core.add(waiting[0].request)
                         waiting.popleft()
-                outputs = core.step()
+                outputs, now = core.step(), time.monotonic()
                 self._stats = core.stats()
                 for output in outputs:
                     one = live[output.request_id]
-                    tokens += one.take(output, core)
+                    tokens += one.take(output, core, now)
                     if one.result.finished:
                         speed = tokens / max(1e-9, time.monotonic() - begun)
                         bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
@@ -351,7 +368,8 @@ class LLM:
         except InvalidRequestError as error:
             where = f"{place}: {error.field}" if error.field in _PARAMS else prompt.place
             raise InvalidRequestError(where, error.problem) from None
-        result = Result(list(token_ids), [Completion() for _ in range(for_engine.n)])
+        choices = [CompletionOutput(index=index) for index in range(for_engine.n)]
+        result = RequestOutput(list(token_ids), choices, request_id=request.request_id)
         live = _Live(request, prompt, result, searched=bool(params.stop_strings))
         if prompt.text is not None or live.searched:
             live.texts = [self._text.choice(token_ids, params) for _ in range(for_engine.n)]
@@ -393,9 +411,9 @@ def _end(thread: CallThread, engine: StartedEngine) -> None:
     engine.close()
 
 
-def _joined(known: Logprobs | None, more: Logprobs | None) -> Logprobs | None:
-    """Concatenate; either may be None."""
+def _joined(known: OutputLogprobs | None, more: Logprobs | None, token_ids: Sequence[int]) -> OutputLogprobs | None:
+    """Concatenate; either may be None. ``token_ids`` are those of both."""
     if known is None or more is None:
-        return more if known is None else known
+        return known if more is None else OutputLogprobs(more, token_ids)
     known.extend(more)
     return known

@@ -41,7 +41,7 @@ class Logprobs(Sequence[TokenLogprobs]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Logprobs) and all(
-            getattr(self, name) == getattr(other, name) for name in self.__slots__
+            getattr(self, name) == getattr(other, name) for name in Logprobs.__slots__
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable

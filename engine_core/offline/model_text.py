@@ -104,6 +104,9 @@ class ModelText:
         )
         return _DecodedChoice(ChoiceDecoder(pieces, options))
 
+    def token_text(self, token_id: int) -> str:
+        return self.tokenizer.token_bytes(token_id).decode(errors="replace")
+
 
 class _DecodedChoice:
     def __init__(self, decoder: ChoiceDecoder) -> None:

@@ -63,6 +63,9 @@ class Text(Protocol):
 
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText: ...
 
+    def token_text(self, token_id: int) -> str:
+        """The text that a token, special or not, adds within a text."""
+
 
 class CustomText:
     """Text by a caller's tokenizer."""
@@ -85,6 +88,9 @@ class CustomText:
 
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText:
         return _CustomChoice(self.tokenizer, prompt_ids)
+
+    def token_text(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id])
 
 
 class _CustomChoice:
