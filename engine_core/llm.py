@@ -27,6 +27,7 @@ from engine_core.config import EngineConfig, ModelSpec
 from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.logprobs import Logprobs
+from engine_core.model_loader.location import EXPECTED, bundled_model
 from engine_core.offline.call_thread import Call, CallThread
 from engine_core.offline.conversations import as_json, read_conversations
 from engine_core.offline.forms import form_of
@@ -35,6 +36,7 @@ from engine_core.offline.outputs import Arrival, CompletionOutput, OutputLogprob
 from engine_core.offline.prompts import Prompt, PromptInput, read_prompts
 from engine_core.offline.sampling_params import SamplingParams, read_params
 from engine_core.offline.text import ChoiceText, CustomText, Text, Tokenizer
+from engine_core.offline.worker_calls import worker_arguments
 from engine_core.platforms.selector import is_for_cpu
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.request import Finish, FinishReason, Request
@@ -141,13 +143,13 @@ class LLM:
 
     def __init__(
         self,
-        model: str | PathLike[str],
+        model: str | PathLike[str] | None = None,
         *,
         tokenizer: str | PathLike[str] | Tokenizer | None = None,
         progress: StartupProgress | None = None,
         **options: Any,
     ) -> None:
-        """Load ``model`` (a directory, a GGUF file or a hub id).
+        """Load ``model`` (a directory, a GGUF file or a hub id); by default the small one that Ringline brings along.
 
         ``tokenizer`` replaces the model's own: a directory, GGUF file or hub id, or an object that encodes and decodes.
         ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
@@ -155,6 +157,8 @@ class LLM:
         ``RuntimeWarning``. Raises ``ConfigError`` for an unknown or unusable option, and the errors of
         ``start_engine``.
         """
+        if model is None and (model := bundled_model()) is None:
+            raise ConfigError("model", None, f"{EXPECTED}, because this installation has no bundled model")
         self._custom_tokenizer: Tokenizer | None = None
         if tokenizer is None or isinstance(tokenizer, str | PathLike):
             options["tokenizer"] = tokenizer
@@ -174,6 +178,10 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The model's, or the one given; loaded on first use. Raises ``CheckpointError`` if there is none."""
         return self._text.tokenizer
+
+    def get_tokenizer(self) -> Any:
+        """``tokenizer``; the model's own also has ``apply_chat_template``."""
+        return self.tokenizer
 
     @cached_property
     def _text(self) -> Text:
@@ -201,6 +209,36 @@ class LLM:
     def stats(self) -> SchedulerStats:
         """Statistics after the last step; callable at any time, from any thread."""
         return self._stats
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, once no call is in progress; False, without changes, if blocks are in use."""
+
+        def reset(_: Call) -> bool:
+            core = self._engine.core
+            if core.has_work() or core.stats().kv_blocks_used:
+                return False
+            core.reset_prefix_cache()
+            return True
+
+        return self._thread.call(reset)
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call ``method`` of the ``Worker`` of every rank, once no call is in progress; returns the results by rank.
+
+        A public method by name: the engine is unusable after those that end a worker or load it again. ``timeout`` is
+        for ranks in processes of their own (default: the option ``worker_start_timeout``); in this process a call takes
+        as long as it takes. Raises ``TypeError`` or ``ValueError`` for what no worker can be asked, what the method
+        raises, and ``ExecutorError`` if a rank does not answer, after which the engine is unusable.
+        """
+        arguments = worker_arguments(method, timeout, args, kwargs or {})
+        executor = self._engine.executor
+        return self._thread.call(lambda _: executor.collective_rpc(method, *arguments, timeout=timeout))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The recommendations of the checkpoint's generation_config.json; the engine's defaults for the rest."""

@@ -15,7 +15,6 @@ from engine_core.config import EngineConfig, ModelSpec, ParallelConfig
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.engine import EngineCore
 from engine_core.errors import CheckpointError, ConfigError
-from engine_core.executor.base import Executor
 from engine_core.executor.collective import CollectiveExecutor, StartedModel
 from engine_core.executor.ranks.identity import require_equal
 from engine_core.executor.uniproc import UniProcWorker
@@ -42,7 +41,7 @@ class StartedEngine:
     """An engine that can take requests, and its executor."""
 
     core: EngineCore
-    executor: Executor
+    executor: CollectiveExecutor
 
     def close(self) -> None:
         """Free weights and cache; the engine is then unusable. Idempotent."""

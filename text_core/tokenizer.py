@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tokenizers
 
@@ -42,7 +42,7 @@ class Tokenizer:
         """The tokenizer's eos token and those that ``generation_config.json`` adds."""
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
+    def from_files(cls, files: Mapping[str, bytes]) -> Self:
         """Load from contents keyed by file name; of ``TOKENIZER_FILES`` only ``tokenizer.json`` is required.
 
         Raises ``TokenizerError`` if they are damaged, or if their decoder cannot decode a stream.
@@ -56,7 +56,7 @@ class Tokenizer:
             raise TokenizerError(f"the tokenizer's files cannot be used: {error.object!r} is not Unicode") from None
 
     @classmethod
-    def from_directory(cls, path: str | Path) -> Tokenizer:
+    def from_directory(cls, path: str | Path) -> Self:
         return cls.from_files(read_tokenizer_files(path))
 
     def encode(

@@ -52,8 +52,9 @@ class CollectiveExecutor(Executor):
     def submit(self, plan: StepPlan) -> PendingResult:
         return self.workers.submit(plan)
 
-    def collective_rpc(self, method: str, *arguments: Any) -> list[Any]:
-        return self.workers.collective_rpc(method, *arguments)
+    def collective_rpc(self, method: str, *arguments: Any, timeout: float | None = None) -> list[Any]:
+        """As ``Workers.collective_rpc``, between steps."""
+        return self.workers.collective_rpc(method, *arguments, timeout=timeout)
 
     def compile_grammar(self, grammar: str) -> None:
         self.workers.require_running()

@@ -65,7 +65,9 @@ class UniProcWorker(Workers):
         (rank,) = ranks_on_one_host(self.config.parallel)
         self._worker = Worker(self.config, checkpoint, rank)
 
-    def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
+    def collective_rpc(
+        self, method: str, *arguments: Any, on_progress: OnProgress | None = None, timeout: float | None = None
+    ) -> list[Any]:
         last = () if on_progress is None else (on_progress,)
         return [getattr(self._running(), method)(*arguments, *last)]
 

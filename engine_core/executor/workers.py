@@ -41,10 +41,14 @@ class Workers(ABC):
         """Create the workers; they allocate nothing yet."""
 
     @abstractmethod
-    def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
+    def collective_rpc(
+        self, method: str, *arguments: Any, on_progress: OnProgress | None = None, timeout: float | None = None
+    ) -> list[Any]:
         """Call ``method`` of every ``Worker``; returns the results by rank, or raises the first exception.
 
-        ``on_progress``, the method's last argument, receives the total progress of all workers.
+        ``on_progress``, the method's last argument, receives the total progress of all workers. Ranks in processes of
+        their own have ``timeout`` seconds, by default ``worker_start_timeout``. Once there are steps, workers of which
+        one does not answer have failed.
         """
 
     @abstractmethod

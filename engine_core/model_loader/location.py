@@ -10,7 +10,16 @@ from engine_core.model_loader.gguf.files import is_gguf, model_file, model_name
 from engine_core.model_loader.hub import HubModel, download
 from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
 
+_ROOT = Path(__file__).resolve().parents[2]
+_BUNDLED_MODELS = (_ROOT / "services" / "checkpoints" / "tiny", _ROOT / "checkpoints" / "tiny")
+"""Where an installed wheel and the repository have it."""
+
 EXPECTED = f"a directory, a GGUF file, a hub id or {', '.join(PACKAGED_MODELS)}"
+
+
+def bundled_model() -> str | None:
+    """The directory of the model that Ringline brings along; None if this installation has none."""
+    return next((str(directory) for directory in _BUNDLED_MODELS if directory.is_dir()), None)
 
 
 def local_path(model: str) -> Path | None:

@@ -14,6 +14,7 @@ from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.model_loader.chat_template import with_template
 from engine_core.model_loader.tokenizer import tokenizer_directory
+from engine_core.offline.conversations import as_json, read_conversations
 from engine_core.offline.sampling_params import SamplingParams
 from engine_core.offline.text import ChoiceText, Stopped
 from engine_core.request import Finish
@@ -34,6 +35,67 @@ from text_core.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_
 from text_core.tokenizer import Tokenizer as ModelTokenizer
 from text_core.tokenizer_files import read_tokenizer_files
 
+_OF_TENSORS = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
+"""Parameters of transformers' ``apply_chat_template`` for what is not a text or a list of ids."""
+
+
+class ChatTokenizer(ModelTokenizer):
+    """The model's tokenizer, with its chat templates."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        super().__init__(files)
+        self._template_files = {name: data for name, data in files.items() if name != "tokenizer.json"}
+
+    @cached_property
+    def templates(self) -> ChatTemplates:
+        """Raises ``CheckpointError`` if they cannot be read."""
+        try:
+            return ChatTemplates.from_files(self._template_files)
+        except ValueError as error:
+            raise CheckpointError(f"the chat template cannot be read: {' '.join(str(error).split())}") from error
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **template_args: Any,
+    ) -> str | list[int] | list[str] | list[list[int]]:
+        """A conversation as a prompt, or a list of them as a list: ids, or without ``tokenize`` text.
+
+        Its parameters are those of transformers, further ones are variables of the template. ``chat_template`` is the
+        name of one of the model's own.
+        """
+        for name in _OF_TENSORS:
+            if template_args.pop(name, None):
+                raise TypeError(f"parameter {name!r} is not supported: a prompt is text or a list of token ids")
+        conversations = read_conversations(conversation)
+        prompts: list[Any] = []
+        for each in conversations:
+            text = self.render(
+                each.place,
+                each.messages,
+                tools=None if tools is None else as_json(tools, list, "tools"),
+                template_name=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_args=as_json(template_args, dict, "the template's variables"),
+            )
+            prompts.append(self.encode(text, add_special_tokens=False) if tokenize else text)
+        is_one = len(conversations) == 1 and conversations[0].place == "messages"
+        return prompts[0] if is_one else prompts
+
+    def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
+        """The prompt's text; it has the special tokens. Raises ``InvalidRequestError``, naming ``place``."""
+        try:
+            return self.templates.render(messages, **template)
+        except ChatTemplateError as error:
+            raise InvalidRequestError(place, str(error)) from None
+
 
 class ModelText:
     """Text by a model's tokenizer and templates, as in the ring."""
@@ -42,18 +104,10 @@ class ModelText:
         """Read the files that ``config`` names. Raises ``CheckpointError``."""
         with tokenizer_directory(config) as directory:
             files = with_template(read_tokenizer_files(directory), config)
-        self._template_files = {name: data for name, data in files.items() if name != "tokenizer.json"}
         try:
-            self.tokenizer = ModelTokenizer.from_files(files)
+            self.tokenizer = ChatTokenizer.from_files(files)
         except ValueError as error:
             raise CheckpointError(f"the tokenizer cannot be read: {' '.join(str(error).split())}") from error
-
-    @cached_property
-    def _templates(self) -> ChatTemplates:
-        try:
-            return ChatTemplates.from_files(self._template_files)
-        except ValueError as error:
-            raise CheckpointError(f"the chat template cannot be read: {' '.join(str(error).split())}") from error
 
     def check(self, params: SamplingParams, place: str) -> None:
         field = f"{place}: stop"
@@ -88,10 +142,7 @@ class ModelText:
             raise InvalidRequestError(f"{place}: {error.field or form}", error.problem) from None
 
     def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
-        try:
-            text = self._templates.render(messages, **template)
-        except ChatTemplateError as error:
-            raise InvalidRequestError(place, str(error)) from None
+        text = self.tokenizer.render(place, messages, **template)
         return text, self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them
 
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText:

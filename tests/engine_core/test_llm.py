@@ -18,12 +18,13 @@ import torch
 from transformers import PreTrainedModel
 
 from engine_core.engine import EngineCore
-from engine_core.errors import CheckpointError, ClosedError, EngineError, ExecutorError
+from engine_core.errors import CheckpointError, ClosedError, ConfigError, EngineError, ExecutorError
 from engine_core.llm import LLM
+from engine_core.model_loader import location
 from engine_core.models.causal_lm import CausalLM
 from engine_core.platforms.host_memory import usable_cpus
 from engine_core.progress import Stage, StartupProgress
-from engine_core.request import FinishReason, SamplingParams
+from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.step import SequenceOutput
 from text_core.tokenizer import Tokenizer as RingTokenizer
@@ -131,7 +132,7 @@ def test_a_dropped_one_is_closed(checkpoint: Path) -> None:
     executor, thread = llm._engine.executor, llm._thread
     del llm
     with pytest.raises(ExecutorError, match="is closed"):
-        executor.collective_rpc("profile")  # type: ignore[attr-defined]
+        executor.collective_rpc("profile")
     with pytest.raises(ClosedError):
         thread.call(lambda call: None)
 
@@ -365,3 +366,60 @@ def test_stages_are_told_with_seconds_and_bytes(checkpoint: Path) -> None:
     stage, done, total = observer.stage_advanced.call_args.args
     assert stage.name == "load weights"
     assert done == total > 0
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_prefixes_are_forgotten_unless_blocks_are_in_use(checkpoint: Path, async_scheduling: bool) -> None:
+    options = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": 4 << 20, "block_size": 4}
+    prompt = list(range(10, 60))
+    with LLM(checkpoint, async_scheduling=async_scheduling, **options) as llm:
+        first = llm.generate([prompt], GREEDY)[0]
+        assert first.num_cached_tokens == 0
+        assert llm.generate([prompt], GREEDY)[0].num_cached_tokens == 48
+        assert llm.reset_prefix_cache() is True
+        again = llm.generate([prompt], GREEDY)[0]
+        assert (again.num_cached_tokens, again.outputs) == (0, first.outputs)
+        core = llm._engine.core
+        core.add(Request("under way", tuple(prompt), GREEDY))
+        core.step()
+        assert llm.reset_prefix_cache() is False
+        core.cancel("under way")
+        while core.has_work():
+            core.step()
+        assert llm.generate([prompt], GREEDY)[0].num_cached_tokens == 48
+        assert llm.reset_prefix_cache() is True
+
+
+def test_a_prefix_cache_is_reset_after_the_call_in_progress(llm: LLM) -> None:
+    """From another thread: the call computes what it would have computed."""
+    expected = llm.generate([7] * 40, GREEDY)[0].outputs
+    step, resetting = EngineCore.step, threading.Event()
+    answers: list[bool] = []
+
+    def reset() -> None:
+        resetting.set()
+        answers.append(llm.reset_prefix_cache())
+
+    other = threading.Thread(target=reset)
+
+    def stepping(core: EngineCore) -> list[SequenceOutput]:
+        if not resetting.is_set():
+            other.start()
+            resetting.wait()
+        assert not answers
+        return step(core)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(EngineCore, "step", stepping)
+        assert llm.generate([7] * 40, GREEDY)[0].outputs == expected
+    other.join()
+    assert answers == [True]
+
+
+def test_without_a_model_it_is_the_bundled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(max_model_len=64, kv_cache_memory_bytes="16MiB") as llm:
+        assert Path(llm._config.model.model) == TINY
+        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].text
+    monkeypatch.setattr(location, "_BUNDLED_MODELS", (TINY / "elsewhere",))
+    with pytest.raises(ConfigError, match=r"^model=None is not usable: expected a directory, .* has no bundled model"):
+        LLM()

@@ -91,7 +91,7 @@ class RankWorkers(Workers):
             for each in self._ranks:
                 start = RankStart(self._launcher.config_of(each.rank), each.rank, self._launcher.title(each.rank))
                 self._send(each, pickle.dumps(start))
-            reports: list[RankReport] = self._collect("start ranks", None)
+            reports: list[RankReport] = self._collect("start ranks")
             require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
             self.places = [
                 RankPlace(str(each.rank), report.host, report.pid)
@@ -103,16 +103,23 @@ class RankWorkers(Workers):
         stages = self.config.parallel.pipeline_parallel_size
         return open_rendezvous(self._launcher.host, device.tensor_transport, stages)
 
-    def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
+    def collective_rpc(
+        self, method: str, *arguments: Any, on_progress: OnProgress | None = None, timeout: float | None = None
+    ) -> list[Any]:
         message = pickle.dumps(Call(method, arguments, on_progress is not None))
         for rank in self._running():
             self._send(rank, message)
-        return self._collect(method.replace("_", " "), on_progress)
+        return self._collect(method.replace("_", " "), on_progress, timeout)
 
-    def _collect(self, stage: str, on_progress: OnProgress | None) -> list[Any]:
-        """The replies of all ranks, by rank; raises the first error that a rank replies with."""
-        timeout = self.config.parallel.worker_start_timeout
-        end = time.monotonic() + timeout
+    def _collect(self, stage: str, on_progress: OnProgress | None = None, timeout: float | None = None) -> list[Any]:
+        """The replies of all ranks, by rank; raises the first error that a rank replies with.
+
+        During the start it is raised at once, as nothing follows. Later all replies are awaited, so that none is taken
+        for the reply to another call.
+        """
+        seconds = self.config.parallel.worker_start_timeout if timeout is None else timeout
+        end = time.monotonic() + seconds
+        raised: Exception | None = None
         progress: dict[RankProcess, Progress] = {}
         results: dict[RankProcess, Any] = {}
         complaint: Exception | None = None
@@ -124,12 +131,15 @@ class RankWorkers(Workers):
                 raise self.failure.told(_CAUSE_SECONDS)
             if not ready:
                 late = ", ".join(map(str, waiting.values()))
-                if complaint is not None:
-                    raise ExecutorError(str(complaint)) from complaint
-                raise ExecutorError(
-                    f"{late} did not finish {stage} within --worker-start-timeout={timeout:g} s: raise it if that is "
-                    "only slow, as on a busy machine"
+                limit = f"{'--worker-start-timeout' if timeout is None else 'timeout'}={seconds:g} s"
+                error = ExecutorError(
+                    f"{late} did not finish {stage} within {limit}: raise it if that is only slow, as on a busy machine"
+                    if complaint is None
+                    else str(complaint)
                 )
+                if self._sampler is not None:
+                    self.fail(error)
+                raise error from raised or complaint
             for connection in ready:
                 rank = waiting[connection]  # type: ignore[index]
                 reply = self._receive(rank)
@@ -143,8 +153,13 @@ class RankWorkers(Workers):
                 elif isinstance(reply.error, RankFailedError):  # a consequence: the cause may be on its way
                     complaint, end = reply.error, min(end, time.monotonic() + _CAUSE_SECONDS)
                     del waiting[connection]  # type: ignore[arg-type]
-                else:
+                elif self._sampler is None:
                     raise reply.error
+                else:
+                    raised = raised or reply.error
+                    del waiting[connection]  # type: ignore[arg-type]
+        if raised is not None:
+            raise raised
         if complaint is not None:
             raise ExecutorError(str(complaint)) from complaint
         return [results[rank] for rank in self._ranks]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 import structlog
 
 from engine_core.config import EngineConfig
+from engine_core.model_loader import location
 from services.cli.commands.engine import FOREIGN_FLAGS, engine_config, ignored_seed, with_model
 from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.stack import ReadyStack, StackOptions, choose_http_port, choose_ports, run_stack
@@ -34,10 +34,6 @@ from services.common.rpc.bind_address import check_bindable
 from services.common.telemetry.logs import configure_logs, warn_of_ignored_flags, warn_of_unknown_variables
 
 log = structlog.get_logger()
-
-_SERVICES = Path(__file__).resolve().parents[2]
-_BUNDLED_MODELS = (_SERVICES / "checkpoints" / "tiny", _SERVICES.parent / "checkpoints" / "tiny")
-"""Where an installed wheel and the repository have it."""
 
 _DECIDED_HERE = (
     "uds",
@@ -124,13 +120,12 @@ def _listed(counts: dict[str, int], *, http: bool) -> str:
 
 def bundled_model() -> str:
     """The directory of the default checkpoint. Raises ``UsageError`` if it is missing."""
-    for directory in _BUNDLED_MODELS:
-        if directory.is_dir():
-            return str(directory)
-    raise click.UsageError(
-        "MODEL is missing, and this installation has no bundled model: give a checkpoint's directory, GGUF file or hub "
-        "id."
-    )
+    if (model := location.bundled_model()) is None:
+        raise click.UsageError(
+            "MODEL is missing, and this installation has no bundled model: give a checkpoint's directory, GGUF file or "
+            "hub id."
+        )
+    return model
 
 
 def stack_options(settings: ProcessorSettings, stack: StackSettings, values: dict[str, Any]) -> StackOptions:

@@ -43,7 +43,11 @@ class ThreadedWorkers(Workers):
         self.threads = [ThreadPoolExecutor(max_workers=1) for _ in ranks]
 
     def collective_rpc(
-        self, method: str, *arguments: Any, on_progress: Callable[[int, int], None] | None = None
+        self,
+        method: str,
+        *arguments: Any,
+        on_progress: Callable[[int, int], None] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
         last = () if on_progress is None else (lambda done, total: None,)
         calls = [

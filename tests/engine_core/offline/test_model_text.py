@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, InvalidRequestError
@@ -117,6 +118,37 @@ def test_a_chat_is_rendered_as_in_the_ring(llm: LLM) -> None:
     begun = [QUESTION, {"role": "assistant", "content": "3 + 4 ="}]
     [answer] = llm.chat(begun, GREEDY, continue_final_message=True)
     assert answer.choices[0].text == " 7."
+
+
+def test_the_tokenizer_renders_chats_as_that_of_transformers(llm: LLM) -> None:
+    tokenizer, theirs = llm.get_tokenizer(), AutoTokenizer.from_pretrained(TINY)
+    assert tokenizer is llm.tokenizer
+    begun = [QUESTION, {"role": "assistant", "content": "3 + 4 ="}]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    for chat, options in (
+        ([QUESTION], {}),
+        ([QUESTION], {"add_generation_prompt": True}),
+        ([QUESTION], {"tools": tools, "add_generation_prompt": True, "enable_thinking": False}),
+        (begun, {"continue_final_message": True}),
+        ([[QUESTION], begun], {}),
+    ):
+        text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
+        assert text == theirs.apply_chat_template(chat, tokenize=False, **options)
+        ids = tokenizer.apply_chat_template(chat, return_dict=False, **options)
+        assert ids == theirs.apply_chat_template(chat, return_dict=False, **options)
+    prompt = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True)
+    assert llm.generate(prompt, GREEDY)[0].outputs[0].token_ids == llm.chat([QUESTION], GREEDY)[0].outputs[0].token_ids
+    assert tokenizer.decode(tokenizer.encode(PROMPT)) == PROMPT
+
+
+def test_the_tokenizer_refuses_what_it_cannot_render(llm: LLM) -> None:
+    render = llm.get_tokenizer().apply_chat_template
+    with pytest.raises(TypeError, match=r"^parameter 'return_tensors' is not supported: a prompt is text or a list of"):
+        render([QUESTION], return_tensors="pt")
+    with pytest.raises(InvalidRequestError, match=r"^messages: the model has no chat template named 'no'"):
+        render([QUESTION], chat_template="no")
+    with pytest.raises(TypeError, match=r"^messages\[0\]\.role is missing"):
+        render([{"content": "Hello"}])
 
 
 def test_texts_have_their_form(llm: LLM) -> None:

@@ -75,6 +75,13 @@ def test_grammars_are_compiled_here_and_on_the_rank_that_samples(ranks: LLM, che
         assert re.fullmatch(r'\{"name": "[a-z]{1,8}", "age": [0-9]{1,3}\}', text_of(outcome.token_ids))
 
 
+def test_workers_of_all_ranks_are_called(ranks: LLM) -> None:
+    assert ranks.collective_rpc("lacks_kernels") == [False, False]
+    whole, part = ranks.collective_rpc("profile", timeout=60.0)
+    assert type(whole).__name__ == type(part).__name__ == "Profile"
+    assert len(ranks.generate(PROMPTS[0], PARAMS[0])) == 1
+
+
 def test_the_start_names_ranks(ranks: LLM, stages: StageDetails) -> None:
     first, second = ranks._engine.executor.ranks
     assert (first.rank, second.rank) == ("tp0/2 pp0/1", "tp1/2 pp0/1")

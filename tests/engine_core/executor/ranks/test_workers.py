@@ -117,6 +117,25 @@ def test_what_a_worker_raises_is_raised_as_it_is(error: Exception) -> None:
     assert str(caught.value) == str(error)
 
 
+def test_an_error_after_the_start_leaves_no_reply_for_the_next_call() -> None:
+    with scripted() as executor:
+        for number in range(2):
+            with pytest.raises(ValueError, match=r"^what$"):
+                executor.collective_rpc("do", number, "raise", ValueError("what"))
+            assert executor.collective_rpc("echo", number) == [(rank, number) for rank in range(2)]
+        assert executor.submit(plan(1)).result().token_ids == [[1, 0]]
+
+
+def test_a_rank_that_does_not_answer_in_time_after_the_start_ends_the_executor() -> None:
+    with scripted() as executor:
+        failure = Failure(executor)
+        with pytest.raises(ExecutorError, match=r"^rank tp1/2 pp0/1 did not finish do within timeout=0\.5 s: ") as late:
+            executor.collective_rpc("do", 1, "sleep", 60, timeout=0.5)
+        assert failure.wait() is late.value
+        with pytest.raises(ExecutorError, match="does not run: it has failed"):
+            executor.collective_rpc("echo")
+
+
 class _Unportable(Exception):
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} {two}")
