@@ -29,6 +29,8 @@ _MAPPED_AT_ONCE = 2**28
 """Bytes read before mapped pages are released: until then they count as this process's memory."""
 _ALIGNED_AT_ONCE = 8
 """Number of aligned copies kept of tensors at unaligned offsets: a layer takes rows of a few tensors in turns."""
+_MOST_OF_INDEX = 2**26
+"""Bytes: the largest published ones have some 10 MB."""
 _SHORT = 2
 """Bytes per number of the types that ``take_table`` does not convert."""
 
@@ -303,6 +305,9 @@ class SafetensorsWeights:
 def _read_index(path: Path, name: str) -> dict[str, str]:
     """An index file's map from tensors to files."""
     try:
+        if (size := path.stat().st_size) > _MOST_OF_INDEX:
+            problem = f"{path} has {size} bytes: expected at most {_MOST_OF_INDEX}"
+            raise CheckpointError(f"{problem}; download the checkpoint again")
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
         if not all(isinstance(shard, str) for shard in weight_map.values()) or not weight_map:
             raise TypeError

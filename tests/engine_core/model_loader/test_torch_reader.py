@@ -126,6 +126,9 @@ def test_files_with_an_index(tmp_path: Path) -> None:
     index.write_text("[]")
     with pytest.raises(CheckpointError, match="is not an index of PyTorch files"):
         find_tensors(tmp_path)
+    os.truncate(index, 2**40)
+    with pytest.raises(CheckpointError, match="has 1099511627776 bytes: expected at most 67108864"):
+        find_tensors(tmp_path)
 
 
 def test_ranks_take_the_bytes_that_they_take_of_safetensors(tmp_path: Path) -> None:
