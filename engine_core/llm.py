@@ -167,6 +167,8 @@ class LLM:
         else:
             raise ConfigError("tokenizer", tokenizer, "a directory, a hub id or an object with encode and decode")
         self._config = configure(model=model, **options)
+        if (engines := self._config.parallel.data_parallel_size) > 1:
+            raise ConfigError("data_parallel_size", engines, "1: an LLM is one engine; `ringline serve` starts several")
         self._engine = _start(self._config, progress or StartupProgress(WarningsOnly()))
         self._stats = self._engine.core.stats()
         self._thread = CallThread("offline")

@@ -416,6 +416,11 @@ def test_a_prefix_cache_is_reset_after_the_call_in_progress(llm: LLM) -> None:
     assert answers == [True]
 
 
+def test_an_llm_is_one_engine() -> None:
+    with pytest.raises(ConfigError, match=r"^data_parallel_size=2 is not usable: expected 1: an LLM is one engine"):
+        LLM(data_parallel_size=2)
+
+
 def test_without_a_model_it_is_the_bundled_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(max_model_len=64, kv_cache_memory_bytes="16MiB") as llm:
         assert Path(llm._config.model.model) == TINY
