@@ -208,7 +208,7 @@ _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
         "llguidance holds answers to the form that requests ask for", takes_value=False
     ),
     ("disable_log_stats", "aggregate_engine_logging", "enable_logging_iteration_details"): WithoutEffect(
-        "statistics are metrics, and are not logged", takes_value=False
+        "statistics are metrics; a busy server logs a line now and then, see --load-log-interval", takes_value=False
     ),
 }
 

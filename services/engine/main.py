@@ -28,6 +28,7 @@ from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
 from services.engine.async_engine import AsyncEngine
 from services.engine.engine_messages import model_message, rank_messages
+from services.engine.load_log import LoadLog
 from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
@@ -154,10 +155,13 @@ class _EngineProcess:
         await self._server.set_serving(True)
         seconds = round(time.monotonic() - start, 3)
         log.info("serving", address=self._server.address, seconds=seconds, model_digest=model.model_digest)
+        load_log = LoadLog(self._settings.load_log_interval, time.monotonic())
         while True:
             await asyncio.sleep(BEAT_INTERVAL)
-            self._engine.registry.expire(time.monotonic())
+            now = time.monotonic()
+            self._engine.registry.expire(now)
             self._engine.push_load()
+            load_log.beat(now, self._service.load())
 
     async def _start_engine(self) -> None:
         """Load in a thread that ends before the step loop's thread starts.

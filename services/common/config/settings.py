@@ -376,6 +376,13 @@ class EngineServiceSettings(ServiceSettings):
         maximum=3600,
         unit="seconds",
     )
+    load_log_interval: float = option(
+        10.0,
+        "Time between log lines about the load, while the engine computes; 0: none.",
+        minimum=0,
+        maximum=3600,
+        unit="seconds",
+    )
     service_auth: ServiceAuthSettings = field(default_factory=ServiceAuthSettings)
 
     def __post_init__(self) -> None:
