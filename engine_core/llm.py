@@ -2,7 +2,7 @@
 
     with LLM("checkpoints/tiny", dtype="float32") as llm:
         [result] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=8))
-        print(result.choices[0].text)
+        print(result.outputs[0].text)
 
 The engine knows only token ids. ``offline.model_text`` converts between text and ids; it is loaded with the first text
 prompt, chat or stop string.
