@@ -224,7 +224,7 @@ def test_a_killed_engine_goes_unnoticed(client: OpenAI, native: Client, ring: Ri
     with client.completions.create(**asked, stream=True, **GREEDY) as stream:
         chunks = iter(stream)
         texts = [next(chunks).choices[0].text for _ in range(20)]
-        assert ring.load().running_choices == 2
+        assert ring.load().ledgers == 2  # they may pause: the gateway reads slowly on a busy machine
         os.kill(ring.pid("engine"), signal.SIGKILL)
         texts += [choice.text for chunk in chunks for choice in chunk.choices]
     beside.join(120)
