@@ -61,8 +61,10 @@ __all__ = [
 _PARAMS = frozenset(each.name for each in fields(EngineSamplingParams))
 
 
-Completion, Result = CompletionOutput, RequestOutput
-"""Older names."""
+Completion = CompletionOutput
+"""Its older name."""
+Result = RequestOutput
+"""Its older name."""
 
 
 @dataclass(slots=True)
