@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from engine_core.llm import LLM, Result
     from engine_core.logprobs import TokenLogprobs
+    from engine_core.offline.outputs import PositionLogprobs
     from engine_core.request import SamplingParams
 
 _LENGTHS = (1, 1, 2, 7, 12, 15, 16, 17, 20, 24, 31, 33, 40, 64, 90, 200)
@@ -121,7 +122,7 @@ def _lines(result: Result) -> Iterator[str]:
         yield f"choice {number}: ended by {end}"
 
 
-def _bits(entry: TokenLogprobs) -> str:
+def _bits(entry: PositionLogprobs | TokenLogprobs) -> str:
     """The log probability, its float32 bits, and a digest of the likeliest tokens with their log probabilities."""
     count = len(entry.top_ids)
     top = hashlib.sha256(struct.pack(f"<{count}I{count}f", *entry.top_ids, *entry.top_logprobs)).hexdigest()[:12]
