@@ -12,7 +12,7 @@ import torch
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.llm import configure
 from engine_core.model_loader.loader import model_outline
-from engine_core.model_loader.multimodal import CLASSES, is_of_text, text_name
+from engine_core.model_loader.multimodal import CLASSES, is_of_text, text_model, text_name
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.startup import start_engine
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
@@ -104,6 +104,17 @@ def test_a_tensor_of_the_text_model_that_is_not_expected_is_refused(tmp_path: Pa
     )
     with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.side_proj\.weight"):
         build_model(open_at(directory, dtype="float32"))
+
+
+def test_modules_that_are_not_quantized_are_named_as_in_the_text_model() -> None:
+    kept = ["lm_head", "model.visual.blocks.0", "re:.*gate$", "model.language_model.layers.0.mlp.gate"]
+    raw = {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": kept, "language_model.model.a": 4}}
+    read = text_model(raw, configuration("qwen3_vl"), has_head=True).fields["quantization_config"]
+    assert read == {
+        "quant_method": "fp8",
+        "modules_to_not_convert": ["lm_head", "model.visual.blocks.0", "re:.*gate$", "model.layers.0.mlp.gate"],
+        "model.a": 4,
+    }
 
 
 @pytest.mark.parametrize(
