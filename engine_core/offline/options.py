@@ -28,8 +28,8 @@ _LONGEST = 64
 def configure(**options: Any) -> EngineConfig:
     """An ``EngineConfig`` from options by name; also accepts sizes as text (512MiB), paths and numpy's numbers.
 
-    An option of vLLM that changes nothing here is ignored with a warning. Raises ``UnknownOptionError``, which suggests
-    alternatives, and ``ConfigError`` for unusable values.
+    An option of vLLM that changes nothing here is ignored with a warning, one that is off without. Raises
+    ``UnknownOptionError``, which suggests alternatives, and ``ConfigError`` for unusable values.
     """
     sections: dict[str, type[Any]] = {section.name: section.default_factory for section in fields(EngineConfig)}  # type: ignore[misc]
     known = {option: name for name, section in sections.items() for option in options_of(section)}
@@ -45,6 +45,9 @@ def configure(**options: Any) -> EngineConfig:
 
 def _is_ignored(option: str, value: object) -> bool:
     """Whether ``option`` is vLLM's and has no effect here, which a warning says. Raises ``UnknownOptionError``."""
+    is_off = value is None or (isinstance(value, bool | int | float | str | list | tuple | dict) and not value)
+    if is_off and option in (WITHOUT_EFFECT.keys() | instead_of_vllm_options(str)):
+        return True
     entry = WITHOUT_EFFECT.get(option)
     if entry is None:
         return False

@@ -35,6 +35,9 @@ def test_an_unknown_option_says_what_there_is_instead() -> None:
 def test_an_option_of_vllm_that_changes_nothing_is_ignored_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="trust_remote_code has no effect: no code from a checkpoint is executed"):
         assert configure(model="m", trust_remote_code=True) == configure(model="m")
+    assert configure(model="m", enable_lora=False, hf_overrides={}, cpu_offload_gb=0, swap_space=None) == configure(
+        model="m"
+    )
     with pytest.warns(UserWarning, match="runner has no effect"):
         configure(model="m", runner="generate")
     with pytest.raises(ConfigError, match="runner='pooling' is not supported: models generate text"):
