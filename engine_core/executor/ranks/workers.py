@@ -228,17 +228,17 @@ class RankWorkers(Workers):
         with suppress(OSError), self._sending:  # grammars come from any thread
             rank.connections.calls.send_bytes(message)
             return
-        raise self._lost()
+        raise self._lost(rank)
 
     def _receive(self, rank: RankProcess) -> Any:
         with suppress(EOFError, OSError):
             return rank.connections.calls.recv()
-        raise self._lost()
+        raise self._lost(rank)
 
-    def _lost(self) -> BaseException:
-        """Why a connection has failed: the monitor's finding, if any."""
+    def _lost(self, rank: RankProcess) -> BaseException:
+        """Why the connection to ``rank`` has failed: the monitor's finding, if any."""
         self.failure.wait(_CAUSE_SECONDS)
-        self.fail(ExecutorError("a rank has lost its connection to the engine"))
+        self.fail(ExecutorError(f"{rank} has lost its connection to the engine"))
         return self.failure.told(_CAUSE_SECONDS)
 
     def fail(self, error: BaseException) -> None:
