@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from engine_core.config import EngineConfig, ModelSpec
-from engine_core.distributed.ranks import ranks_on_one_host
+from engine_core.distributed.ranks import Rank
 from engine_core.errors import ExecutorError
 from engine_core.executor.base import PendingResult
 from engine_core.executor.workers import OnProgress, Workers
@@ -62,7 +62,8 @@ class UniProcWorker(Workers):
         self._thread: StepThread | None = None
 
     def start(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
-        (rank,) = ranks_on_one_host(self.config.parallel)
+        parallel = self.config.parallel
+        rank = Rank(ranks_on_host=parallel.data_parallel_size, local=parallel.data_parallel_rank)
         self._worker = Worker(self.config, checkpoint, rank)
 
     def collective_rpc(

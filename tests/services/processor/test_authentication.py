@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextvars import copy_context
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,8 +56,9 @@ def test_a_key_is_a_token_of_one_tenant_beside_those_of_a_file(tmp_path: Path) -
 
     def tenant(token: str) -> str:
         metadata = [("authorization", f"Bearer {token}")]
-        authenticate(SimpleNamespace(invocation_metadata=lambda: metadata), "")  # type: ignore[arg-type]
-        principal = authenticated.get()
+        call = copy_context()  # as each call has one of its own
+        call.run(authenticate, SimpleNamespace(invocation_metadata=lambda: metadata), "")  # type: ignore[arg-type]
+        principal = call[authenticated]
         assert principal is not None
         return principal.tenant
 
