@@ -217,8 +217,11 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
 def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> TextModel:
     """The text model of a multimodal checkpoint. Raises ``CheckpointError``."""
     _check_counts(raw)
-    config = _read_by_transformers(path)
-    return multimodal.text_model(raw, config, has_head="lm_head.weight" in _tensors(path, architecture, load))
+    config, has_head = _read_by_transformers(path), "lm_head.weight" in _tensors(path, architecture, load)
+    try:
+        return multimodal.text_model(raw, config, has_head=has_head)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / 'config.json'}: its text model is not usable: {_reason(error)}") from error
 
 
 def _tensors(path: Path, text_of: str | None, load: LoadConfig) -> dict[str, StoredTensor]:

@@ -113,6 +113,8 @@ def text_model(raw: Mapping[str, Any], config: PretrainedConfig, *, has_head: bo
     ``config``. ``has_head``: whether its files have a head of its own. Raises ``CheckpointError``.
     """
     text = config.get_text_config(decoder=True)
+    if text is config:
+        raise CheckpointError(f"model_type={config.model_type!r} has no text model inside, as its class says")
     fields = {**text.to_dict(), **_FIXED.get(text.model_type, {})}
     model_type = _TEXT_TYPES.get(text.model_type, text.model_type)
     if (architecture := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)) is None:

@@ -12,8 +12,7 @@ from pathlib import Path
 _BAD = ("error", "critical")
 _MOST_WORDS = 300
 _RANK_FAILURE = re.compile(
-    r"rank tp\d.*(was killed by SIGKILL|has not beaten|lost its connection|RankFailedError|exit code|"
-    r"gloo::EnforceNotMet)"  # with which gloo aborts a process when its connection is cut
+    r"rank tp\d.*(was killed by SIGKILL|has not beaten|lost its connection|RankFailedError|exit code)"
 )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.errors import CheckpointError, EngineError, UnsupportedModelError
 from engine_core.llm import configure
 from engine_core.model_loader.loader import model_outline
 from engine_core.model_loader.multimodal import CLASSES, is_of_text, text_model, text_name
@@ -104,6 +105,24 @@ def test_a_tensor_of_the_text_model_that_is_not_expected_is_refused(tmp_path: Pa
     )
     with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.side_proj\.weight"):
         build_model(open_at(directory, dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model_type": "llama"},
+        {"text_config": 5},
+        {"text_config": {"num_attention_heads": 0}},
+        {"text_config": {"hidden_size": "x"}},
+        {"quantization_config": json.loads("[" * 900 + "]" * 900)},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_text_model_that_cannot_be_read_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    fields = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", **changed}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(EngineError):
+        open_at(tmp_path, "dummy", dtype="bfloat16")
 
 
 def test_modules_that_are_not_quantized_are_named_as_in_the_text_model() -> None:
