@@ -121,8 +121,9 @@ def running_stacks() -> list[StackState]:
         try:
             state = json.loads((path / _STATE).read_text())
             services = {name: ProcessState(**process) for name, process in state.pop("services").items()}
-            names = tuple(state.pop("names"))
-            found.append(StackState(services=services, names=names, **state))
+            if "names" in state:  # not in an earlier release's
+                state["names"] = tuple(state["names"])
+            found.append(StackState(services=services, **state))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the stack is starting or ending
     return found

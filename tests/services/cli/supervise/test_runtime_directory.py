@@ -1,6 +1,7 @@
 """Running stacks are found, and what dead ones left is removed."""
 
 import fcntl
+import json
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,16 @@ def test_one_that_was_taken_for_dead_before_it_was_locked_is_not_used(monkeypatc
         directory.write(STATE)
         assert running_stacks() == [STATE]
     assert looked
+
+
+def test_a_stack_of_an_earlier_release_is_found():
+    with runtime_directory() as directory:
+        directory.write(STATE)
+        file = directory.path / "state.json"
+        state = json.loads(file.read_text())
+        del state["names"]
+        file.write_text(json.dumps(state))
+        assert running_stacks() == [STATE]
 
 
 def test_starting_removes_what_a_killed_one_left():
