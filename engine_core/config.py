@@ -71,6 +71,9 @@ class ModelConfig(_Section):
     tokenizer: str | None = option(
         None, "Directory, GGUF file or hub id of the tokenizer; default: the checkpoint's own."
     )
+    skip_tokenizer_init: bool = option(
+        False, "Read no tokenizer: prompts are token ids and so are answers, whose texts are empty; no grammars."
+    )
     revision: str | None = option(None, "Branch, tag or commit of the model's hub id.")
     tokenizer_revision: str | None = option(
         None,
@@ -289,7 +292,11 @@ class ParallelConfig(_Section):
         False, "Give each rank of a layer whole experts, instead of a part of every expert."
     )
     worker_start_timeout: float = option(
-        600.0, "Seconds that ranks have for each stage of the start.", minimum=1.0, maximum=86400.0
+        600.0,
+        "Seconds that ranks have for each stage of the start; an engine of one process ends if its start makes no "
+        "progress for so long.",
+        minimum=1.0,
+        maximum=86400.0,
     )
     ray_address: str | None = option(
         None, "Address of the Ray cluster, such as 10.0.0.1:6379; default: what RAY_ADDRESS names, or this host's."

@@ -52,9 +52,6 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("worker_cls", "worker_extension_cls", "ray_workers_use_nsight"): "is not supported: a worker is Ringline's own",
     # The checkpoint
     ("code_revision",): "is not supported: no code from a checkpoint is executed",
-    ("skip_tokenizer_init",): (
-        "is not supported: a server reads the tokenizer; `LLM` does so with the first text, and never for token ids"
-    ),
     ("hf_token",): "is not an option: set the environment variable HF_TOKEN",
     ("hf_overrides", "hf_config_path", "rope_scaling", "rope_theta", "disable_sliding_window"): _CONFIG,
     ("quantization_config", "override_attention_dtype", "override_neuron_config"): _CONFIG,

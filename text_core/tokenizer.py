@@ -141,6 +141,11 @@ class Tokenizer:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has no tokens: it is that of ``NO_TOKENIZER``, for token ids alone."""
+        return self.vocab_size == 0
+
+    @property
     def bos_token_id(self) -> int | None:
         return self.token_id(self.special_tokens.get("bos_token", ""))
 

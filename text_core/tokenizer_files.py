@@ -27,6 +27,11 @@ _PROCESSORS_TEMPLATE = "chat_template.json"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 
 
+NO_TOKENIZER = {"tokenizer.json": b'{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'}
+"""The files of a tokenizer without tokens, for token ids alone."""
+NEEDS_TOKENIZER = "needs a tokenizer, and the model was started without one (--skip-tokenizer-init): give token ids"
+
+
 class TokenizerError(ValueError):
     """A tokenizer's files are missing, damaged or unsupported; the text is one sentence."""
 

@@ -33,7 +33,7 @@ from text_core.grammar.grammar_text import grammar_of
 from text_core.incremental_decoder import left_context
 from text_core.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 from text_core.tokenizer import Tokenizer as ModelTokenizer
-from text_core.tokenizer_files import read_tokenizer_files
+from text_core.tokenizer_files import NEEDS_TOKENIZER, NO_TOKENIZER, read_tokenizer_files
 
 _OF_TENSORS = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
 """Parameters of transformers' ``apply_chat_template`` for what is not a text or a list of ids."""
@@ -45,6 +45,16 @@ class ChatTokenizer(ModelTokenizer):
     def __init__(self, files: Mapping[str, bytes]) -> None:
         super().__init__(files)
         self._template_files = {name: data for name, data in files.items() if name != "tokenizer.json"}
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
+    ) -> list[int]:
+        """As any tokenizer; raises ``CheckpointError`` if the engine was started without one."""
+        if self.is_empty:
+            raise CheckpointError(f"a text {NEEDS_TOKENIZER}")
+        return super().encode(
+            text, add_special_tokens=add_special_tokens, truncate_prompt_tokens=truncate_prompt_tokens
+        )
 
     @cached_property
     def templates(self) -> ChatTemplates:
@@ -102,15 +112,15 @@ class ModelText:
 
     def __init__(self, config: ModelConfig) -> None:
         """Read the files that ``config`` names. Raises ``CheckpointError``."""
-        with tokenizer_directory(config) as directory:
-            files = with_template(read_tokenizer_files(directory), config)
         try:
-            self.tokenizer = ChatTokenizer.from_files(files)
+            self.tokenizer = ChatTokenizer.from_files(_files(config))
         except ValueError as error:
             raise CheckpointError(f"the tokenizer cannot be read: {' '.join(str(error).split())}") from error
 
     def check(self, params: SamplingParams, place: str) -> None:
         field = f"{place}: stop"
+        if params.stop_strings and self.tokenizer.is_empty:
+            raise InvalidRequestError(field, NEEDS_TOKENIZER)
         for stop in params.stop_strings:
             if not isinstance(stop, str):
                 raise InvalidRequestError(field, f"has an item of type {type(stop).__name__}; expected strings")
@@ -157,6 +167,13 @@ class ModelText:
 
     def token_text(self, token_id: int) -> str:
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _files(config: ModelConfig) -> dict[str, bytes]:
+    if config.skip_tokenizer_init:
+        return NO_TOKENIZER
+    with tokenizer_directory(config) as directory:
+        return with_template(read_tokenizer_files(directory), config)
 
 
 class _DecodedChoice:

@@ -10,6 +10,8 @@ from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnav
 
 def open_grammars(config: ModelConfig, model: ModelSpec) -> GrammarCompiler:
     """A compiler for the tokenizer that ``config`` names. Raises ``GrammarsUnavailableError``."""
+    if config.skip_tokenizer_init:
+        raise GrammarsUnavailableError("--skip-tokenizer-init: a grammar needs the tokenizer")
     try:
         with tokenizer_directory(config) as directory:
             return GrammarCompiler.from_directory(directory, model.vocab_size, model.eos_token_ids)

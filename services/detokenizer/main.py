@@ -13,10 +13,9 @@ from services.common.links.discovery import Discovery, PeerDedup
 from services.common.links.engine_link import EngineLink
 from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
-from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
+from services.common.process.run import begin_process, forbid_imports, new_incarnation, run_service
 from services.common.rpc.server import Server
 from services.common.security.credentials import dialling_credentials, listening_credentials, service_authorizers
-from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
 from services.detokenizer.engines import Engines
@@ -33,11 +32,9 @@ DESCRIPTION = detokenizer_pb2.DESCRIPTOR.services_by_name["DetokenizerService"]
 
 def run(settings: DetokenizerSettings) -> int:
     """Run the process; returns its exit code."""
-    die_with_parent()
+    begin_process(settings)
     forbid_imports()
     limit_malloc_retention()
-    configure_logs(settings.telemetry, "detokenizer")
-    warn_of_unknown_variables()
 
     async def main() -> int:
         return await _Detokenizer(settings).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -19,17 +20,18 @@ from services.common.config.errors import ExitCode, FatalError, unusable_option
 from services.common.config.settings import EngineServiceSettings
 from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, resident_memory
-from services.common.process.run import DaemonThreadPool, die_with_parent, new_incarnation, run_service
+from services.common.process.run import DaemonThreadPool, begin_process, new_incarnation, run_service
 from services.common.process.watchdog import Watchdog, thread_stacks
 from services.common.rpc.server import Server
 from services.common.security.credentials import listening_credentials, service_authorizers
-from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.common.telemetry.logs import report_fatal
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
 from services.engine.async_engine import AsyncEngine
 from services.engine.engine_messages import model_message, rank_messages
 from services.engine.load_log import LoadLog
 from services.engine.service import METHOD_ROLES, EngineService
+from services.engine.start_limit import StageClock, start_limit
 from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import checked_tokenizer, read_tokenizer
@@ -51,9 +53,7 @@ _LEDGERS_PER_REQUEST = 4
 
 def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
     """Run the process; returns its exit code."""
-    die_with_parent()
-    configure_logs(settings.telemetry, "engine")
-    warn_of_unknown_variables()
+    begin_process(settings, config)
 
     async def main() -> int:
         try:
@@ -169,12 +169,14 @@ class _EngineProcess:
         Its end frees the libraries' per-thread memory. Otherwise the step loop's thread would allocate a second cuBLAS
         handle and workspace beyond the measured memory.
         """
-        thread = DaemonThreadPool(1, "start")
+        thread, clock, parallel = DaemonThreadPool(1, "start"), StageClock(), self._config.parallel
+        seconds = parallel.worker_start_timeout if parallel.backend == "uni" else math.inf
         try:
             start = asyncio.get_running_loop().run_in_executor(
-                thread, start_engine, self._config, StartupProgress(StageLog()), self._settings.name
+                thread, start_engine, self._config, StartupProgress(StageLog(), clock), self._settings.name
             )
-            self._started = await start
+            with start_limit(clock, seconds, report_fatal):
+                self._started = await start
         finally:
             thread.shutdown(wait=self._started is not None)
 

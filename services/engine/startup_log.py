@@ -34,4 +34,4 @@ class StageLog:
         seconds = None if stage.seconds is None else round(stage.seconds, 3)
         log.info("stage", name=stage.name, seconds=seconds, bytes=stage.bytes, detail=stage.detail)
         if stage.warning:
-            log.warning("running degraded", reason=stage.warning)
+            log.warning("stage warning", name=stage.name, reason=stage.warning)

@@ -12,13 +12,15 @@ from engine_core.model_loader.chat_template import with_template
 from engine_core.model_loader.tokenizer import tokenizer_directory
 from text_core.chat_templates import ChatTemplates
 from text_core.tokenizer import Tokenizer
-from text_core.tokenizer_files import read_tokenizer_files
+from text_core.tokenizer_files import NO_TOKENIZER, read_tokenizer_files
 
 CHUNK_BYTES = 1 << 20
 
 
 def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
     """The allow-listed tokenizer files by name; ``tokenizer.json`` is among them. Raises ``CheckpointError``."""
+    if config.skip_tokenizer_init:
+        return NO_TOKENIZER
     with tokenizer_directory(config) as directory:
         return with_template(read_tokenizer_files(directory), config)
 

@@ -13,8 +13,7 @@ from services.common.config.settings import GatewaySettings
 from services.common.process.drain import Drain, end_task, wait_until_idle
 from services.common.process.heartbeat import heartbeat
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
-from services.common.process.run import die_with_parent, forbid_imports, run_service
-from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.common.process.run import begin_process, forbid_imports, run_service
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.gateway.app import Gateway
 from services.gateway.callers import Callers
@@ -41,11 +40,9 @@ _SILENCE = 5.0
 
 def run(settings: GatewaySettings) -> int:
     """Run the process; returns its exit code."""
-    die_with_parent()
+    begin_process(settings)
     forbid_imports()
     limit_malloc_retention()
-    configure_logs(settings.telemetry, "gateway")
-    warn_of_unknown_variables()
 
     async def main() -> int:
         processors = Processors(settings)

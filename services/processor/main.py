@@ -17,10 +17,9 @@ from services.common.links.discovery import Discovery, PeerDedup
 from services.common.links.engine_link import EngineLink
 from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
-from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
+from services.common.process.run import begin_process, forbid_imports, new_incarnation, run_service
 from services.common.rpc.server import Server
 from services.common.security.credentials import certificate_authorizers, dialling_credentials, listening_credentials
-from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
 from services.processor.admission.admission import Admission
@@ -62,11 +61,9 @@ _TICK = 0.05
 
 def run(settings: ProcessorSettings) -> int:
     """Run the process; returns its exit code."""
-    die_with_parent()
+    begin_process(settings)
     forbid_imports()
     limit_malloc_retention()
-    configure_logs(settings.telemetry, "processor")
-    warn_of_unknown_variables()
 
     async def main() -> int:
         return await _Processor(settings).run()

@@ -29,6 +29,7 @@ from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.served_models import ServedModel, ServedModels, find_model
 from services.ring.errors import Code, Reason, Refused, Status
+from text_core.tokenizer_files import NEEDS_TOKENIZER
 
 log = structlog.get_logger(__name__)
 
@@ -322,6 +323,8 @@ def tokenize(request: inference_pb2.TokenizeRequest, model: ServedModel) -> infe
     check_model(request.model, model.limits)
     rendered = ""
     match request.WhichOneof("input"):
+        case "text" | "chat" as field if model.tokenizer.is_empty:
+            raise refuse(field, NEEDS_TOKENIZER)
         case "text":
             text, special = request.text, True
             check_text_size("text", text, model.limits)

@@ -39,9 +39,9 @@ os.register_at_fork(after_in_child=_let_go)
 class ChildProcess:
     """Ends with this process at the latest. Its output is forwarded."""
 
-    def __init__(self, name: str, module: str, connections: int, title: str, environment: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, module: str, connections: int, *more: str, environment: Sequence[str] = ()) -> None:
         """Run ``main`` of ``module``. Its arguments are descriptors: its ends of ``connections``, and of a pipe that
-        closes when this process ends; then ``title``, which only reserves room for the process title.
+        closes when this process ends; then ``more``.
 
         ``environment``: NAME=VALUE, for the child alone. ``name`` precedes each line that it writes.
         """
@@ -54,7 +54,7 @@ class ChildProcess:
         code = f"import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
         try:
             self._process = subprocess.Popen(
-                [*python, "-P", "-c", code, *map(str, handed), title],
+                [*python, "-P", "-c", code, *map(str, handed), *more],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

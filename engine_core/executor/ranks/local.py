@@ -26,7 +26,7 @@ class LocalLauncher(RankLauncher):
         started: list[LocalRank] = []
         try:
             for rank in ranks_on_one_host(self.config.parallel):
-                started.append(LocalRank(rank, self.title(rank)))  # noqa: PERF401  # one that fails leaves the others
+                started.append(LocalRank(rank))  # noqa: PERF401  # one that fails leaves the others
         except BaseException:
             for each in started:
                 each.kill()
@@ -42,10 +42,10 @@ class LocalRank(RankProcess):
     module = "engine_core.executor.ranks.local_main"
     """The process runs its ``main``."""
 
-    def __init__(self, rank: Rank, title: str) -> None:
+    def __init__(self, rank: Rank) -> None:
         """Start the process. Its output goes to this process's standard error, prefixed with its name."""
         self.rank = rank
-        self._process = ChildProcess(str(self), self.module, 2, title)
+        self._process = ChildProcess(str(self), self.module, 2)
         self.connections = RankConnections(*self._process.connections)
         self.ended = self._process.ended
 

@@ -1,7 +1,6 @@
 """The entry point of a rank's process under ``LocalLauncher``.
 
-Arguments are inherited descriptors: its two connections, and the pipe that ends it with the engine. Further arguments
-only reserve room for the process title.
+Arguments are inherited descriptors: its two connections, and the pipe that ends it with the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def end_with_engine(pipe: int) -> None:
 
 def main() -> None:
     """Run the rank until its end."""
-    calls, signs, pipe = map(int, sys.argv[1:4])
+    calls, signs, pipe = map(int, sys.argv[1:])
     end_with_engine(pipe)
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group, but meant for the engine to drain
         signal.signal(number, signal.SIG_IGN)

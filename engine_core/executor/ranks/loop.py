@@ -14,6 +14,8 @@ from contextlib import suppress
 from queue import Full, Queue, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from setproctitle import setproctitle
+
 from engine_core.errors import EngineError
 from engine_core.executor.ranks.connection import (
     BEAT,
@@ -30,7 +32,6 @@ from engine_core.executor.ranks.connection import (
     StepReply,
     portable,
 )
-from engine_core.executor.ranks.process_title import set_process_title
 
 if TYPE_CHECKING:
     from engine_core.worker.worker import Worker
@@ -46,7 +47,7 @@ def run_rank(connections: RankConnections) -> None:
     signs = _Signs(connections)
     with suppress(EOFError, ConnectionError):
         start: RankStart = connections.calls.recv()
-        set_process_title(start.title)
+        setproctitle(start.title)
         worker = _answered(connections, lambda report: _make_worker(start, report))
         if worker is not None and _serve(worker, connections, signs):
             worker.close()

@@ -31,12 +31,12 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from setproctitle import setproctitle
 
 from engine_core.errors import ConfigError, EngineError, ExecutorError
 from engine_core.executor.ranks.connection import Raised, RankConnections
 from engine_core.executor.ranks.local_main import end_with_engine
 from engine_core.executor.ranks.loop import run_rank
-from engine_core.executor.ranks.process_title import set_process_title
 from engine_core.executor.ray.messages import (
     KINDS,
     ActorEnded,
@@ -57,7 +57,7 @@ def main() -> None:
     """Serve one executor until its end. Arguments: those of a ``ChildProcess``."""
     calls, pipe = map(int, sys.argv[1:3])
     title = sys.argv[3]
-    set_process_title(title)
+    setproctitle(title)
     end_with_engine(pipe)
     executor: Connection[Any, Any] = Connection(calls)
     group: PlacementGroup | None = None

@@ -135,7 +135,7 @@ class _Cluster:
     """The process that speaks to Ray."""
 
     def __init__(self, module: str, title: str) -> None:
-        self._process = ChildProcess("ray", module, 1, title, _ENVIRONMENT)
+        self._process = ChildProcess("ray", module, 1, title, environment=_ENVIRONMENT)
         [self._connection] = self._process.connections
         self._why: dict[int, str] = {}
         """Why actors have ended, by rank number."""

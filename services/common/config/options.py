@@ -207,6 +207,21 @@ def arguments(settings: Iterable[Setting], values: Mapping[str, Any]) -> list[st
     return words
 
 
+def given_options(*settings: Any) -> list[str]:
+    """Command-line arguments for the options that differ from their defaults; of secrets, the flags alone."""
+    words: list[str] = []
+    for section in settings:
+        for default, setting in zip(settings_of(type(section)()), settings_of(section), strict=True):
+            value = setting.default
+            if value == default.default:
+                continue
+            if setting.secret or value is None:
+                words.append(f"{setting.flag}={'...' if setting.secret else 'none'}")
+            else:
+                words += arguments([setting], {setting.name: value})
+    return words
+
+
 def _own_settings(section: Any) -> Iterator[Setting]:
     hints = get_type_hints(type(section))
     for f in fields(section):

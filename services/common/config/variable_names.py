@@ -29,6 +29,7 @@ ENGINE_OPTIONS = (
     "model",
     "served_model_name",
     "tokenizer",
+    "skip_tokenizer_init",
     "revision",
     "tokenizer_revision",
     "download_dir",

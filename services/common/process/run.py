@@ -1,4 +1,4 @@
-"""Runs a service's main function: one-line fatal errors, forbidden imports, death with the parent process."""
+"""Runs a service's process: title, logs, one-line fatal errors, forbidden imports, death with the parent process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import os
 import secrets
+import shlex
 import signal
 import sys
 import threading
@@ -17,10 +18,13 @@ from types import ModuleType
 from typing import Any
 
 import structlog
+from setproctitle import setproctitle
 
 from services.common.config.errors import ExitCode, FatalError
+from services.common.config.options import given_options
+from services.common.config.settings import ServiceSettings
 from services.common.config.variable_names import PARENT_PID_VARIABLE
-from services.common.telemetry.logs import report_fatal
+from services.common.telemetry.logs import configure_logs, report_fatal, warn_of_unknown_variables
 
 ENGINE_ONLY_MODULES = ("torch", "transformers", "engine_core")
 """Top-level modules that a process of the CPU tiers must not load."""
@@ -31,6 +35,18 @@ _POOL_PREFIX = "worker"
 _POOL_TIMEOUT = 1.0
 """Seconds for work in such a pool to end when the process ends."""
 _INCARNATION_RANDOM_BITS = 20
+
+
+def begin_process(settings: ServiceSettings, *further: Any) -> None:
+    """Prepare a service's process: its end, title and logs, which begin with the options that have been set.
+
+    ``further``: dataclasses of more options.
+    """
+    die_with_parent()
+    setproctitle(f"ringline {settings.service} {settings.name}")
+    configure_logs(settings.telemetry, settings.service)
+    structlog.get_logger(__name__).info("options", given=shlex.join(given_options(settings, *further)))
+    warn_of_unknown_variables()
 
 
 def run_service(

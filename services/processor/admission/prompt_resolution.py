@@ -11,6 +11,7 @@ from services.processor.admission.tool_resolution import Tools, json_value, reso
 from services.processor.admission.validation import check_chat, check_text_size, refuse, text_too_large
 from services.processor.served_models import ServedModel
 from text_core.chat_templates import ChatTemplateError, ChatTooLongError, UnknownTemplateError
+from text_core.tokenizer_files import NEEDS_TOKENIZER
 
 
 def prompt_ids(
@@ -20,6 +21,7 @@ def prompt_ids(
     last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
     if request.WhichOneof("prompt") == "token_ids":
         return request.token_ids.ids[-last if last is not None else 0 :]
+    require_tokenizer(served_model, request.WhichOneof("prompt") or "prompt")
     if request.WhichOneof("prompt") == "text":
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         text = request.text
@@ -27,6 +29,12 @@ def prompt_ids(
         special = request.add_special_tokens
         text = render_chat(request.chat, served_model, tools)
     return served_model.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
+
+
+def require_tokenizer(served_model: ServedModel, field: str) -> None:
+    """Raise ``Refused`` if the model has no tokenizer, which ``field`` needs."""
+    if served_model.tokenizer.is_empty:
+        raise refuse(field, NEEDS_TOKENIZER)
 
 
 def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tools | None = None) -> str:

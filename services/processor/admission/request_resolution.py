@@ -18,7 +18,7 @@ from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
-from services.processor.admission.prompt_resolution import prompt_ids
+from services.processor.admission.prompt_resolution import prompt_ids, require_tokenizer
 from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.admission.validation import (
     check_candidates,
@@ -91,8 +91,12 @@ def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) 
     sampling = _resolve_sampling(request.sampling, model.default_sampling)
     stopping = _resolve_stopping(request.stopping, room, is_resume=request.HasField("resume"))
     output = _resolve_output(request.output)
+    for field, words in (("stopping.stop", stopping.stop), ("stopping.bad_words", stopping.bad_words)):
+        if words:
+            require_tokenizer(served_model, field)
     parse = resolve_parse(request, served_model, prompt, tools)
     if parse is not None:
+        require_tokenizer(served_model, "output.parse")
         output.parse.CopyFrom(parse)
     constraint = resolve_constraint(request, served_model, parse, tools)
     bad_words = _bad_words(list(stopping.bad_words), served_model)

@@ -151,6 +151,17 @@ def test_the_tokenizer_refuses_what_it_cannot_render(llm: LLM) -> None:
         render([{"content": "Hello"}])
 
 
+def test_without_a_tokenizer_there_are_ids_alone() -> None:
+    text = ModelText(ModelConfig(model=str(TINY), skip_tokenizer_init=True))
+    with pytest.raises(CheckpointError, match=r"^a text needs a tokenizer"):
+        text.tokenizer.encode("abc")
+    with pytest.raises(InvalidRequestError, match=r"^prompt: stop: needs a tokenizer"):
+        text.check(SamplingParams(stop="x"), "prompt")
+    choice = text.choice([5, 6], SamplingParams())
+    choice.add([7, 8], None)
+    assert choice.text == ""
+
+
 def test_texts_have_their_form(llm: LLM) -> None:
     """One after the other and in a batch with free ones, whose texts do not change."""
     drawn = SamplingParams(temperature=1.0, seed=5, n=2, max_tokens=48)

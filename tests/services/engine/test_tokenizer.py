@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from engine_core.config import ModelConfig
+from engine_core.config import ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError
+from engine_core.structured_output.compiler import GrammarsUnavailableError
+from engine_core.worker.grammars import open_grammars
 from services.engine.tokenizer import CHUNK_BYTES, checked_tokenizer, chunks, read_tokenizer
 from tests.programs import output_of
 from tests.ring import MODEL
@@ -76,6 +78,15 @@ def test_a_template_that_is_given_is_sent_instead_of_the_checkpoints() -> None:
     files = read_tokenizer(ModelConfig(model=str(MODEL), chat_template="{{ messages[0].content }}"))
     assert files["chat_template.jinja"] == b"{{ messages[0].content }}"
     assert fingerprint(files) != fingerprint(read_tokenizer(ModelConfig(model=str(MODEL))))
+
+
+def test_without_a_tokenizer_none_is_read(tmp_path: Path) -> None:
+    files = read_tokenizer(ModelConfig(model=str(tmp_path / "nothing"), skip_tokenizer_init=True))
+    assert checked_tokenizer(files).is_empty
+    with pytest.raises(GrammarsUnavailableError, match="--skip-tokenizer-init"):
+        open_grammars(
+            ModelConfig(model=str(MODEL), skip_tokenizer_init=True), ModelSpec("m", "A", 9, 9, (1,), "float32", {})
+        )
 
 
 CONVERTING = """

@@ -111,7 +111,7 @@ def scripted(tp: int = 2, pp: int = 1, serving: bool = True) -> Iterator[Any]:
 
     class ScriptedLauncher(RankLauncher):
         def launch(self) -> list[ScriptedRank]:
-            return [ScriptedRank(rank, self.title(rank)) for rank in ranks_on_one_host(self.config.parallel)]
+            return [ScriptedRank(rank) for rank in ranks_on_one_host(self.config.parallel)]
 
     parallel = ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp)
     workers = RankWorkers(ScriptedLauncher(EngineConfig(parallel=parallel), "scripted"))

@@ -230,7 +230,7 @@ import time
 from engine_core.distributed.ranks import Rank
 from engine_core.executor.ranks.monitor import RankMonitor
 from tests.engine_core.executor.ranks.scripted_rank import ScriptedRank
-ranks = [ScriptedRank(Rank(number, 2), f"rank {number}") for number in range(2)]
+ranks = [ScriptedRank(Rank(number, 2)) for number in range(2)]
 assert ranks[0].connections.signs.recv_bytes() == b"" == ranks[1].connections.signs.recv_bytes()  # they beat
 failures = []
 monitor = RankMonitor(ranks, failures.append, 0.7)
@@ -304,7 +304,7 @@ PARENT = """
 import os, time
 from engine_core.distributed.ranks import Rank
 from tests.engine_core.executor.ranks.scripted_rank import ScriptedRank
-ranks = [ScriptedRank(Rank(number, 2), f"rank {number}") for number in range(2)]
+ranks = [ScriptedRank(Rank(number, 2)) for number in range(2)]
 assert ranks[0].connections.signs.recv_bytes() == b"" == ranks[1].connections.signs.recv_bytes()  # they run
 os.kill(ranks[1]._process.pid, 19)
 print(*(rank._process.pid for rank in ranks), flush=True)

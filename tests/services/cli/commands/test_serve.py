@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 import ringline as ringline_client
@@ -92,8 +93,13 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
             "allocate KV cache",
             "warm up",
         ]
+        [of_engine] = [line["given"] for line in stack.events("options") if line["service"] == "engine"]
+        assert "--block-size=5" in of_engine
+        assert "--log-format=json" in of_engine
         services = stack.serving()
         assert {service["health"] for service in services.values()} == {"SERVING"}
+        for service, state in services.items():
+            assert Path(f"/proc/{state['pid']}/cmdline").read_text().startswith(f"ringline {service} ")
         assert services["processor"]["models"][0]["max_model_len"] == 36
         assert services["engine"]["load"]["blocks_used"] == 0
         (ready,) = stack.events("ready")

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.config import CacheConfig, ConfigError, EngineConfig
-from services.common.config.options import SettingError, arguments, build, check_section, option, settings_of
+from services.common.config.options import (
+    SettingError,
+    arguments,
+    build,
+    check_section,
+    given_options,
+    option,
+    settings_of,
+)
 
 
 @dataclass(frozen=True)
@@ -101,3 +109,13 @@ def test_the_engines_options_are_the_same_kind_of_thing():
             by_name[name].parse(text)
         with pytest.raises(ConfigError):
             build(EngineConfig(), {name: by_name[name].kind(text) if text != "random" else text})
+
+
+def test_options_that_differ_from_their_defaults_are_shown_but_for_secrets():
+    @dataclass(frozen=True)
+    class Door:
+        api_key: str | None = option(None, "A key.", secret=True)
+
+    changed = Outer(Inner(size=2**20), fast=False, note="two words")
+    assert given_options(changed, Door("sesame")) == ["--size=1MiB", "--no-fast", "--note=two words", "--api-key=..."]
+    assert given_options(Outer(), Door()) == []

@@ -21,6 +21,8 @@ from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, PROCE
 from services.ring.limits import MAX_CHOICES
 from tests.services.processor.model_specs import EOS_TEXT, MAX_MODEL_LEN, served_model, tokenizer
 from text_core.chat_templates import ChatTemplates, TemplateSource
+from text_core.tokenizer import Tokenizer
+from text_core.tokenizer_files import NO_TOKENIZER
 
 ME = PeerId("processor-0", 77)
 TOKENIZER = tokenizer()
@@ -65,6 +67,23 @@ def refusal(request: inference_pb2.GenerateRequest) -> str:
 )
 def test_errors_quote_numbers_as_they_were_written(field: str, value: float, text: str) -> None:
     assert refusal(ask(sampling={field: value})) == f"sampling.{field}: {text}"
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids_alone() -> None:
+    alone = replace(served_model(), tokenizer=Tokenizer.from_files(NO_TOKENIZER))
+    ids = {"ids": [5, 6]}
+    taken = resolve_request(inference_pb2.GenerateRequest(token_ids=ids), alone, "", ME)
+    assert taken.admitted.prompt_tokens == 2
+    for field, request in {
+        "text": {"text": "abc"},
+        "chat": {"chat": {"messages": [{"role": "user", "content": "a"}]}},
+        "stopping.stop": {"token_ids": ids, "stopping": {"stop": ["x"]}},
+        "stopping.bad_words": {"token_ids": ids, "stopping": {"bad_words": ["x"]}},
+        "output.parse": {"token_ids": ids, "output": {"parse": {}}},
+    }.items():
+        with pytest.raises(Refused) as refused:
+            resolve_request(inference_pb2.GenerateRequest(**request), alone, "", ME)
+        assert refused.value.status.message.startswith(f"{field}: needs a tokenizer"), field
 
 
 # Defaults
