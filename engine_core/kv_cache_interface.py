@@ -89,15 +89,23 @@ class KVCacheGroup:
     """Their indices among the layers that have a KV cache."""
     sliding_window: int | None = None
     """Number of tokens that a token attends to, itself included; None: all before it."""
+    chunked: bool = False
+    """Whether the window is a chunk, as ``first_seen`` says."""
 
     def first_block(self, position: int, block_size: int) -> int:
         """The first block that the token at ``position`` reads."""
-        return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1) // block_size
+        return first_seen(position, self.sliding_window, chunked=self.chunked) // block_size
+
+    def first_position_after(self, block: int, block_size: int) -> int:
+        """The first position whose token does not read ``block``. Only for groups with a window."""
+        assert self.sliding_window is not None
+        end = (block + 1) * block_size
+        return -(-end // self.sliding_window) * self.sliding_window if self.chunked else end + self.sliding_window - 1
 
     def held_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
         """Most blocks that the only sequence of a request holds at a time.
 
-        With a window, these are the blocks of a step and of the window before it.
+        With a window, these are the blocks of a step and of the window before it; with a chunk, at most.
         """
         blocks = -(-num_tokens // block_size)
         if self.sliding_window is None:
@@ -131,19 +139,38 @@ class KVCacheConfig:
         if len(self.groups) == 1 and self.groups[0].sliding_window is None:
             return f"{blocks}: {self.num_blocks * self.block_size} tokens"
         kinds = [
-            f"{count} group{'s' if count > 1 else ''} of {layers} layer{'s' if layers > 1 else ''} over "
-            f"{'all tokens' if window is None else f'a window of {window}'}"
-            for (layers, window), count in Counter(
-                (len(each.layers), each.sliding_window) for each in self.groups
-            ).items()
+            f"{count} group{'s' if count > 1 else ''} of {layers} layer{'s' if layers > 1 else ''} over {seen}"
+            for (layers, seen), count in Counter((len(each.layers), _seen(each)) for each in self.groups).items()
         ]
         return f"{blocks} tokens, each for one group of layers: {', '.join(kinds)}"
 
 
+def _seen(group: KVCacheGroup) -> str:
+    """The tokens that one attends to, for a person."""
+    if group.sliding_window is None:
+        return "all tokens"
+    return f"{'chunks' if group.chunked else 'a window'} of {group.sliding_window}"
+
+
+def first_seen(position: int, window: int | None, *, chunked: bool) -> int:
+    """The first token that the one at ``position`` attends to.
+
+    A window slides with the token, or, ``chunked``, begins at a multiple of its size (chunked attention).
+    """
+    if window is None:
+        return 0
+    return position // window * window if chunked else max(0, position - window + 1)
+
+
 def group_layers(
-    sliding_windows: Sequence[int | None], specs: Sequence[LayerCacheSpec] | None = None
+    sliding_windows: Sequence[int | None],
+    specs: Sequence[LayerCacheSpec] | None = None,
+    *,
+    chunked: bool = False,
 ) -> tuple[KVCacheGroup, ...]:
     """The groups of a model whose layers have these windows and cache data (None: the same for all).
+
+    ``chunked``: whether windows are chunks.
 
     A group is as large as the kind with the fewest layers or, if all kinds have about the same number of layers, as the
     largest kind, because that wastes less memory than further groups.
@@ -154,7 +181,7 @@ def group_layers(
     counts = [len(layers) for layers in kinds.values()]
     size = max(counts) if 4 * max(counts) <= 5 * min(counts) else min(counts)
     return tuple(
-        KVCacheGroup(tuple(layers[first : first + size]), window)
+        KVCacheGroup(tuple(layers[first : first + size]), window, chunked and window is not None)
         for (window, _), layers in kinds.items()
         for first in range(0, len(layers), size)
     )

@@ -130,6 +130,8 @@ class AttentionOptions:
     sinks: torch.Tensor | None = None
     """[Hq] float32: extra logits in the softmax, without values
     (Xiao et al., 2023, https://arxiv.org/abs/2309.17453)."""
+    chunked: bool = False
+    """Whether the window is a chunk: ``kv_cache_interface.first_seen``."""
 
 
 class RotaryOp(Protocol):

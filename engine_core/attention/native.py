@@ -123,7 +123,7 @@ class NativeAttention(AttentionBackend):
         arguments.block_size, arguments.block_stride = kv_cache.shape[3], kv_cache.stride(0)
         arguments.number_type, arguments.cache_type = NUMBER_TYPES[query.dtype], _CACHE_TYPES[self.cache_dtype]
         arguments.num_threads, arguments.scale = torch.get_num_threads(), options.scale
-        arguments.sliding_window = options.sliding_window or 0
+        arguments.sliding_window, arguments.chunked = options.sliding_window or 0, options.chunked
         arguments.logit_softcap = options.logit_softcap or 0.0
         arguments.sinks = None if options.sinks is None else options.sinks.data_ptr()
         if self._kernels.attention(arguments) != 0:

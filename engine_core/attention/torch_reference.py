@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
+from engine_core.kv_cache_interface import first_seen
 
 _MAX_SCORES = 2**24
 """Most scores computed at a time: 64 MiB."""
@@ -61,8 +62,9 @@ class TorchAttention(AttentionBackend):
         block_size, output = kv_cache.shape[3], torch.empty_like(query)
         starts, lengths = metadata.query_starts.tolist(), metadata.seq_lens.tolist()
         for seq, length in enumerate(lengths):
-            window = options.sliding_window or length
-            seen = max(0, length - (starts[seq + 1] - starts[seq]) - window + 1) // block_size  # the first block
+            first_row = length - (starts[seq + 1] - starts[seq])
+            # The first block that the first row sees.
+            seen = first_seen(first_row, options.sliding_window, chunked=options.chunked) // block_size
             table = metadata.block_tables[seq, seen : -(-length // block_size)].long()
             end = length - seen * block_size
             planes = [part[table].transpose(0, 1).flatten(1, 2)[:, :end].float() for part in kv_cache]
@@ -71,7 +73,7 @@ class TorchAttention(AttentionBackend):
             for first in range(starts[seq], starts[seq + 1], at_once):
                 rows = slice(first, min(first + at_once, starts[seq + 1]))
                 place = end - (starts[seq + 1] - first)
-                output[rows] = _attend(query[rows].float(), keys, values, place, window, options)
+                output[rows] = _attend(query[rows].float(), keys, values, place, seen * block_size, options)
         return output
 
 
@@ -80,12 +82,12 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     place: int,
-    window: int,
+    first_key: int,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """[n, Hq, D]: ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
 
-    The first row's own key is at index ``place``; a row attends to ``window`` keys, its own being the last.
+    The first row's own key is at index ``place``. ``first_key``: the position of the first of the keys.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape
@@ -95,7 +97,10 @@ def _attend(
         scores = cap * torch.tanh(scores / cap)
     places = torch.arange(length, device=query.device)
     own = torch.arange(place, place + num_rows, device=query.device)[:, None]
-    hidden = (places > own) | (places <= own - window)
+    hidden = places > own
+    if (window := options.sliding_window) is not None:
+        seen = (own + first_key) // window * window - first_key if options.chunked else own - window + 1
+        hidden |= places < seen
     scores = scores.masked_fill_(hidden, -torch.inf)
     if options.sinks is not None:
         sinks = options.sinks.view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)

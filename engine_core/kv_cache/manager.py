@@ -150,8 +150,7 @@ class KVCacheManager:
         """The number of computed tokens at which ``publish`` or ``release_skipped_blocks`` next has work."""
         at = (seq.num_published + 1) * self.block_size if self._publishes(seq) else NEVER
         for group in self._windowed:
-            assert group.window is not None
-            at = min(at, (seq.first_blocks[group.number] + 1) * self.block_size + group.window - 1)
+            at = min(at, group.first_position_after(seq.first_blocks[group.number]))
         return at
 
     def _shares_blocks(self, group: SequenceGroup) -> bool:
@@ -223,7 +222,7 @@ class _Group:
     def __init__(self, number: int, layers: KVCacheGroup, block_size: int) -> None:
         self.number = number
         self.window = layers.sliding_window
-        """Number of tokens that a token attends to, itself included; None: all before it."""
+        """Most tokens that a token attends to, itself included; None: all before it."""
         self._layers = layers
         self._block_size = block_size
         self._suffix = number.to_bytes(2, "little") if number else b""
@@ -231,6 +230,10 @@ class _Group:
     def first_block(self, position: int) -> int:
         """The first block that the token at ``position`` reads."""
         return self._layers.first_block(position, self._block_size)
+
+    def first_position_after(self, block: int) -> int:
+        """The first position whose token does not read ``block``."""
+        return self._layers.first_position_after(block, self._block_size)
 
     def first_block_behind(self, num_blocks: int) -> int:
         """The first of the first ``num_blocks`` blocks that the token after them reads; ``num_blocks`` if none."""

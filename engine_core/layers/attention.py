@@ -15,11 +15,10 @@ from engine_core.weights.source import TensorRows, Weights
 
 @dataclass(frozen=True, slots=True)
 class HeadNormNames:
-    """Tensors of the RMS norms of heads."""
+    """Tensors of the RMS norms of heads; None: weights of one."""
 
-    query: str
+    query: str | None
     key: str | None
-    """None if there are no keys."""
     eps: float
     offset: float = 0.0
     """Added to the weights."""
@@ -40,6 +39,7 @@ class Attention(Part):
         sinks: TensorRows | None,
         ops: OpsBackend,
         attention: AttentionBackend,
+        device: torch.device,
     ) -> None:
         """``norms``: tensors for the normalization of heads. ``sinks``: rows of a tensor [heads of all ranks]."""
         self._shape = shape
@@ -48,6 +48,7 @@ class Attention(Part):
         self._sinks = sinks
         self._ops = ops
         self._attention = attention
+        self._device = device
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(self._norm_names(), (self._shape.head_dim,))
@@ -60,10 +61,12 @@ class Attention(Part):
     def load(self, weights: Weights) -> None:
         norms = None
         if self._norms is not None:
-            query, *keys = [weights.take(name).float() + self._norms.offset for name in self._norm_names()]
-            ones = torch.ones_like(query)
-            values = ones if self._norms.of_values else None
-            norms = HeadNorms(query, keys[0] if keys else ones, values, self._norms.eps)
+            ones, offset = torch.ones(self._shape.head_dim, device=self._device), self._norms.offset
+            query, key = (
+                ones if name is None else weights.take(f"{name}.weight").float() + offset
+                for name in (self._norms.query, self._norms.key)
+            )
+            norms = HeadNorms(query, key, ones if self._norms.of_values else None, self._norms.eps)
         self.rotary = self._ops.rotary(self._shape, norms)
         if self._sinks is not None:
             logits = weights.take(self._sinks).to(torch.float32, copy=True)

@@ -203,7 +203,7 @@ class PartFactory:
         """
         own = self.shares.of_heads(shape)
         of_heads = None if sinks is None else TensorRows(sinks, shape.num_heads, self.shares.query_heads(shape))
-        return self._add(Attention(own, options, norms, of_heads, self.backend, self.attention_backend))
+        return self._add(Attention(own, options, norms, of_heads, self.backend, self.attention_backend, self.device))
 
     def latent_attention(self, name: str, shape: MLAShape, scale: float) -> MultiHeadLatentAttention:
         """Attention of this rank's heads over latents. ``name``: the projection from latents to keys and values.

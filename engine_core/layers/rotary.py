@@ -36,7 +36,7 @@ class RopeParameters:
     rope_type: str
     theta: float
     rotary_dim: int
-    """Number of leading elements of a head that are rotated."""
+    """Number of leading elements of a head that are rotated; 0 where queries are only scaled."""
     interleaved: bool = False
     """Whether elements 2i and 2i + 1 are a pair, instead of i and rotary_dim / 2 + i."""
     factor: float = 1.0
@@ -53,7 +53,9 @@ class RopeParameters:
     """LongRoPE's factors for the periods, like ``long_factor``."""
     long_factor: tuple[float, ...] = ()
     llama_4_scaling_beta: float | None = None
-    """Queries at position p are multiplied by 1 + β · ln(1 + ⌊p / original length⌋)."""
+    """Queries at position p are multiplied by 1 + β · ln(1 + ⌊(p + o) / original length⌋)."""
+    llama_4_scaling_offset: int = 0
+    """The o of that."""
 
     @staticmethod
     def read(
@@ -99,8 +101,8 @@ class RopeParameters:
         return max_position_embeddings
 
     def nbytes(self, max_positions: int) -> int:
-        """Bytes of the cosines and sines for ``max_positions`` positions; computing them takes no more."""
-        return 4 * max_positions * self.rotary_dim
+        """Bytes of cosines, sines and scales for ``max_positions`` positions; computing them takes no more."""
+        return 4 * max_positions * (self.rotary_dim + (self.llama_4_scaling_beta is not None))
 
 
 def _rotated(parameters: Mapping[str, Any], head_dim: int) -> int:
@@ -117,9 +119,9 @@ def _rotated(parameters: Mapping[str, Any], head_dim: int) -> int:
 
 def _read_llama3(parameters: Mapping[str, Any], scaled: RopeParameters) -> RopeParameters:
     low, high = read_number(parameters, "low_freq_factor"), read_number(parameters, "high_freq_factor")
-    if not low < high:
+    if not low <= high:
         raise CheckpointError(
-            f"rope_parameters: low_freq_factor={low} is not usable: expected less than high_freq_factor={high}"
+            f"rope_parameters: low_freq_factor={low} is not usable: expected at most high_freq_factor={high}"
         )
     return replace(scaled, low_freq_factor=low, high_freq_factor=high)
 
@@ -161,7 +163,8 @@ class Rotary:
         self._sin = angles.sin_().mul_(parameters.attention_factor)
         self._query_scales: torch.Tensor | None = None
         if (beta := parameters.llama_4_scaling_beta) is not None:
-            turns = torch.floor(positions / parameters.original_max_position_embeddings)
+            counted = positions + parameters.llama_4_scaling_offset
+            turns = torch.floor(counted / parameters.original_max_position_embeddings)
             self._query_scales = 1 + beta * torch.log1p(turns)[:, None]
 
     def angles(self, positions: torch.Tensor) -> Angles:
@@ -201,7 +204,7 @@ def _llama3(frequencies: torch.Tensor, parameters: RopeParameters) -> torch.Tens
     """Stretch long waves by the factor, keep short ones, and blend those between."""
     low, high = parameters.low_freq_factor, parameters.high_freq_factor
     turns = parameters.original_max_position_embeddings / (2 * math.pi / frequencies)
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    kept = (turns >= low).float() if low == high else ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * frequencies / parameters.factor + kept * frequencies
 
 

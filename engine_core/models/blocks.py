@@ -26,10 +26,13 @@ class SelfAttention:
         *,
         qkv_names: tuple[str, ...] | None = None,
         o_name: str = "o_proj",
+        head_norms: HeadNormNames | None = None,
         normalize_values: bool = False,
     ) -> None:
-        """``qkv_names`` default to the configuration's. ``normalize_values``: per head, with weights of one."""
-        shape, norms = heads_shape(config, index), None
+        """``qkv_names`` and ``head_norms`` default to the configuration's. ``normalize_values``: per head, with weights
+        of one.
+        """
+        shape, norms = heads_shape(config, index), head_norms
         names = (qkv_names or config.qkv_names)[: None if shape.num_kv_heads else 1]
         self.qkv_proj = parts.qkv_linear(
             tuple(f"{prefix}.{name}" for name in names), config.hidden_size, shape, bias=config.qkv_bias
@@ -42,7 +45,9 @@ class SelfAttention:
                 f"{prefix}.q_norm", keys, config.norm_eps, config.norm_offset, of_values=normalize_values
             )
         scale = config.softmax_scale or shape.head_dim**-0.5
-        options = AttentionOptions(scale, config.sliding_windows[index], config.attn_logit_softcap)
+        options = AttentionOptions(
+            scale, config.sliding_windows[index], config.attn_logit_softcap, chunked=config.chunked_attention
+        )
         self.attn = parts.attention(shape, options, norms, f"{prefix}.sinks" if config.attention_sinks else None)
         own = parts.shares.of_heads(shape)
         self._num_heads = own.num_heads + 2 * own.num_kv_heads

@@ -39,6 +39,8 @@ class ModelShape:
     max_position_embeddings: int
     sliding_windows: tuple[int | None, ...]
     """Tokens that a token sees in each layer, itself included; None: all before it."""
+    chunked_attention: bool = False
+    """Whether windows are chunks: ``kv_cache_interface.first_seen``."""
     tensor_parallel_size: int = 1
     """Ranks that share each layer."""
 
@@ -112,8 +114,10 @@ class ModelShape:
 
     def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
         """The groups of a rank's cache for these layers; groups contain indices into ``layers``."""
-        specs = self.rank_cache_specs
-        return group_layers([self.sliding_windows[layer] for layer in layers], [specs[layer] for layer in layers])
+        windows, specs = self.sliding_windows, self.rank_cache_specs
+        return group_layers(
+            [windows[layer] for layer in layers], [specs[layer] for layer in layers], chunked=self.chunked_attention
+        )
 
     @property
     def largest_head_dim(self) -> int:

@@ -78,10 +78,11 @@ class GpuExperts(UnloadedExperts):
         ends = (flat <= numbers[:, None]).sum(1, dtype=torch.int32)
         inner = x.new_empty(len(flat), len(shard.inner))
         outputs = x.new_empty(len(flat), len(shard.hidden))
-        self._expand(x.contiguous(), order, ends, inner)
+        shares = weights.contiguous()
+        self._expand(x.contiguous(), order, ends, shares, inner)
         if split is not None and not split.expert_parallel:
             inner = split.gather_inner(inner.view(len(x), top_k * len(shard.inner)), top_k, int)
-        self._reduce(inner, order, ends, weights.contiguous(), outputs)
+        self._reduce(inner, order, ends, shares, outputs)
         if split is not None and split.expert_parallel:
             outputs = split.gather_outputs(outputs, ids)
         total = x.new_empty(len(x), len(shard.hidden))
@@ -98,7 +99,9 @@ class GpuExperts(UnloadedExperts):
         )
         return total
 
-    def _expand(self, x: torch.Tensor, order: torch.Tensor, ends: torch.Tensor, output: torch.Tensor) -> None:
+    def _expand(
+        self, x: torch.Tensor, order: torch.Tensor, ends: torch.Tensor, shares: torch.Tensor, output: torch.Tensor
+    ) -> None:
         shape, tile, outputs = self._shape, _Tile.of(x), len(self._shard.inner)
         expand_rows[(self._most_tiles(len(order), tile), -(-outputs // tile.columns))](
             x,
@@ -106,10 +109,12 @@ class GpuExperts(UnloadedExperts):
             self._gate_up_bias,
             order,
             ends,
+            shares,
             output,
             TOP_K=shape.top_k,
             INPUTS=shape.hidden_size,
             OUTPUTS=outputs,
+            WEIGHED=shape.weighs_inputs,
             KIND=int(shape.activation),
             LIMIT=shape.swiglu_limit,
             ALPHA=shape.swiglu_alpha,
@@ -130,6 +135,7 @@ class GpuExperts(UnloadedExperts):
             output,
             INPUTS=self._shape.intermediate_size,
             OUTPUTS=outputs,
+            WEIGHED=not self._shape.weighs_inputs,
             **self._options(x, tile),
         )
 

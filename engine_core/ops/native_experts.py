@@ -134,6 +134,7 @@ class PackedExperts(ExpertsOp):
             activation=shape.activation,
             limit=shape.swiglu_limit,
             alpha=shape.swiglu_alpha,
+            weighs_inputs=shape.weighs_inputs,
         )
 
     @property

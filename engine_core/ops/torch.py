@@ -177,18 +177,23 @@ class TorchExperts(UnloadedExperts):
         chosen = sorted(set(ids.flatten().tolist()) & set(shard.experts))
         pairs = {expert: torch.nonzero(ids == expert, as_tuple=True) for expert in chosen}
         for expert, (rows, places) in pairs.items():
-            inner[rows, places] = self._expand(expert, x[rows])
+            inner[rows, places] = self._expand(expert, self._weighed(x[rows], weights[rows, places]))
         if split is not None and not split.expert_parallel:
             inner = split.gather_inner(inner.flatten(1), top_k, int).view(*ids.shape, self._shape.intermediate_size)
         for expert, (rows, places) in pairs.items():
-            computed = self._reduce(expert, inner[rows, places]).float() * weights[rows, places, None]
-            outputs[rows, places] = computed.to(x.dtype)
+            computed = self._reduce(expert, inner[rows, places])
+            if not self._shape.weighs_inputs:
+                computed = (computed.float() * weights[rows, places, None]).to(x.dtype)
+            outputs[rows, places] = computed
         if split is not None and split.expert_parallel:
             outputs = split.gather_outputs(outputs.flatten(0, 1), ids).view(outputs.shape)
         total = outputs[:, 0].float()
         for place in range(1, top_k):
             total = total + outputs[:, place].float()
         return (total if residual is None else total + residual.float()).to(x.dtype)
+
+    def _weighed(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return (x.float() * weights[:, None]).to(x.dtype) if self._shape.weighs_inputs else x
 
     def _expand(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         index = self._shard.experts.index(expert)
@@ -233,12 +238,15 @@ class TorchBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         scores = logits.softmax(-1) if routing.scoring is Scoring.SOFTMAX else logits.sigmoid()
         choice = scores if correction_bias is None else scores + correction_bias
-        if routing.topk_groups < routing.num_groups:
-            grouped = choice.view(len(choice), routing.num_groups, -1)
-            of_groups = _greatest(grouped, routing.group_best).values.sum(-1)
+        grouped = routing.topk_groups < routing.num_groups
+        if routing.scoring is Scoring.SIGMOID and correction_bias is None and not grouped:
+            choice = logits  # large ones have a sigmoid of 1
+        if grouped:
+            by_group = choice.view(len(choice), routing.num_groups, -1)
+            of_groups = _greatest(by_group, routing.group_best).values.sum(-1)
             left_out = torch.ones_like(of_groups, dtype=torch.bool)
             left_out.scatter_(1, _greatest(of_groups, routing.topk_groups).indices, False)
-            choice = grouped.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+            choice = by_group.masked_fill(left_out[..., None], -torch.inf).flatten(1)
         ids = _greatest(choice, routing.top_k).indices
         weights = scores.gather(1, ids)
         if routing.renormalize:

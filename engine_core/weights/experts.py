@@ -25,6 +25,8 @@ class ExpertsShape:
     swiglu_limit: float = 0.0
     """For ``Activation.CLAMPED_SWIGLU``, like ``swiglu_alpha``."""
     swiglu_alpha: float = 0.0
+    weighs_inputs: bool = False
+    """Whether a row's weights multiply its experts' inputs, instead of their outputs."""
 
     @property
     def whole(self) -> ExpertsShard:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.kv_cache_interface import KVCacheConfig, KVCacheGroup, blocks_of_longest, group_layers
+from engine_core.kv_cache_interface import KVCacheConfig, KVCacheGroup, blocks_of_longest, first_seen, group_layers
 
 WINDOW = 6
 """One and a half blocks of 4 tokens, so that up to three are read."""
@@ -35,6 +35,17 @@ def test_blocks_held_by_a_sequence_alone() -> None:
     assert [everything.held_blocks(tokens, 1, 4) for tokens in (1, 4, 5, 64)] == [1, 1, 2, 16]
     assert [window.held_blocks(tokens, 1, 4) for tokens in (1, 4, 5, 64)] == [1, 1, 2, 3]
     assert [window.held_blocks(64, step, 4) for step in (8, 200)] == [5, 16]
+
+
+def test_a_chunk_begins_at_a_multiple_of_its_size() -> None:
+    chunks, everything = group_layers([WINDOW, None], chunked=True)
+    assert (chunks.chunked, everything.chunked) == (True, False)
+    assert [first_seen(position, WINDOW, chunked=True) for position in (0, 5, 6, 11, 12)] == [0, 0, 6, 6, 12]
+    assert [chunks.first_block(position, 4) for position in (5, 6, 11, 12, 17, 18)] == [0, 1, 1, 3, 3, 4]
+    for group in (chunks, KVCacheGroup((0,), WINDOW), KVCacheGroup((0,), 1), KVCacheGroup((0,), 8, chunked=True)):
+        for block in range(9):
+            first = group.first_position_after(block, 4)
+            assert group.first_block(first - 1, 4) <= block < group.first_block(first, 4)
 
 
 @pytest.mark.parametrize(

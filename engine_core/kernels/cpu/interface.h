@@ -34,6 +34,7 @@ struct RinglineAttention {
     int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
     int32_t latent_dim;  // R over latents, else 0
     int32_t sliding_window;  // keys that a row sees, up to its own; 0: all. Earlier blocks are not read
+    int32_t chunked;         // whether a row sees those from the last multiple of sliding_window instead
     int32_t number_type;
     int32_t cache_type;
     int32_t num_threads;
@@ -74,7 +75,8 @@ struct RinglineGroupedLinear {
 enum RinglineScoring : int32_t { kRinglineSoftmax = 0, kRinglineSigmoid = 1 };
 
 // Chooses k of E experts for each of M rows: those with the highest scores, lower ids first among equals; with groups,
-// only experts of the groups with the highest scores. Lists them by descending score.
+// only experts of the groups with the highest scores. Lists them by descending score. Sigmoids with neither groups nor
+// biases are compared by their logits, as large ones round to 1.
 struct RinglineRouting {
     const float* logits;         // [M, E]
     const float* bias;           // [E]: added to scores for the choice only, not the weights; or null
@@ -125,6 +127,7 @@ struct RinglineExperts {
     int32_t first_expert, num_experts, top_k;
     int32_t phases;      // sum of RinglineExpertPhase
     int32_t activation;  // RinglineActivationKind
+    int32_t weighs_inputs;  // whether weights multiply experts' inputs, instead of their outputs
     int32_t number_type;
     int32_t num_threads;
     float limit, alpha;  // of kRinglineClampedSwiglu

@@ -12,8 +12,8 @@ numbers, which are keys and values at once, and ROPE rotated ones, which are mul
 then the heads that a program takes together. A sequence of length 0 is padding: nothing is read for it. Exponentials
 are of base two, so ``scale`` holds a factor of log2(e), and so does SOFTCAP: scaled scores s become c · tanh(s / c);
 0: unchanged. SINKS: ``sinks`` [Hq] float32 has a logit per head that takes part in the softmax and has no value.
-WINDOW: the number of keys that a row sees, up to its own; 0: all. Blocks that no row of a program sees are not read:
-they may belong to other sequences by now.
+WINDOW: the number of keys that a row sees, up to its own; 0: all. CHUNKED: a row sees those from the last multiple of
+WINDOW instead. Blocks that no row of a program sees are not read: they may belong to other sequences by now.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ def _dot(a, b, acc, IEEE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _first_seen(position, WINDOW: tl.constexpr):
+def _first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
     """The first key that the row at ``position`` sees."""
     if WINDOW == 0:
         return position * 0
+    if CHUNKED:
+        return tl.maximum(position, 0) // WINDOW * WINDOW
     return tl.maximum(position - WINDOW + 1, 0)
 
 
@@ -94,6 +96,7 @@ def _attend_split(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
@@ -135,7 +138,7 @@ def _attend_split(
         scores = _capped(_dot(query, key, scores, IEEE, WIDE) * scale, SOFTCAP)
         seen = present[None, :] & (keys[None, :] <= positions[:, None])
         if WINDOW > 0:
-            seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
+            seen = seen & (keys[None, :] >= _first_seen(positions, WINDOW, CHUNKED)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(maximum, tl.max(scores, 1))
         # If no key was seen yet, −inf − (−inf) would be NaN.
@@ -195,6 +198,7 @@ def attend_chunks(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     IEEE: tl.constexpr,
@@ -231,7 +235,7 @@ def attend_chunks(
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         end = tl.minimum(length, length - count + first + POSITIONS)
-        first_seen = _first_seen(length - count + first, WINDOW)
+        first_seen = _first_seen(length - count + first, WINDOW, CHUNKED)
         for split in range(first_seen // SPLIT * SPLIT, end, SPLIT):
             next_maximum, next_total, next_acc = _attend_split(
                 queries,
@@ -254,6 +258,7 @@ def attend_chunks(
                 ROWS,
                 KEYS,
                 WINDOW,
+                CHUNKED,
                 SOFTCAP,
                 IEEE,
                 WIDE,
@@ -269,13 +274,21 @@ def attend_chunks(
 
 
 @triton.jit
-def _splits_of(query_starts, seq_lens, num_seqs, SEQS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
+def _splits_of(
+    query_starts,
+    seq_lens,
+    num_seqs,
+    SEQS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+):
     """[SEQS]: splits that the single row of each sequence sees; 0 for sequences with several rows."""
     seqs = tl.arange(0, SEQS)
     there = seqs < num_seqs
     counts = tl.load(query_starts + seqs + 1, mask=there, other=0) - tl.load(query_starts + seqs, mask=there, other=0)
     lengths = tl.load(seq_lens + seqs, mask=there & (counts == 1), other=0)
-    return (lengths + SPLIT - 1) // SPLIT - _first_seen(lengths - 1, WINDOW) // SPLIT
+    return (lengths + SPLIT - 1) // SPLIT - _first_seen(lengths - 1, WINDOW, CHUNKED) // SPLIT
 
 
 @triton.jit(do_not_specialize=["num_seqs", "most_splits", "table_stride"])
@@ -309,6 +322,7 @@ def attend_single_rows(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
@@ -318,7 +332,7 @@ def attend_single_rows(
     So the number of programs is independent of lengths, which are unknown when a graph is captured. Results go to
     ``partial`` [S, most_splits, Hq, D] and ``statistics`` [2 (maximum, sum), S, most_splits, Hq], both float32.
     """
-    splits = _splits_of(query_starts, seq_lens, num_seqs, SEQS, SPLIT, WINDOW)
+    splits = _splits_of(query_starts, seq_lens, num_seqs, SEQS, SPLIT, WINDOW, CHUNKED)
     ends = tl.cumsum(splits, 0)
     num_items = tl.sum(splits, 0) * NUM_KV_HEADS
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
@@ -329,7 +343,7 @@ def attend_single_rows(
         before = (ends <= place).to(tl.int32)
         seq = tl.sum(before, 0)
         length = tl.load(seq_lens + seq)
-        first_seen = _first_seen(length - 1, WINDOW)
+        first_seen = _first_seen(length - 1, WINDOW, CHUNKED)
         split = place - tl.sum(before * splits, 0) + first_seen // SPLIT
         line = tl.load(query_starts + seq).to(tl.int64)
         heads = head * GROUP + rows
@@ -358,6 +372,7 @@ def attend_single_rows(
             ROWS,
             KEYS,
             WINDOW,
+            CHUNKED,
             SOFTCAP,
             IEEE,
             WIDE,
@@ -385,6 +400,7 @@ def join_splits(
     DIMS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SINKS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -401,7 +417,7 @@ def join_splits(
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         sums = num_seqs.to(tl.int64) * most_splits * NUM_HEADS
         length = tl.load(seq_lens + seq)
-        first_split = _first_seen(tl.maximum(length - 1, 0), WINDOW) // SPLIT
+        first_split = _first_seen(tl.maximum(length - 1, 0), WINDOW, CHUNKED) // SPLIT
         for split in range(first_split, (length + SPLIT - 1) // SPLIT):
             places = (seq.to(tl.int64) * most_splits + split) * NUM_HEADS + heads
             next_acc = tl.load(partial + places[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)

@@ -64,6 +64,7 @@ def expand_rows(
     bias,
     order,
     ends,
+    shares,
     output,
     TOP_K: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -74,6 +75,7 @@ def expand_rows(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     BIASED: tl.constexpr,
+    WEIGHED: tl.constexpr,
     KIND: tl.constexpr,
     LIMIT: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -83,12 +85,14 @@ def expand_rows(
     """Program (t, c): a tile [ROWS, COLUMNS] of f(gate) · up of sorted pairs, ``output`` [P, OUTPUTS].
 
     ``x`` is [M, INPUTS], ``weight`` [E, 2 (gate, up), OUTPUTS, INPUTS], ``bias`` [E, 2, OUTPUTS] float32, ``order`` [P]
-    the pairs sorted by expert, ``ends`` as in ``_tile``. EXPERTS_WIDTH: a power of two.
+    the pairs sorted by expert, ``ends`` as in ``_tile``. EXPERTS_WIDTH: a power of two. WEIGHED: inputs are multiplied
+    by ``shares``, as in ``reduce_rows``.
     """
     expert, first, end = _tile(ends, ROWS, EXPERTS, EXPERTS_WIDTH)
     if first < end:
         pairs = first + tl.arange(0, ROWS)
-        rows = tl.load(order + tl.minimum(pairs, end - 1)) // TOP_K
+        own = tl.load(order + tl.minimum(pairs, end - 1))
+        rows = own // TOP_K
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         depth = tl.arange(0, DEPTH)
         x_places = x + rows.to(tl.int64)[:, None] * INPUTS + depth[None, :]
@@ -101,6 +105,9 @@ def expand_rows(
             a = tl.load(x_places + k, mask=inside[None, :], other=0.0)
             gate = _product(a, tl.load(gate_places + k, mask=inside[:, None], other=0.0), gate, IEEE, WIDE)
             up = _product(a, tl.load(up_places + k, mask=inside[:, None], other=0.0), up, IEEE, WIDE)
+        if WEIGHED:
+            share = tl.load(shares + own)[:, None]
+            gate, up = gate * share, up * share
         if BIASED:
             gate += tl.load(bias + lines)[None, :]
             up += tl.load(bias + lines + OUTPUTS)[None, :]
@@ -127,10 +134,11 @@ def reduce_rows(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     BIASED: tl.constexpr,
+    WEIGHED: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Program (t, c): a tile of x · Wᵀ + b of sorted pairs, times their ``shares``, stored in the order of rows.
+    """Program (t, c): a tile of x · Wᵀ + b of sorted pairs, stored in the order of rows; WEIGHED: times ``shares``.
 
     ``x`` is [P, INPUTS], sorted, ``weight`` [E, OUTPUTS, INPUTS], ``bias`` [E, OUTPUTS] float32, ``output`` and
     ``shares`` are in the order of rows, [P, OUTPUTS] and [P] float32.
@@ -152,7 +160,7 @@ def reduce_rows(
         if BIASED:
             acc += tl.load(bias + lines)[None, :]
         own = tl.load(order + known)
-        result = acc * tl.load(shares + own)[:, None]
+        result = acc * tl.load(shares + own)[:, None] if WEIGHED else acc
         mask = (pairs < end)[:, None] & (columns < OUTPUTS)[None, :]
         to = own.to(tl.int64)[:, None] * OUTPUTS + columns[None, :]
         tl.store(output + to, result.to(output.dtype.element_ty), mask=mask)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
-from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec
+from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, MLAAttentionSpec
 
 CPU = torch.device("cpu")
 
@@ -68,7 +68,11 @@ class Known:
         return backend.forward(query, key, value, *step)
 
     def expected(
-        self, window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None
+        self,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        chunked: bool = False,
     ) -> torch.Tensor:
         """Causal attention in float64, as ``AttentionOptions`` says, [n, Hq · D]."""
         group = self.query.shape[1] // self.key.shape[1]
@@ -76,7 +80,10 @@ class Known:
         scores = torch.einsum("qhd,khd->hqk", self.query.double(), key).mul_(self.scale)
         scores = scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
         every = torch.ones(len(self), len(self), dtype=torch.bool)
-        hidden = every.triu(1) if window is None else every.triu(1) | every.tril(-window)
+        hidden = every.triu(1)
+        if window is not None:
+            chunk = torch.arange(len(self)) // window
+            hidden |= chunk[:, None] != chunk if chunked else every.tril(-window)
         scores.masked_fill_(hidden, -torch.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, len(self), 1)], dim=-1)
@@ -160,6 +167,7 @@ class Run:
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    chunked: bool = False
     computed: list[int] = field(init=False)
     outputs: list[list[torch.Tensor]] = field(init=False)
     cache: torch.Tensor = field(init=False)
@@ -203,10 +211,10 @@ class Run:
         size = self.geometry.block_size
         width = max(len(table) for table in self.tables) + 1
         tables = torch.full((len(work), width), 2**31 - 1, dtype=torch.int32)
-        rows, lens = [], []
+        rows, lens, group = [], [], KVCacheGroup((0,), self.window, self.chunked)
         for row, (s, count) in enumerate(work):
             used = -(-(self.computed[s] + count) // size)
-            seen = 0 if self.window is None else max(0, self.computed[s] - self.window + 1) // size
+            seen = group.first_block(self.computed[s], size)
             tables[row, seen:used] = self.tables[s][seen:used]
             self.leave(self.tables[s][:seen])
             rows.append(self.sequences[s].inputs(slice(self.computed[s], self.computed[s] + count)))
@@ -215,7 +223,7 @@ class Run:
         metadata = AttentionMetadata.of_sequences(lens, counts, tables, size)
         self.backend.plan(metadata)
         known, inputs = self.sequences[0], [torch.cat(parts).to(self.device) for parts in zip(*rows, strict=True)]
-        options = AttentionOptions(known.scale, self.window, self.softcap, self.sinks)
+        options = AttentionOptions(known.scale, self.window, self.softcap, self.sinks, self.chunked)
         output = known.attend(self.backend, inputs, self.cache, metadata.on(self.device), options)
         for (s, count), part in zip(work, output.cpu().split(counts), strict=True):
             self.computed[s] += count

@@ -87,11 +87,16 @@ def diagonal(*others: tuple[Any, ...]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("geometry", "dtype", "window"), diagonal((1,), (33,), (129,)), ids=str)
-def test_windows(backend: NativeAttention, geometry: Geometry, dtype: torch.dtype, window: int) -> None:
+@pytest.mark.parametrize(
+    ("geometry", "dtype", "window", "chunked"),
+    diagonal((1, False), (33, False), (129, False), (16, True), (150, True), (270, True)),
+    ids=str,
+)
+def test_windows(backend: NativeAttention, geometry: Geometry, dtype: torch.dtype, window: int, chunked: bool) -> None:
     """Blocks behind a window are poisoned as soon as no row of a step sees them."""
     lengths = [*random_lengths(random.Random(str((geometry, window))), 3), window, window + 1, 530]
-    check(backend, geometry, make_sequences(lengths, geometry, dtype, seed=window), window=window)
+    sequences = make_sequences(lengths, geometry, dtype, seed=window)
+    check(backend, geometry, sequences, window=window, chunked=chunked)
 
 
 @pytest.mark.parametrize(

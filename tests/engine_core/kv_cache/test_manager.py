@@ -218,10 +218,11 @@ def test_a_prompt_longer_than_the_whole_cache():
         Harness(windows=[WINDOW], blocks=7, max_num_batched_tokens=8)
 
 
+@pytest.mark.parametrize("chunks", [False, True])
 @pytest.mark.parametrize("windows", [[WINDOW], [None, WINDOW], [WINDOW, 11, None]])
-def test_prefixes_are_found_across_and_behind_the_window(windows):
+def test_prefixes_are_found_across_and_behind_the_window(windows, chunks):
     """Blocks that a window has left can be found as long as nobody has taken them."""
-    engine = Harness(windows=windows, prefix_caching=True, max_num_batched_tokens=8)
+    engine = Harness(windows=windows, window_chunks=chunks, prefix_caching=True, max_num_batched_tokens=8)
     prompt = [2 + at % 30 for at in range(40)]
     engine.cached("first", prompt, max_tokens=1)
     for length in (41, 24, 13, 5):
@@ -245,6 +246,22 @@ def test_a_prefix_ends_where_a_window_lacks_a_block():
     shorter = manager.find_prefix(again)
     assert shorter.num_blocks == 8
     assert [table.count(NO_BLOCK) for table in shorter.block_tables] == [6, 0]
+
+
+def test_a_prefix_that_ends_with_a_chunk_needs_no_block_of_it():
+    manager = KVCacheManager(
+        KVCacheConfig(64, 4, 1, group_layers([8], chunked=True)), step_tokens=64, prefix_caching=True
+    )
+    group = SequenceGroup(make_request("r", 41), model_spec(), 0.0, 4, priority=0, tenant="")
+    first, again = (Sequence(number, group, 0, SequenceState.QUEUED) for number in range(2))
+    manager.admit(first, manager.find_prefix(first), headroom=0)
+    manager.publish(first, 40)
+    assert manager.next_change(first) == 8
+    manager.release_skipped_blocks(first, 39)
+    assert first.block_tables[0][:9].count(NO_BLOCK) == 8
+    manager.pool.allocate(manager.pool.num_free)
+    [table] = manager.find_prefix(again).block_tables
+    assert table == [NO_BLOCK] * 10  # the token at 40 sees itself alone
 
 
 def test_choices_start_from_the_window_behind_their_prompt():

@@ -21,6 +21,7 @@ SHAPES = {
     "padded, with biases": ExpertsShape(5, 3, 70, 37, Activation.SILU, bias=True),
     "limited": ExpertsShape(6, 2, 48, 33, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=1.5, swiglu_alpha=1.7),
     "several parts": ExpertsShape(2, 2, 2064, 208, Activation.SILU),
+    "weighed inputs": ExpertsShape(4, 2, 48, 40, Activation.SILU, bias=True, weighs_inputs=True),
 }
 
 
@@ -53,6 +54,12 @@ def chosen(shape: ExpertsShape, rows: int, seed: int) -> tuple[torch.Tensor, tor
     ids = torch.stack([torch.randperm(shape.num_experts, generator=generator)[: shape.top_k] for _ in range(rows)])
     ids[: rows // 3] = ids[0]
     return ids.int(), torch.rand(rows, shape.top_k, generator=generator)
+
+
+def factors(shape: ExpertsShape, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors [n, 1] of an expert's inputs and of its outputs, for ``weights`` [n]."""
+    weights, ones = weights[:, None], torch.ones_like(weights)[:, None]
+    return (weights, ones) if shape.weighs_inputs else (ones, weights)
 
 
 def activated(shape: ExpertsShape, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

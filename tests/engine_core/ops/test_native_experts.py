@@ -23,7 +23,7 @@ from engine_core.ops.native import NativeBackend
 from engine_core.ops.torch import TorchBackend
 from engine_core.weights.experts import ExpertsShape
 
-from .experts import SHAPES, activated, check_replay, chosen, load, numbers, weights_of
+from .experts import SHAPES, activated, check_replay, chosen, factors, load, numbers, weights_of
 
 pytestmark = pytest.mark.usefixtures("restored_threads")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -45,8 +45,10 @@ def exact(
         of_gate, of_up, of_down = (0.0, 0.0, 0.0) if biases is None else (each.double() for each in biases)
         gate, up, down = (each.double() for each in tensors)
         rows, places = torch.nonzero(ids == expert, as_tuple=True)
-        inner = activated(shape, x[rows].double() @ gate.T + of_gate, x[rows].double() @ up.T + of_up)
-        output.index_add_(0, rows, weights[rows, places, None].double() * (inner @ down.T + of_down))
+        before, after = factors(shape, weights[rows, places].double())
+        given = before * x[rows].double()
+        inner = activated(shape, given @ gate.T + of_gate, given @ up.T + of_up)
+        output.index_add_(0, rows, after * (inner @ down.T + of_down))
     return output
 
 
@@ -196,6 +198,14 @@ def test_ties_go_to_the_lower_expert_and_nan_to_some_expert(ops: NativeBackend) 
     for routing in (Routing(3), Routing(3, Scoring.SIGMOID)):
         ids, _ = ops.route(logits, replace(routing, num_groups=5, topk_groups=4), None, None)
         assert all(len(set(row)) == 3 and min(row) >= 0 and max(row) < 5 for row in ids.tolist())
+
+
+def test_sigmoids_of_one_are_compared_by_their_logits(ops: NativeBackend) -> None:
+    logits = torch.tensor([[30.0, 50.0, -1.0, 40.0]])
+    for backend in (ops, TorchBackend()):
+        ids, weights = backend.route(logits, Routing(2, Scoring.SIGMOID), None, None)
+        assert ids.tolist() == [[1, 3]]
+        assert weights.tolist() == [[1.0, 1.0]]
 
 
 def test_scales_of_experts(ops: NativeBackend) -> None:

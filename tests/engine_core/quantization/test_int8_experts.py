@@ -19,7 +19,7 @@ from engine_core.quantization.int8_experts import Int8Experts
 from engine_core.weights.expert_tensors import SeparateExperts
 from engine_core.weights.experts import ExpertsShape
 
-from ..ops.experts import SHAPES, activated, chosen, load, numbers, weights_of
+from ..ops.experts import SHAPES, activated, chosen, factors, load, numbers, weights_of
 from .test_int8 import DTYPES, KERNELS, held_bytes, rounded
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -27,10 +27,12 @@ by_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 4e-2, torch.float16: 8e-3}
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Float32, step for step what the kernel computes: integers are exact in float64."""
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, factor: torch.Tensor | float = 1.0
+) -> torch.Tensor:
+    """Float32, step for step what the kernel computes: integers are exact in float64. ``factor``: of the rows."""
     (integers, scales), (weights, channel_scales) = rounded(x), rounded(weight)
-    y = (integers @ weights.T).float() * channel_scales.T * scales
+    y = (integers @ weights.T).float() * channel_scales.T * (scales * factor)
     return y if bias is None else y + bias
 
 
@@ -43,8 +45,10 @@ def expected(
         (gate, up, down), biases = weights_of(shape, expert, x.dtype)
         of_gate, of_up, of_down = (None, None, None) if biases is None else biases
         rows, places = torch.nonzero(ids == expert, as_tuple=True)
-        inner = activated(shape, product(x[rows], gate, of_gate), product(x[rows], up, of_up)).to(x.dtype)
-        outputs[rows, places] = (product(inner, down, of_down) * weights[rows, places, None]).to(x.dtype)
+        before, after = factors(shape, weights[rows, places])
+        products = product(x[rows], gate, of_gate, before), product(x[rows], up, of_up, before)
+        inner = activated(shape, *products).to(x.dtype)
+        outputs[rows, places] = (product(inner, down, of_down) * after).to(x.dtype)
     total = outputs[:, 0].float()
     for place in range(1, ids.shape[1]):
         total = total + outputs[:, place].float()

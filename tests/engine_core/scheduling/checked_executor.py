@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.executor.base import Executor
-from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig
+from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, first_seen
 from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.request import Finish, FinishReason, Request, SamplingParams
 from engine_core.step import Failure, NewSequence, StepPlan, StepResult
@@ -267,8 +267,7 @@ class CheckedExecutor(Executor):
         assert not drafts or start == num_known - 1
         assert end < min(worker.new.num_prompt_tokens + params.max_tokens, self.model.max_model_len), "in vain"
         for number, group in enumerate(self.groups):
-            window = group.sliding_window
-            for position in range(0 if window is None else max(0, start - window + 1), start):
+            for position in range(first_seen(start, group.sliding_window, chunked=group.chunked), start):
                 read = self._read(worker, number, position)
                 assert read == worker.expected(position), "a block does not hold what it should"
         # With windows of one token nothing is read of the position before.

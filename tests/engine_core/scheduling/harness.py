@@ -41,6 +41,7 @@ class Harness:
         prefix_caching=False,
         max_model_len=64,
         windows=(None,),
+        window_chunks=False,
         drafts=None,
         max_concurrent_steps=1,
         stages=1,
@@ -50,7 +51,7 @@ class Harness:
         self.now = 0.0
         self.model = model_spec(max_model_len=max_model_len)
         self.config = SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 16} | config)
-        size = KVCacheConfig(blocks, block_size, 1, group_layers(windows))
+        size = KVCacheConfig(blocks, block_size, 1, group_layers(windows, chunked=window_chunks))
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.streams: dict[str, Stream] = {}
         self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, stages=stages)

@@ -78,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         trusting=st.booleans(),
         num_speculative_tokens=st.sampled_from([0, 1, 8, 8, 64]),
         windows=st.sampled_from([(None,), (None,), (None, None), (1,), (5,), (9, None), (2, 8, None, 8)]),
+        window_chunks=st.booleans(),
         stages=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
@@ -93,9 +94,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         trusting,
         num_speculative_tokens,
         windows,
+        window_chunks,
         stages,
     ):
-        """``trusting``: drafts are computed however many came true."""
+        """``trusting``: drafts are computed however many came true. ``window_chunks``: windows do not slide."""
         self.free_rows = mock.patch.object(drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS)
         self.free_rows.start()
         self.stages = stages
@@ -107,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             num_speculative_tokens=num_speculative_tokens,
         )
-        groups, step_tokens = group_layers(windows), self.config.max_num_batched_tokens
+        groups, step_tokens = group_layers(windows, chunked=window_chunks), self.config.max_num_batched_tokens
         longest = blocks_of_longest(groups, MODEL.max_model_len, step_tokens, block_size)
         size = KVCacheConfig(longest + spare_tokens // block_size, block_size, 1, groups)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)

@@ -11,15 +11,21 @@ constexpr int kQueryRows = 48;  // rows of scores computed together: enough for 
 constexpr int kQueryRowsOfCodes = 96;  // and for expanding an 8-bit cache's tiles
 constexpr long kWorkPerNanosecond = 12;
 
-// The keys that a row sees: its own and the `size` − 1 before it.
+// The keys that a row sees: its own and the `size` − 1 before it, or, chunked, those from the last multiple of `size`.
 struct Window {
+    explicit Window(const RinglineAttention& args) : size(args.sliding_window), chunked(args.chunked != 0) {}
+
     int size;  // 0: all earlier keys
+    bool chunked;
 
     // Position of the first key that the row at `position` sees.
-    int first_key(int position) const { return size > 0 && position >= size ? position - size + 1 : 0; }
+    int first_key(int position) const {
+        if (size == 0 || position < size) return 0;
+        return chunked ? position - position % size : position - size + 1;
+    }
     // The rows from `position` on, at most `count`, before the first whose window begins after `key`.
     int rows_seeing(int key, int position, int count) const {
-        const int rows = size > 0 ? key + size - position : count;
+        const int rows = size > 0 ? key - (chunked ? key % size : 0) + size - position : count;
         return rows < 0 ? 0 : rows < count ? rows : count;
     }
 };
@@ -39,7 +45,7 @@ class Division {
 public:
     explicit Division(const RinglineAttention& args)
         : args_(args),
-          window_{args.sliding_window},
+          window_(args),
           group_(args.num_heads / args.num_kv_heads),
           positions_(most_rows(args) / group_ > 1 ? most_rows(args) / group_ : 1),
           buffer_(padded_bytes<int>(args.num_seqs + 1)),

@@ -62,7 +62,7 @@ class Queue {
 public:
     // Threads share `next`, the first piece not yet taken.
     Queue(const Pieces<F>& pieces, const Cache<F>& cache, const RinglineAttention& args, long& next)
-        : pieces_(pieces), cache_(cache), args_(args), window_{args.sliding_window}, next_(next) {
+        : pieces_(pieces), cache_(cache), args_(args), window_(args), next_(next) {
         const long units = kBytesAhead / cache.unit_bytes();
         for (long unit = 0; unit < units && unit < kMostUnitsAhead; ++unit) look_ahead();
     }

@@ -97,6 +97,10 @@ private:
     long total_ = 0;
 };
 
+// The factors of a pair's inputs, applied to their products, and of its outputs.
+inline float input_weight(const RinglineExperts& args, long pair) { return args.weighs_inputs ? args.weights[pair] : 1.0f; }
+inline float output_weight(const RinglineExperts& args, long pair) { return args.weighs_inputs ? 1.0f : args.weights[pair]; }
+
 inline Vec least_of(Vec a, Vec b) { return subtract(splat(0.0f), maximum_of(subtract(splat(0.0f), a), subtract(splat(0.0f), b))); }
 
 inline Vec gated(const RinglineExperts& args, Vec gate, Vec up) {

@@ -60,17 +60,23 @@ template <class F, class Products>
 struct GateUp : ExpertProducts<F, Products> {
     using typename ExpertProducts<F, Products>::ExpertUnit;
     const RinglineExperts& args;
+    const ExpertRows& rows;
     const typename Products::Tile* then;  // tile to read ahead at the end; null: none
 
     GateUp(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const void* x,
            const typename Products::Tile* then = nullptr)
         : ExpertProducts<F, Products>(rows, products, x, args.hidden, gate_up_tiles(args), kTileInner),
           args(args),
+          rows(rows),
           then(then) {}
 
     typename Products::Tile after_all(const ExpertUnit& unit) const { return then ? *then : unit.tile; }
 
     void take(int, const ExpertUnit& unit, long place, float* sums) const {
+        if (args.weighs_inputs) {
+            const Vec weight = splat(input_weight(args, rows.pair(place)));
+            for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, multiply(load(sums + i), weight));
+        }
         if (args.gate_up_bias) {
             const long tile = unit.group * gate_up_tiles(args) + unit.output / kTileInner;
             const float* const bias = args.gate_up_bias + tile * kTileOutputs;
@@ -103,7 +109,7 @@ struct Down : ExpertProducts<F, Products> {
         const long padded = down_tiles(args) * kTileOutputs;
         const float* const bias = args.down_bias ? args.down_bias + unit.group * padded + unit.output : nullptr;
         auto* const to = static_cast<typename F::Element*>(args.outputs) + pair * args.hidden_part + unit.output;
-        const Vec weight = splat(args.weights[pair]);
+        const Vec weight = splat(output_weight(args, pair));
         for (long i = 0; i < count; i += kLanes) {
             const Vec y = bias ? add(load(sums + i), load(bias + i)) : load(sums + i);
             F::narrow(to + i, multiply(y, weight));

@@ -92,7 +92,7 @@ private:
 
     void activate(const Panels& weight, long place, long panel, const int32_t* sums) const {
         Element* const to = activated() + place * args_.inner_part + panel * kPanelInner;
-        const float scale = args_.row_scales[place];
+        const float scale = args_.row_scales[place] * input_weight(args_, rows_.pair(place));
         for (int i = 0; i < kPanelInner; i += kLanes) {
             const Vec gate = weight.result(sums + i, panel * kInt8Panel + i, scale);
             const Vec up = weight.result(sums + kPanelInner + i, panel * kInt8Panel + kPanelInner + i, scale);
@@ -104,8 +104,9 @@ private:
         const long pair = rows_.pair(place), left = args_.hidden_part - panel * kInt8Panel, count = left < kInt8Panel ? left : kInt8Panel;
         Element* const to = static_cast<Element*>(args_.outputs) + pair * args_.hidden_part + panel * kInt8Panel;
         const float scale = args_.row_scales[place];
+        const Vec factor = splat(output_weight(args_, pair));
         for (long i = 0; i < count; i += kLanes)
-            F::narrow(to + i, multiply(weight.result(sums + i, panel * kInt8Panel + i, scale), splat(args_.weights[pair])));
+            F::narrow(to + i, multiply(weight.result(sums + i, panel * kInt8Panel + i, scale), factor));
     }
 
     const RinglineExperts& args_;

@@ -74,12 +74,15 @@ inline void leave_groups_out(const RinglineRouting& args, const RoutingScratch& 
 }
 
 inline void route_row(const RinglineRouting& args, long row, const RoutingScratch& s) {
-    score_experts(args, args.logits + row * args.num_experts, s.scores);
+    const float* const logits = args.logits + row * args.num_experts;
+    score_experts(args, logits, s.scores);
+    const bool grouped = args.topk_groups < args.num_groups;
+    const float* const scores = args.scoring == kRinglineSigmoid && !args.bias && !grouped ? logits : s.scores;
     for (int i = 0; i < args.num_experts; ++i) {
-        s.choice[i] = args.bias ? s.scores[i] + args.bias[i] : s.scores[i];
+        s.choice[i] = args.bias ? scores[i] + args.bias[i] : scores[i];
         s.taken[i] = false;
     }
-    if (args.topk_groups < args.num_groups) leave_groups_out(args, s);
+    if (grouped) leave_groups_out(args, s);
     int32_t* const ids = args.ids + row * args.top_k;
     float* const weights = args.weights + row * args.top_k;
     float total = 1e-20f;

@@ -74,18 +74,19 @@ def test_a_row_has_equal_bits_whatever_else_is_in_its_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "window", [20, pytest.param(1, marks=pytest.mark.wide), pytest.param(70, marks=pytest.mark.wide)]
+    ("window", "chunked"),
+    [(20, False), *(pytest.param(*way, marks=pytest.mark.wide) for way in [(1, False), (70, False), (32, True)])],
 )
-def test_windows(window: int) -> None:
+def test_windows(window: int, chunked: bool) -> None:
     """Blocks behind a window are poisoned as soon as no row of a step sees them."""
     geometry = Geometry(2, 1, 32, 16)
     sequences = make_sequences([5, 21, 90], geometry, torch.float32, seed=window)
-    alone = Run(backend(uniform=True), geometry, sequences, window=window).at_once()
-    run = Run(backend(uniform=True), geometry, sequences, seed=1, window=window)
+    alone = Run(backend(uniform=True), geometry, sequences, window=window, chunked=chunked).at_once()
+    run = Run(backend(uniform=True), geometry, sequences, seed=1, window=window, chunked=chunked)
     for step in ([(2, 60), (1, 20)], [(2, 28), (0, 4)], [(2, 1), (1, 1), (0, 1)], [(2, 1)]):
         run.step(step)
     assert_equal(run.result(), alone)
-    assert_right(alone, sequences, 1e-5, window=window)
+    assert_right(alone, sequences, 1e-5, window=window, chunked=chunked)
 
 
 @pytest.mark.parametrize("softcap", [5.0, pytest.param(None, marks=pytest.mark.wide)])
