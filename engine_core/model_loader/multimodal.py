@@ -42,6 +42,7 @@ CLASSES = frozenset(
         "JanusForConditionalGeneration",
         "Kimi_K25ForConditionalGeneration",
         "LightOnOcrForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
         "LlavaNextVideoForConditionalGeneration",

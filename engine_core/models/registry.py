@@ -26,6 +26,7 @@ from engine_core.models.granite import GraniteForCausalLM
 from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.llama import LlamaForCausalLM
+from engine_core.models.llama4 import Llama4ForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
@@ -52,6 +53,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "GlmForCausalLM": GlmForCausalLM,
     "GptOssForCausalLM": GptOssForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
+    "Llama4ForCausalLM": Llama4ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Ministral3ForCausalLM": Ministral3ForCausalLM,
     "MinistralForCausalLM": MinistralForCausalLM,

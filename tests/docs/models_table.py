@@ -49,10 +49,11 @@ def _row(name: str, model: type[CausalLM]) -> str:
 def _attention(read: Sequence[ArchitectureConfig], has_latents: bool) -> str:
     patterns = [[window is not None for window in config.sliding_windows] for config in read]
     words = ["latents" if has_latents else "heads"]
+    several, one = ("chunks", "chunks") if any(config.chunked_attention for config in read) else ("windows", "a window")
     if any(any(windowed) and not all(windowed) for windowed in patterns):
-        words.append("windows in some layers")
+        words.append(f"{several} in some layers")
     elif any(map(any, patterns)):
-        words.append("a window")
+        words.append(one)
     if any(len(config.caching_layers) < config.num_layers for config in read):
         words.append("caches that layers share")
     if any(config.attention_sinks for config in read):
@@ -64,17 +65,17 @@ def _attention(read: Sequence[ArchitectureConfig], has_latents: bool) -> str:
 
 def _rotation(read: Sequence[ArchitectureConfig]) -> str:
     ropes = [(config, rope) for config in read for rope in config.ropes]
-    rotating = [(config, rope) for config, rope in ropes if rope is not None]
+    rotating = [(config, rope) for config, rope in ropes if rope is not None and rope.rotary_dim > 0]
     if not rotating:
         return "none: learned positions"
     words = [" or ".join(sorted({"neighbours" if rope.interleaved else "halves" for _, rope in rotating}))]
     if len(rotating) < len(ropes):
         words.append("none in some layers")
-    if any(len(config.distinct_ropes) > 1 for config in read):
+    if any(len({rope for config, rope in rotating if config is each}) > 1 for each in read):
         words.append("by type of layer")
     if any(rope.rotary_dim < config.head_dim for config, rope in rotating):
         words.append("a part of each head")
-    if any(rope.llama_4_scaling_beta is not None for _, rope in rotating):
+    if any(rope is not None and rope.llama_4_scaling_beta is not None for _, rope in ropes):
         words.append("queries scaled by position")
     return ", ".join(words)
 

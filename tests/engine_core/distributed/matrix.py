@@ -14,6 +14,7 @@ from transformers import (
     Gemma2Config,
     Gemma4TextConfig,
     GptOssConfig,
+    Llama4TextConfig,
     PretrainedConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -26,6 +27,7 @@ from engine_core.validation import MAX_LOGPROBS
 from tests.engine_core.engines import Outcome, run, started
 from tests.engine_core.executor.ranks.forked_ranks import LOCAL_RANK, ForkedRank
 from tests.engine_core.executor.small_caches import blocks_to_spare
+from tests.engine_core.models.families.experts import LLAMA4
 from tests.engine_core.models.families.gemma4 import EXPERTS, FULL, GEMMA, PER_LAYER, THETAS, WINDOW
 from tests.engine_core.models.families.latent import LATENT
 from tests.engine_core.models.tiny_models import SIZES
@@ -42,6 +44,9 @@ MODELS: dict[str, PretrainedConfig] = {
         n_shared_experts=1,
     ),
     "gpt-oss": GptOssConfig(**FOUR, num_local_experts=6, num_experts_per_tok=2, head_dim=16, sliding_window=24),
+    "llama4": Llama4TextConfig(
+        **(LLAMA4 | {"intermediate_size": 80, "attention_chunk_size": 22}), interleave_moe_layer_step=2
+    ),
     "gemma2": Gemma2Config(
         **FOUR, head_dim=16, sliding_window=24, attn_logit_softcapping=3.0, final_logit_softcapping=5.0
     ),
@@ -53,8 +58,8 @@ MODELS: dict[str, PretrainedConfig] = {
         rope_parameters=THETAS,
     ),
 }
-"""A dense one, experts, latents and experts, sinks and windows, windows and caps; and Gemma 4: shared caches, values
-that are keys, embeddings per layer, and experts."""
+"""A dense one, experts, latents and experts, sinks and windows, chunks and weighed inputs of experts, windows and caps;
+and Gemma 4: shared caches, values that are keys, embeddings per layer, and experts."""
 DTYPES: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from engine_core.model_loader.multimodal import CLASSES
-from tests.engine_core.models.families.experts import EXPERTS
+from tests.engine_core.models.families.experts import EXPERTS, LLAMA4
 from tests.engine_core.models.families.latent import LATENT
 from tests.engine_core.models.tiny_models import EAGER, SIZES
 
@@ -29,6 +29,7 @@ TEXT_FIELDS: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": {**EXPERTS, "n_routed_experts": 8, "rope_parameters": GLM_MROPE},
     "glm_ocr_text": {"rope_parameters": GLM_MROPE},
     "granite": {"logits_scaling": 4.0},
+    "llama4_text": {**LLAMA4, "num_hidden_layers": 3, "attention_chunk_size": 11, "floor_scale": 9},
     "qwen2_5_omni_text": {"rope_parameters": MROPE},
     "qwen2_5_vl_text": {"rope_parameters": MROPE},
     "qwen2_vl_text": {"rope_parameters": MROPE},
@@ -67,14 +68,17 @@ def make(config: PretrainedConfig, architecture: str) -> PreTrainedModel:
     """The composite; all of it but the text model and the head is on the meta device."""
     with torch.device("meta"):
         model: PreTrainedModel = getattr(transformers, architecture)._from_config(config, **EAGER)
-    name = "text_model" if hasattr(model.model, "text_model") else "language_model"
+    owner = model if config.model_type == "llama4" else model.model
+    name = "text_model" if hasattr(owner, "text_model") else "language_model"
     torch.manual_seed(0)
-    text = getattr(model.model, name)
+    text = getattr(owner, name)
     inner = type(text)._from_config(text.config, **EAGER).float()
     with torch.no_grad():
         for parameter in inner.parameters():
             parameter.normal_(0.0, 0.2).add_(1.0 if parameter.ndim == 1 else 0.0)
-    setattr(model.model, name, inner)
+    setattr(owner, name, inner)
+    if owner is model:  # then the head is the text model's
+        return model.eval()
     model.lm_head = torch.nn.Linear(text.config.hidden_size, text.config.vocab_size, bias=False)
     if getattr(config, "tie_word_embeddings", False):
         model.lm_head.weight = inner.get_input_embeddings().weight

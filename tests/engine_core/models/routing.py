@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from engine_core.models.language_model import LanguageModel
 
@@ -26,7 +27,10 @@ def recorded_routing(model: PreTrainedModel) -> Iterator[Routing]:
     routing: Routing = []
 
     def record(module: torch.nn.Module, args: Any, output: Any) -> None:
-        _, weights, ids = output
+        if isinstance(module, Llama4Router):
+            weights, ids = output[0].topk(module.top_k)
+        else:
+            _, weights, ids = output
         routing.append((ids, weights.float()))
 
     hooks = [router.register_forward_hook(record) for router in routers_of(model)]
@@ -42,6 +46,9 @@ def forced_routing(model: PreTrainedModel, routing: Routing) -> Iterator[None]:
     for router, (ids, weights) in zip(routers_of(model), routing, strict=True):
 
         def force(module: Any, args: Any, output: Any, ids: Any = ids, weights: Any = weights) -> Any:
+            if isinstance(module, Llama4Router):
+                scores, logits = output
+                return torch.zeros_like(scores).scatter_(1, ids, weights.to(scores.dtype)), logits
             return output[0], weights.to(output[1].dtype), ids
 
         hooks.append(router.register_forward_hook(force))

@@ -14,6 +14,7 @@ from transformers import (
     Gemma4TextConfig,
     Glm4Config,
     GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     Olmo2Config,
     OPTConfig,
@@ -77,6 +78,14 @@ KINDS = {
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=21,
+    ),
+    "chunks": Llama4TextConfig(
+        **(SMALL | {"intermediate_size": 600}),
+        head_dim=16,
+        num_local_experts=4,
+        no_rope_layers=[1, 0],
+        attention_chunk_size=21,
+        floor_scale=50,
     ),
     "caps": Gemma2Config(**SMALL, head_dim=16, sliding_window=21, attn_logit_softcapping=3.0),
     "shared-caches": Gemma4TextConfig(

@@ -45,6 +45,7 @@ GLM4_LITE = named("Glm4MoeLiteForCausalLM", "glm4_moe_lite", **EXPERTS, **LATENT
 MIXTRAL = named("MixtralForCausalLM", "mixtral", num_local_experts=4)
 QWEN2_MOE = named("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=4, num_experts_per_tok=2)
 QWEN3_MOE = named("Qwen3MoeForCausalLM", "qwen3_moe", num_experts=4, num_experts_per_tok=2)
+LLAMA4 = named("Llama4ForCausalLM", "llama4_text", intermediate_size_mlp=48, num_local_experts=4, head_dim=8)
 GPT_OSS = named("GptOssForCausalLM", "gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
 
 
@@ -238,6 +239,12 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (QWEN3_MOE | {"moe_intermediate_size": 0}, "moe_intermediate_size=0 is not usable"),
         (QWEN3_MOE | {"decoder_sparse_step": 0}, "decoder_sparse_step=0 is not usable"),
         (QWEN3_MOE | {"mlp_only_layers": ["a"]}, "mlp_only_layers"),
+        (LLAMA4 | {"attention_chunk_size": None}, "attention_chunk_size=None is not usable"),
+        (LLAMA4 | {"floor_scale": 0}, "floor_scale=0 is not usable"),
+        (LLAMA4 | {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step=0 is not usable"),
+        (LLAMA4 | {"layer_types": [FULL, WINDOW]}, "sliding_attention is not supported: expected full_attention or ch"),
+        (LLAMA4 | {"no_rope_layers": [1]}, r"no_rope_layers=\[1\] is not usable: expected a 0 or 1 for each of .*=2"),
+        (LLAMA4 | {"rope_parameters": YARN}, "rope_parameters: an attention_factor other than 1 is not supported with"),
         (GPT_OSS | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported: expected silu"),
         (GPT_OSS | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_local_exp"),
         (GPT_OSS | {"layer_types": [FULL, "linear_attention"]}, "linear_attention"),

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Glm4MoeConfig, GptOssConfig, MixtralConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (
+    Glm4MoeConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
-from tests.engine_core.models.tiny_models import SIZES, YARN
+from tests.engine_core.models.tiny_models import LLAMA3, SIZES, YARN
 
 EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
 GLM = {key: value for key, value in SIZES.items() if key != "pad_token_id"} | EXPERTS | {"n_routed_experts": 8}
+LLAMA4: dict[str, Any] = SIZES | {
+    "num_hidden_layers": 4,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 112,
+    "num_local_experts": 6,
+    "head_dim": 16,
+    "attention_chunk_size": 37,
+    "floor_scale": 40,
+    "attn_scale": 0.3,
+}
 
 SHAPES: dict[str, PretrainedConfig] = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=5, num_experts_per_tok=2),
@@ -69,5 +87,22 @@ SHAPES: dict[str, PretrainedConfig] = {
         attention_bias=False,
         tie_word_embeddings=True,
         rope_parameters=YARN | {"truncate": False},
+    ),
+    "llama4_text": Llama4TextConfig(**LLAMA4, rope_parameters=LLAMA3),
+    "llama4_text-some-dense-biases-padded-tied": Llama4TextConfig(
+        **(LLAMA4 | {"hidden_size": 70, "intermediate_size": 37, "intermediate_size_mlp": 101, "head_dim": 18}),
+        num_experts_per_tok=2,
+        interleave_moe_layer_step=2,
+        no_rope_layers=[1, 0, 1, 0],
+        layer_types=["chunked_attention", "chunked_attention", "full_attention", "full_attention"],
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "llama4_text-chunk-of-blocks-mqa": Llama4TextConfig(
+        **(LLAMA4 | {"num_key_value_heads": 1, "attention_chunk_size": 32, "num_local_experts": 3}),
+        no_rope_layers=[1, 0, 1, 1],
+        rope_parameters=LLAMA3 | {"high_freq_factor": 1.0},
     ),
 }
