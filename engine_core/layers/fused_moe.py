@@ -30,6 +30,8 @@ class RouterTensors:
     bias: bool = False
     correction_bias: str | None = None
     """[E]: added to scores for the choice of experts, not for their weights."""
+    is_row: bool = False
+    """Whether the correction is stored as [1, E]."""
     expert_scales: str | None = None
     """[E]: factors for the experts' weights."""
 
@@ -69,7 +71,9 @@ class FusedMoE(Part):
         self._of_experts: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        extras = dict.fromkeys(self._extra_names(), (self._shape.num_experts,))
+        extras: dict[str, tuple[int, ...]] = dict.fromkeys(self._extra_names(), (self._shape.num_experts,))
+        if self._router.correction_bias is not None and self._router.is_row:
+            extras[self._router.correction_bias] = (1, self._shape.num_experts)
         return self.gate.tensors() | extras | self._quant_method.expert_tensors(self._shape, self._tensors)
 
     def _extra_names(self) -> list[str]:
@@ -77,7 +81,7 @@ class FusedMoE(Part):
 
     def load(self, weights: Weights) -> None:
         self.gate.load(weights)
-        self._of_experts = {name: weights.take_float32(name) for name in self._extra_names()}
+        self._of_experts = {name: weights.take_float32(name).flatten() for name in self._extra_names()}
         split = self._shares.split_experts(self._shape)
         self.experts = self._quant_method.load_experts(self._shape, self._tensors, weights, self._backend, split)
 

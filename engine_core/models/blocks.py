@@ -70,6 +70,25 @@ class SelfAttention:
         return self.o_proj(attended, residual, self._residual_scale)
 
 
+class HeadsNormedAttention:
+    """Self-attention whose queries are normalized over all heads together before rotation, and whose keys likewise."""
+
+    def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
+        queries, keys = Features(config.num_heads, config.head_dim), Features(config.num_kv_heads, config.head_dim)
+        self.attention = SelfAttention(config, index, prefix, parts)
+        self.q_norm = parts.heads_rms_norm(f"{prefix}.q_norm", queries, config.norm_eps)
+        self.k_norm = parts.heads_rms_norm(f"{prefix}.k_norm", keys, config.norm_eps)
+        own = parts.shares.of_heads(heads_shape(config, index))
+        self._queries, self._keys = slice(own.num_heads), slice(own.num_heads, own.num_heads + own.num_kv_heads)
+
+    def __call__(self, x: torch.Tensor, context: LayerContext, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Like ``SelfAttention``."""
+        heads = self.attention.project(x)
+        self.q_norm.in_place(heads[:, self._queries].flatten(1))
+        self.k_norm.in_place(heads[:, self._keys].flatten(1))
+        return self.attention.attend(heads, context, residual)
+
+
 def heads_shape(config: ArchitectureConfig, index: int) -> HeadsShape:
     """The heads of layer ``index``: only query heads if it attends over another layer's cache."""
     rope, spec = config.ropes[index], config.cache_specs[index]
@@ -87,13 +106,19 @@ class GatedMLP:
     """down(f(gate(x)) · up(x)) (SwiGLU and GeGLU, https://arxiv.org/abs/2002.05202), gate and up in one projection."""
 
     def __init__(
-        self, config: ArchitectureConfig, prefix: str, parts: PartFactory, *, intermediate_size: int | None = None
+        self,
+        config: ArchitectureConfig,
+        prefix: str,
+        parts: PartFactory,
+        *,
+        intermediate_size: int | None = None,
+        down_name: str = "down_proj",
     ) -> None:
         """``intermediate_size`` defaults to the configuration's."""
         hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
         names = tuple(f"{prefix}.{name}" for name in config.gate_up_names)
         self.gate_up_proj = parts.merged_linear(names, hidden, inner, bias=config.mlp_bias)
-        self.down_proj = parts.linear(f"{prefix}.down_proj", inner, hidden, bias=config.mlp_bias)
+        self.down_proj = parts.linear(f"{prefix}.{down_name}", inner, hidden, bias=config.mlp_bias)
         self._activation = config.activation
         self._act_and_mul = parts.backend.act_and_mul
         self._gather_columns = parts.shares.gather_columns(inner)

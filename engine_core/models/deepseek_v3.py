@@ -103,16 +103,29 @@ class LatentAttention:
         return self.o_proj(self._gather_heads(attended), residual)
 
 
+@dataclass(frozen=True, slots=True)
+class MoeNames:
+    """Names below a mixture's prefix in a checkpoint."""
+
+    gate: str = "gate"
+    correction_bias: str = "gate.e_score_correction_bias"
+    correction_is_row: bool = False
+    """Whether the correction's shape is [1, E] instead of [E]."""
+    shared: str = "shared_experts"
+
+
 class DeepseekMoe:
     """Routed experts, and perhaps a shared one."""
 
-    def __init__(self, config: ArchitectureConfig, mixture: Mixture, prefix: str, parts: PartFactory) -> None:
-        bias = f"{prefix}.gate.e_score_correction_bias" if mixture.correction_bias else None
-        router = RouterTensors(f"{prefix}.gate", correction_bias=bias)
+    def __init__(
+        self, config: ArchitectureConfig, mixture: Mixture, prefix: str, parts: PartFactory, names: MoeNames
+    ) -> None:
+        bias = f"{prefix}.{names.correction_bias}" if mixture.correction_bias else None
+        router = RouterTensors(f"{prefix}.{names.gate}", correction_bias=bias, is_row=names.correction_is_row)
         self.experts = parts.fused_moe(mixture.shape, mixture.routing, router, SeparateExperts(f"{prefix}.experts"))
         self.shared_experts = None
         if (size := mixture.shared_size) is not None:
-            self.shared_experts = GatedMLP(config, f"{prefix}.shared_experts", parts, intermediate_size=size)
+            self.shared_experts = GatedMLP(config, f"{prefix}.{names.shared}", parts, intermediate_size=size)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self.shared_experts is not None:
@@ -120,11 +133,15 @@ class DeepseekMoe:
         return self.experts(x, residual)
 
 
-def deepseek_mlp(config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> GatedMLP | DeepseekMoe:
+def deepseek_mlp(
+    config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory, names: MoeNames | None = None
+) -> GatedMLP | DeepseekMoe:
     """The feed-forward block of layer ``index``."""
     mixture = config.mixture
     assert mixture is not None
-    return DeepseekMoe(config, mixture, prefix, parts) if mixture.is_sparse[index] else GatedMLP(config, prefix, parts)
+    if mixture.is_sparse[index]:
+        return DeepseekMoe(config, mixture, prefix, parts, names or MoeNames())
+    return GatedMLP(config, prefix, parts)
 
 
 class DeepseekV3ForCausalLM(CausalLM):

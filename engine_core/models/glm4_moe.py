@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PretrainedConfig
@@ -12,17 +12,27 @@ from engine_core.forward_context import LayerContext
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import SelfAttention
 from engine_core.models.causal_lm import CausalLM
-from engine_core.models.deepseek_v3 import DEEPSEEK_ONLY, check_only, deepseek_mixture, deepseek_mlp, is_unused
+from engine_core.models.deepseek_v3 import (
+    DEEPSEEK_ONLY,
+    MoeNames,
+    check_only,
+    deepseek_mixture,
+    deepseek_mlp,
+    is_unused,
+)
 from engine_core.models.model_config import ArchitectureConfig, common_fields
 
 
 class Glm4MoeLayer:
     """Attention, then a dense feed-forward block or experts, each with a norm before it and a residual."""
 
+    names: ClassVar[MoeNames] = MoeNames()
+    """Those of the experts."""
+
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps = config.hidden_size, config.norm_eps
         self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts)
-        self.mlp = deepseek_mlp(config, index, f"{prefix}.mlp", parts)
+        self.mlp = deepseek_mlp(config, index, f"{prefix}.mlp", parts, type(self).names)
         self.input_layernorm = parts.rms_norm(f"{prefix}.input_layernorm", hidden, eps)
         self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
 

@@ -16,11 +16,11 @@ class LlamaLayer:
     """Attention, then a feed-forward block, each with a norm before it and a residual."""
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
-        hidden, eps = config.hidden_size, config.norm_eps
+        hidden, eps, offset = config.hidden_size, config.norm_eps, config.norm_offset
         self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts)
         self.mlp = GatedMLP(config, f"{prefix}.mlp", parts)
-        self.input_layernorm = parts.rms_norm(f"{prefix}.input_layernorm", hidden, eps)
-        self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
+        self.input_layernorm = parts.rms_norm(f"{prefix}.input_layernorm", hidden, eps, offset)
+        self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps, offset)
 
     def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
         hidden = self.self_attn(self.input_layernorm(hidden), context, residual=hidden)

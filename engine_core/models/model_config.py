@@ -240,6 +240,7 @@ def common_fields(
     config: PretrainedConfig,
     *,
     activation: str = "hidden_act",
+    intermediate_size: str = "intermediate_size",
     partial_rotary: bool = False,
     query_scaling: bool = False,
     interleaved: bool = False,
@@ -247,7 +248,8 @@ def common_fields(
     head_dims: Sequence[int] | None = None,
     windows: Callable[[PretrainedConfig, int], tuple[int | None, ...]] | None = None,
 ) -> dict[str, Any]:
-    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation`` names a field.
+    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation`` and ``intermediate_size`` name
+    fields.
 
     ``partial_rotary``, ``query_scaling``: whether the family has ``partial_rotary_factor``, ``llama_4_scaling_beta``.
     ``interleaved``: neighbouring elements are rotated as pairs. ``head_dim`` defaults to the configuration's, and
@@ -272,7 +274,7 @@ def common_fields(
     return {
         "vocab_size": positive(config, "vocab_size"),
         "hidden_size": hidden_size,
-        "intermediate_size": positive(config, "intermediate_size"),
+        "intermediate_size": positive(config, intermediate_size),
         "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
@@ -319,6 +321,18 @@ def read_experts(
         raise CheckpointError(f"{top_k}={chosen} is not usable: expected at most {num_experts}={count}")
     size = positive(config, intermediate_size)
     return ExpertsShape(count, chosen, fields["hidden_size"], size, fields["activation"])
+
+
+def sparse_layers(config: PretrainedConfig, num_layers: int) -> tuple[bool, ...]:
+    """Which layers have experts, by ``mlp_layer_types``. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    kinds = config.mlp_layer_types
+    if len(kinds) != num_layers:
+        raise CheckpointError(
+            f"mlp_layer_types has {len(kinds)} entries: expected one for each of num_hidden_layers={num_layers}"
+        )
+    if unknown := sorted(set(kinds) - {"dense", "sparse"}):
+        raise UnsupportedModelError(f"mlp_layer_types: {', '.join(unknown)} is not supported: expected dense or sparse")
+    return tuple(kind == "sparse" for kind in kinds)
 
 
 def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:

@@ -4,42 +4,41 @@ heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from transformers import PretrainedConfig
 
 from engine_core.forward_context import LayerContext
+from engine_core.layers.fused_moe import FusedMoE
 from engine_core.layers.part_factory import PartFactory
-from engine_core.models.blocks import GatedMLP, SelfAttention, heads_shape
+from engine_core.models.blocks import GatedMLP, HeadsNormedAttention, SelfAttention
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig, common_fields
-from engine_core.weights.features import Features
 
 
 class Olmo2Layer:
-    """Attention, then a feed-forward block, each followed by a norm and added to the residual. One more norm spans all
-    query heads, another all key heads.
-    """
+    """Attention, then a feed-forward block, each followed by a norm and added to the residual."""
+
+    attention_class: ClassVar[Callable[..., HeadsNormedAttention | SelfAttention]] = HeadsNormedAttention
 
     def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
-        hidden, eps, attention = config.hidden_size, config.norm_eps, f"{prefix}.self_attn"
-        queries, keys = Features(config.num_heads, config.head_dim), Features(config.num_kv_heads, config.head_dim)
+        hidden, eps = config.hidden_size, config.norm_eps
         self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
         self.post_feedforward_layernorm = parts.rms_norm(f"{prefix}.post_feedforward_layernorm", hidden, eps)
-        self.self_attn = SelfAttention(config, index, attention, parts)
-        self.q_norm = parts.heads_rms_norm(f"{attention}.q_norm", queries, eps)
-        self.k_norm = parts.heads_rms_norm(f"{attention}.k_norm", keys, eps)
-        self.mlp = GatedMLP(config, f"{prefix}.mlp", parts)
-        own = parts.shares.of_heads(heads_shape(config, index))
-        self._queries, self._keys = slice(own.num_heads), slice(own.num_heads, own.num_heads + own.num_kv_heads)
+        self.self_attn = type(self).attention_class(config, index, f"{prefix}.self_attn", parts)
+        self.mlp = self.make_mlp(config, f"{prefix}.mlp", parts)
         self._select_rows = parts.backend.select_rows
 
+    def make_mlp(self, config: ArchitectureConfig, prefix: str, parts: PartFactory) -> GatedMLP | FusedMoE:
+        """The feed-forward block."""
+        return GatedMLP(config, prefix, parts)
+
     def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
-        heads = self.self_attn.project(hidden)
-        self.q_norm.in_place(heads[:, self._queries].flatten(1))
-        self.k_norm.in_place(heads[:, self._keys].flatten(1))
-        attended = self.self_attn.attend(heads, context)
+        attended = self.self_attn(hidden, context)
         hidden = self.post_attention_layernorm(attended, residual=self._select_rows(hidden, context.rows))
-        return self.post_feedforward_layernorm(self.mlp(hidden), residual=hidden)
+        return self.post_feedforward_layernorm(self.mlp(hidden, None), residual=hidden)
 
 
 class Olmo2ForCausalLM(CausalLM):

@@ -100,12 +100,14 @@ class StackedExperts(ExpertTensors):
     """All experts in two tensors: [E, 2 · I, H] of gates, then ups; and [E, H, I]."""
 
     prefix: str
+    gate_up: str = "gate_up_proj"
+    down: str = "down_proj"
 
     def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
         experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
         return {
-            f"{self.prefix}.gate_up_proj": (experts, 2 * inner, hidden),
-            f"{self.prefix}.down_proj": (experts, hidden, inner),
+            f"{self.prefix}.{self.gate_up}": (experts, 2 * inner, hidden),
+            f"{self.prefix}.{self.down}": (experts, hidden, inner),
         }
 
     def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:

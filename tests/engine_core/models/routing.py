@@ -61,11 +61,11 @@ def force_routing(model: LanguageModel, routing: Routing) -> None:
     """The routers of one of our models choose as ``routing`` says, in one step of all rows."""
     if not routing:
         return
-    layers = iter(routing)
+    layers, factor = iter(routing), getattr(model.config, "residual_scale", 1.0)  # Granite's routers apply it
 
     def route(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
         logits.clone()  # torch computes, so that nothing is captured: a replay would not come here
         ids, weights = next(layers)
-        return ids.int().contiguous(), weights.contiguous()
+        return ids.int().contiguous(), (weights * factor).contiguous()
 
     model._factory.backend.route = route  # type: ignore[method-assign]
