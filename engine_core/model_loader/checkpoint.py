@@ -33,7 +33,14 @@ from engine_core.model_loader.safetensors_reader import find_tensors, has_tensor
 from engine_core.model_loader.stored_quantization import require_stored_codes, stored_quantization, with_quantization
 from engine_core.model_loader.stored_tensor import StoredTensor
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
-from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
+from engine_core.models.registry import (
+    ARCHITECTURES,
+    RINGLINE,
+    ModelChoice,
+    architecture_of_type,
+    choose_model,
+    fallback_may_run,
+)
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 
@@ -211,7 +218,7 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
         )
     if named[0] == "MistralForCausalLM" and raw.get("model_type") == "mistral" and "layer_types" in raw:
         return "MinistralForCausalLM"  # as AutoConfig does
-    return named[0]
+    return architecture_of_type(named[0], raw.get("model_type"))
 
 
 def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> TextModel:

@@ -14,6 +14,13 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM
+from engine_core.models.dots1 import Dots1ForCausalLM
+from engine_core.models.ernie4_5 import Ernie4_5ForCausalLM
+from engine_core.models.ernie4_5_moe import Ernie4_5MoeForCausalLM
+from engine_core.models.exaone4 import Exaone4ForCausalLM
+from engine_core.models.exaone_moe import ExaoneMoeForCausalLM
+from engine_core.models.flex_olmo import FlexOlmoForCausalLM
+from engine_core.models.gemma import GemmaForCausalLM
 from engine_core.models.gemma2 import Gemma2ForCausalLM
 from engine_core.models.gemma3 import Gemma3ForCausalLM
 from engine_core.models.gemma4 import Gemma4ForCausalLM
@@ -23,30 +30,47 @@ from engine_core.models.glm4_moe import Glm4MoeForCausalLM
 from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from engine_core.models.gpt_oss import GptOssForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
+from engine_core.models.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
+from engine_core.models.granitemoehybrid import GraniteMoeHybridForCausalLM
+from engine_core.models.hy_v3 import HYV3ForCausalLM
+from engine_core.models.internlm3 import InternLM3ForCausalLM
+from engine_core.models.iquestcoder import IQuestCoderForCausalLM
 from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.llama4 import Llama4ForCausalLM
+from engine_core.models.mellum import MellumForCausalLM
+from engine_core.models.minimax_m2 import MiniMaxM2ForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.olmo3 import Olmo3ForCausalLM
+from engine_core.models.olmoe import OlmoeForCausalLM
 from engine_core.models.opt import OPTForCausalLM
 from engine_core.models.phi3 import Phi3ForCausalLM
 from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM
 from engine_core.models.qwen3 import Qwen3ForCausalLM
 from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
+from engine_core.models.seed_oss import SeedOssForCausalLM
 from engine_core.models.smollm3 import SmolLM3ForCausalLM
+from engine_core.models.solar_open import SolarOpenForCausalLM
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
+    "Dots1ForCausalLM": Dots1ForCausalLM,
+    "Ernie4_5ForCausalLM": Ernie4_5ForCausalLM,
+    "Ernie4_5_MoeForCausalLM": Ernie4_5MoeForCausalLM,
+    "Exaone4ForCausalLM": Exaone4ForCausalLM,
+    "ExaoneMoeForCausalLM": ExaoneMoeForCausalLM,
+    "FlexOlmoForCausalLM": FlexOlmoForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "Gemma4ForCausalLM": Gemma4ForCausalLM,
+    "GemmaForCausalLM": GemmaForCausalLM,
     "Glm4ForCausalLM": Glm4ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     "Glm4MoeLiteForCausalLM": Glm4MoeLiteForCausalLM,
@@ -54,7 +78,15 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "GptOssForCausalLM": GptOssForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
     "Llama4ForCausalLM": Llama4ForCausalLM,
+    "GraniteMoeForCausalLM": GraniteMoeForCausalLM,
+    "GraniteMoeHybridForCausalLM": GraniteMoeHybridForCausalLM,
+    "GraniteMoeSharedForCausalLM": GraniteMoeSharedForCausalLM,
+    "HYV3ForCausalLM": HYV3ForCausalLM,
+    "InternLM3ForCausalLM": InternLM3ForCausalLM,
+    "IQuestCoderForCausalLM": IQuestCoderForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MellumForCausalLM": MellumForCausalLM,
+    "MiniMaxM2ForCausalLM": MiniMaxM2ForCausalLM,
     "Ministral3ForCausalLM": Ministral3ForCausalLM,
     "MinistralForCausalLM": MinistralForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
@@ -62,14 +94,18 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "OPTForCausalLM": OPTForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Olmo3ForCausalLM": Olmo3ForCausalLM,
+    "OlmoeForCausalLM": OlmoeForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+    "SeedOssForCausalLM": SeedOssForCausalLM,
     "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
+    "SolarOpenForCausalLM": SolarOpenForCausalLM,
 }
-
+_LLAMAS = (InternLM3ForCausalLM, IQuestCoderForCausalLM)
+"""Families whose checkpoints transformers saves as Llama's, with a ``model_type`` of their own."""
 
 RINGLINE, TRANSFORMERS = "ringline", "transformers"
 """Values of ``ModelChoice.impl``: whose modules compute a model."""
@@ -88,6 +124,13 @@ class ModelChoice:
     """Allowed values of ``model_type`` in config.json."""
     reason: str
     """For people."""
+
+
+def architecture_of_type(architecture: str, model_type: object) -> str:
+    """``architecture``, or that of ``model_type`` if transformers would run it with another family's class."""
+    if architecture == "LlamaForCausalLM":
+        return next((each.__name__ for each in _LLAMAS if each.model_type == model_type), architecture)
+    return architecture
 
 
 def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) -> ModelChoice:

@@ -17,9 +17,6 @@ TESTED = (
     "BioGptForCausalLM",
     "Cohere2ForCausalLM",
     "CohereForCausalLM",
-    "Ernie4_5ForCausalLM",
-    "Exaone4ForCausalLM",
-    "GemmaForCausalLM",
     "GPTBigCodeForCausalLM",
     "GPTNeoXForCausalLM",
     "GraniteSWAForCausalLM",
@@ -30,7 +27,6 @@ TESTED = (
     "OlmoForCausalLM",
     "PersimmonForCausalLM",
     "PhiForCausalLM",
-    "SeedOssForCausalLM",
     "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
 )

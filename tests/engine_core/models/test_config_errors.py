@@ -47,6 +47,12 @@ QWEN2_MOE = named("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=4, num_experts
 QWEN3_MOE = named("Qwen3MoeForCausalLM", "qwen3_moe", num_experts=4, num_experts_per_tok=2)
 LLAMA4 = named("Llama4ForCausalLM", "llama4_text", intermediate_size_mlp=48, num_local_experts=4, head_dim=8)
 GPT_OSS = named("GptOssForCausalLM", "gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
+OLMOE = named("OlmoeForCausalLM", "olmoe", num_experts=4, num_experts_per_tok=2)
+ERNIE = named("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=16)
+MINIMAX = named("MiniMaxM2ForCausalLM", "minimax_m2", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
+GRANITE4 = named("GraniteMoeHybridForCausalLM", "granitemoehybrid", mamba_n_heads=8, shared_intermediate_size=32)
+EXAONE4 = named("Exaone4ForCausalLM", "exaone4", layer_types=[WINDOW, FULL])
+HY_V3 = named("HYV3ForCausalLM", "hy_v3", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
 
 
 @pytest.mark.timeout(20)
@@ -248,6 +254,19 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (GPT_OSS | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported: expected silu"),
         (GPT_OSS | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_local_exp"),
         (GPT_OSS | {"layer_types": [FULL, "linear_attention"]}, "linear_attention"),
+        (OLMOE | {"clip_qkv": 8.0}, "clip_qkv=8.0 is not supported: expected null"),
+        (ERNIE | {"use_bias": True}, "use_bias=True is not supported: expected false, as the head has no bias"),
+        (ERNIE | {"moe_norm_min": 0.5}, "moe_norm_min=0.5 is not supported: expected at most 1e-12"),
+        (ERNIE | {"moe_layer_start_index": -2}, "moe_layer_start_index=-2 is not usable"),
+        (MINIMAX | {"attn_type_list": [1, 0]}, r"attn_type_list=\[1, 0\] is not supported: expected 1 for all layers"),
+        (MINIMAX | {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported: expected 'sigmoid'"),
+        (
+            GRANITE4 | {"layer_types": ["mamba", "attention"]},
+            "layer_types: linear_attention is not supported: expected",
+        ),
+        (EXAONE4 | {"sliding_window": 0}, "sliding_window=0 is not usable"),
+        (HY_V3 | {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        (named("GemmaForCausalLM", "gemma", use_bidirectional_attention=True), "no token may attend to later ones"),
     ],
 )
 def test_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:

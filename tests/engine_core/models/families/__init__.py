@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense, experts, fallback, gemma4, latent, scaled
+from tests.engine_core.models.families import dense, experts, fallback, gemma4, latent, more_experts, scaled
 from tests.engine_core.models.tiny_models import CASES
 
 SHAPES: dict[str, PretrainedConfig] = {
     **dense.SHAPES,
     **experts.SHAPES,
+    **more_experts.SHAPES,
     **latent.SHAPES,
     **scaled.SHAPES,
     **gemma4.SHAPES,

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    Ernie4_5Config,
+    Exaone4Config,
     Glm4Config,
     GlmConfig,
+    InternLM3Config,
+    IQuestCoderConfig,
     LlamaConfig,
     Ministral3Config,
     MinistralConfig,
@@ -15,10 +19,11 @@ from transformers import (
     Phi3Config,
     PretrainedConfig,
     Qwen3Config,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
-from tests.engine_core.models.tiny_models import SIZES, YARN
+from tests.engine_core.models.tiny_models import LLAMA3, SIZES, YARN
 
 ODD = SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 72, "intermediate_size": 101}
 """Three heads of 24 with one key head; sizes that are not multiples of 16."""
@@ -111,5 +116,24 @@ SHAPES: dict[str, PretrainedConfig] = {
     "opt-untied-no-final-norm": OPTConfig(**OPT, _remove_final_layer_norm=True, tie_word_embeddings=False),
     "opt-gelu-plain-norms-no-biases": OPTConfig(
         **OPT, activation_function="gelu", enable_bias=False, layer_norm_elementwise_affine=False
+    ),
+    "ernie4_5": Ernie4_5Config(**SIZES, tie_word_embeddings=False),
+    "ernie4_5-mqa-biases-padded": Ernie4_5Config(**ODD, head_dim=18, use_bias=True, rope_parameters=dict(YARN)),
+    "exaone4": Exaone4Config(**(SIZES | {"num_hidden_layers": 4}), sliding_window=37),
+    "exaone4-no-window-mqa-tied-padded": Exaone4Config(
+        **ODD, sliding_window=None, layer_types=[FULL] * 3, rope_parameters=dict(LLAMA3), tie_word_embeddings=True
+    ),
+    "internlm3": InternLM3Config(**SIZES, head_dim=16),
+    "internlm3-mqa-biases-padded": InternLM3Config(
+        **ODD,
+        head_dim=20,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters={**THETA, "rope_type": "dynamic", "factor": 6.0},
+    ),
+    "iquestcoder": IQuestCoderConfig(**SIZES, head_dim=32, rope_parameters=dict(THETA)),
+    "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
+    "seed_oss-mqa-biases-tied-padded": SeedOssConfig(
+        **ODD, head_dim=18, attention_bias=False, attention_out_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
 }

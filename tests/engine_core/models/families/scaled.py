@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Gemma2Config, Gemma3TextConfig, GraniteConfig, PretrainedConfig
+from transformers import Gemma2Config, Gemma3TextConfig, GemmaConfig, GraniteConfig, PretrainedConfig
 
 from tests.engine_core.models.tiny_models import LINEAR, SIZES
 
 GEMMA: dict[str, Any] = SIZES | {"head_dim": 16, "query_pre_attn_scalar": 24, "initializer_range": 0.1}
 
 SHAPES: dict[str, PretrainedConfig] = {
+    "gemma": GemmaConfig(**SIZES, head_dim=24),
+    "gemma-untied-biases-padded": GemmaConfig(
+        **(SIZES | {"hidden_size": 69, "num_attention_heads": 3, "num_key_value_heads": 1}),
+        head_dim=18,
+        hidden_act="gelu",
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
     "gemma2": Gemma2Config(**GEMMA, sliding_window=24, attn_logit_softcapping=3.0, final_logit_softcapping=8.0),
     "gemma2-untied-padded-biases": Gemma2Config(
         **(GEMMA | {"hidden_size": 69, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 18}),
