@@ -41,6 +41,18 @@ def _o200k(digits: str, contractions: str) -> str:
     return rf"{letters}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
 
 
+def _kimi() -> str:
+    """``_o200k``, but ideographs are words by themselves."""
+    others = _o200k(r"\p{N}{1,3}", _CONTRACTIONS).replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"\n/]", r"\n]")
+    return rf"\p{{Han}}+|{others}"
+
+
+def _exaone_moe() -> str:
+    """``_cl100k``, but several words are one, and few line breaks are joined."""
+    words, marks = r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", r" ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{words}|\p{{N}}|{marks}|\s*[\r\n]|\s+(?!\S)|\s+"
+
+
 def _characters(ranges: str) -> str:
     """A character class from ranges of code points, so that no editor changes lookalikes."""
     return "[" + "".join(rf"\x{{{one.replace('-', '}-' + chr(92) + 'x{')}}}" for one in ranges.split()) + "]"
@@ -72,18 +84,28 @@ _GPT_4O = PreTokenizer((_o200k(r"\p{N}{1,3}", _CONTRACTIONS),))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"),
         PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True),
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
     "glm4": PreTokenizer((_LLAMA3,), ignore_merges=True),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), PreTokenizer((_QWEN2,), nfc=True)),
+    **dict.fromkeys(("hunyuan", "megrez", "kormo", "solar-open", "stablelm2"), PreTokenizer((_QWEN2,))),
     "qwen35": PreTokenizer((_QWEN35,), nfc=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT_4O),
+    "seed-coder": PreTokenizer((_QWEN2.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+"),)),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _cl100k(r"\p{N}+")), ignore_merges=True),
+    "exaone-moe": PreTokenizer((_exaone_moe(),)),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2"), PreTokenizer((_QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]"),))),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT_4O),
+    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT_4O.patterns)),
+    "kimi-k2": PreTokenizer((_kimi(),)),
     "tekken": PreTokenizer((_o200k(r"\p{N}", ""),), ignore_merges=True, adds_bos=True),
-    **dict.fromkeys(("smollm", "starcoder", "refact"), _SINGLE_DIGITS),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "exaone", "minerva-7b", "mellum2"), _SINGLE_DIGITS),
     "command-r": PreTokenizer(_SINGLE_DIGITS.patterns, nfc=True),
-    **dict.fromkeys(("gpt-2", "phi-2"), PreTokenizer((_GPT2,))),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "exaone4", "gigachat", "granite-docling", "mellum", "trillion", "a.x-4.0"),
+        PreTokenizer((_GPT2,)),
+    ),
     **dict.fromkeys(("mpt", "olmo"), PreTokenizer((_GPT2,), nfc=True)),
     "deepseek-llm": PreTokenizer(
         (
@@ -96,5 +118,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", rf"{_DEEPSEEK_IDEOGRAPHS}+", r"\p{N}")),
-    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", rf"{_IDEOGRAPHS_AND_KANA}+", _DEEPSEEK_V3_WORDS)),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
+        PreTokenizer((r"\p{N}{1,3}", rf"{_IDEOGRAPHS_AND_KANA}+", _DEEPSEEK_V3_WORDS)),
+    ),
 }

@@ -113,9 +113,17 @@ WORDS = {
     "gpt-2": "I|'|M| 12345| naïve| e|\u0301|x| don|'t| | (|a|)/|\n\n | HTTPServer日本|½| ",
     "deepseek-llm": "I|'|M| |1|2|3|4|5| na|ï|ve| e|\u0301|x| don|'|t| | (|a|)/|\n|\n| | HTTPServer|日本|½| ",
     "deepseek-coder": "I|'|M| |1|2|3|4|5| naïve| e|\u0301|x| don|'|t| | (|a|)/|\n|\n| | HTTPServer|日本|½| ",
+    "hunyuan": "I|'M| |1|2|3|4|5| naïve| e|\u0301x| don|'t| | (|a|)/\n\n| | HTTPServer日本|½| ",
+    "seed-coder": "I|'M| |1|2|3|4|5| naïve| e|\u0301x| don|'t| | (|a|)/|\n\n| | HTTPServer日本|½| ",
+    "minicpm5": LLAMA3,
+    "kimi-k2": "I'M| |123|45| naïve| e\u0301x| don't| | (|a|)/\n\n| | HTTPServer|日本|½| ",
+    "tiny_aya": "I'M| |12|345| naïve| e\u0301x| don't| | (|a|)/\n\n| | HTTPServer日本|½| ",
+    "exaone-moe": "I|'M| |1|2|3|4|5| naïve e\u0301x don|'t| | (|a|)/\n|\n| | HTTPServer日本|½| ",
     "deepseek-v3": "I|'M| |123|45| naïve| e\u0301x| don|'t| | (|a|)/\n\n| | HTTPServer|日本|½| ",
 }
-"""The words, divided by bars. llama.cpp gives the published vocabularies of each name the same ids on 999 texts."""
+"""The words, divided by bars. llama.cpp gives the published vocabularies of each name the same ids on 999 texts; those
+from hunyuan to exaone-moe were not compared.
+"""
 
 
 @pytest.mark.parametrize("pre", WORDS)
