@@ -22,6 +22,7 @@ from engine_core.executor.workers import Workers
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import digest_of
+from engine_core.model_loader.gguf.projector import projectors_beside
 from engine_core.model_loader.loader import WeightsOnDisk
 from engine_core.model_loader.safetensors_reader import conversion_advice
 from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, size_by_profile
@@ -151,11 +152,8 @@ class Startup:
             )
             if advice := conversion_advice(checkpoint.path, checkpoint.load_format):
                 stage.detail += f"; {advice}"
-            if checkpoint.text_of is not None and not self._config.model.language_model_only:
-                stage.warning = (
-                    f"only the text of {checkpoint.text_of} is served; pictures and sound are refused "
-                    "(--language-model-only says that this is wanted)"
-                )
+            if not self._config.model.language_model_only:
+                stage.warning = _text_alone(checkpoint)
             return checkpoint, batch_limits(self._config, checkpoint)
 
     def _compile_kernels(self) -> None:
@@ -315,6 +313,17 @@ class _Loaded:
     numerics: str
     grammars: GrammarCompiler | str
     """As in ``StartedModel``."""
+
+
+def _text_alone(checkpoint: Checkpoint) -> str:
+    """What is not served of a multimodal model, for people; empty for another."""
+    wanted = "(--language-model-only says that this is wanted)"
+    if checkpoint.text_of is not None:
+        return f"only the text of {checkpoint.text_of} is served; pictures and sound are refused {wanted}"
+    found = projectors_beside(checkpoint.path) if checkpoint.is_gguf else []
+    if not found:
+        return ""
+    return f"only text is served: {found[0]}, which lies beside the model, is a projector and is not read {wanted}"
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from engine_core.model_loader import multimodal
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.generation_config import default_sampling
 from engine_core.model_loader.gguf.config import describe
-from engine_core.model_loader.gguf.files import is_gguf, model_file
+from engine_core.model_loader.gguf.files import is_gguf
+from engine_core.model_loader.gguf.projector import model_file
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.json_files import read_object

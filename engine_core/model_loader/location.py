@@ -6,7 +6,8 @@ from pathlib import Path
 
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.formats import file_problem, missing_config
-from engine_core.model_loader.gguf.files import is_gguf, model_file, model_name
+from engine_core.model_loader.gguf.files import is_gguf, model_name
+from engine_core.model_loader.gguf.projector import model_file
 from engine_core.model_loader.hub import HubModel, download
 from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
 

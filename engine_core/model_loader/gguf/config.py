@@ -9,6 +9,7 @@ from typing import Any
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.model_loader.gguf.metadata import Metadata
 from engine_core.model_loader.gguf.names import Source, sources_of, types_of
+from engine_core.model_loader.gguf.projector import require_language_model
 from engine_core.model_loader.gguf.reader import GgufFile, GgufTensor
 from engine_core.model_loader.gguf.rope import rope_parameters
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
@@ -40,6 +41,7 @@ class GgufDescription:
 def describe(file: GgufFile) -> GgufDescription:
     """Raise ``CheckpointError`` naming the file and the field, ``UnsupportedModelError`` naming the architecture."""
     metadata = Metadata.of(file)
+    require_language_model(file)
     name = metadata.architecture
     if name == "llama" and metadata.integer("expert_count", 0) > 0:
         name = "mixtral"

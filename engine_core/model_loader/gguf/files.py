@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePath
-
-from engine_core.errors import CheckpointError
+from pathlib import PurePath
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 """The name of a file of a split model."""
-_BESIDE_MODELS = ("mmproj", "imatrix")
-"""Prefixes of GGUF files that are not language models: image encoders, and statistics of weights."""
+_PROJECTOR = "mmproj"
+"""In the names of files with the encoder of a multimodal model."""
+_STATISTICS = "imatrix"
+"""Begins the names of files with statistics of weights."""
 _MOST_NAMED = 20
 
 
@@ -21,13 +21,19 @@ def is_gguf(path: PurePath) -> bool:
     return path.suffix.lower() == SUFFIX
 
 
+def is_projector_name(name: str) -> bool:
+    """Whether the name of a GGUF file says that it is a projector."""
+    return is_gguf(PurePath(name)) and _PROJECTOR in PurePath(name).name.lower()
+
+
 def models_among(names: Iterable[str]) -> list[str]:
     """The files that are models, sorted; of a split model, the first file."""
     return sorted(
         name
         for name in names
         if is_gguf(path := PurePath(name))
-        and not path.name.startswith(_BESIDE_MODELS)
+        and not is_projector_name(name)
+        and not path.name.startswith(_STATISTICS)
         and ((part := PART.fullmatch(path.name)) is None or int(part["number"]) == 1)
     )
 
@@ -42,19 +48,6 @@ def parts_of(name: str) -> str:
     """An ``fnmatch`` pattern for all files of the model whose (first) file is ``name``."""
     part = PART.fullmatch(name)
     return f"{part['stem']}-?????-of-{part['count']}.gguf" if part else name
-
-
-def model_file(directory: Path) -> Path | None:
-    """The GGUF model in a directory; None if it has none, or safetensors files.
-
-    Raises ``CheckpointError`` if it has several.
-    """
-    if any(directory.glob("*.safetensors")):
-        return None
-    models = models_among(path.name for path in directory.glob("*") if path.is_file())
-    if len(models) > 1:
-        raise CheckpointError(f"{directory} has {several(models)}: give one of the files")
-    return directory / models[0] if models else None
 
 
 def several(models: Sequence[str]) -> str:

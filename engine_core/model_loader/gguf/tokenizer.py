@@ -15,6 +15,7 @@ from typing import Any
 
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.gguf.pre_tokenizers import PRE_TOKENIZERS
+from engine_core.model_loader.gguf.projector import require_language_model
 from engine_core.model_loader.gguf.reader import GgufFile
 from engine_core.model_loader.tokenizer_json import (
     BYTE_LEVEL,
@@ -45,6 +46,7 @@ _ENDING_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ENDING = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>",
     "<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "</s>", "<EOT>", "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>", "<|flush|>", "<|calls|>",
 )  # fmt: skip
 """Tokens that end a turn or a text in every model that has them; a file names only one."""
 _HARMONY = {"<|return|>", "<|call|>"}
@@ -57,8 +59,9 @@ _NO_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")
 def tokenizer_files(file: GgufFile) -> dict[str, dict[str, Any]]:
     """The contents of ``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``.
 
-    Raises ``CheckpointError`` naming the unusable field.
+    Raises ``CheckpointError`` naming the unusable field, ``UnsupportedModelError`` for a projector.
     """
+    require_language_model(file)
     vocabulary = _Vocabulary(file)
     ids = {role: vocabulary.id_of(name) for role, name in _ROLES.items()}
     roles = {role: vocabulary.tokens[token_id] for role, token_id in ids.items() if token_id is not None}

@@ -192,6 +192,7 @@ def gguf_at(directory: Path, *names: str) -> Path:
     [
         (["Some-Q4_K_M.gguf"], "Some-Q4_K_M"),
         (["Some.Q4_1.gguf", "mmproj-Some-f16.gguf", "imatrix.gguf", "config.json", "README.md"], "Some.Q4_1"),
+        (["Some.Q4_0.gguf", "Some-mmproj.gguf"], "Some.Q4_0"),
         (["Some-Q8_0-00001-of-00003.gguf", "Some-Q8_0-00002-of-00003.gguf"], "Some-Q8_0"),
     ],
 )
