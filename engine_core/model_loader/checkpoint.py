@@ -137,10 +137,11 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         architecture, raw = text.architecture, text.fields
     choice = choose_model(architecture, raw, config.model_impl)
     stored = stored_quantization(path, raw, config.quantization, lambda: _tensors(path, text_of, load))
-    if stored is not None and choice.impl != RINGLINE:
+    if stored is not None and choice.impl != RINGLINE and not is_gguf(path):
         raise UnsupportedModelError(
             f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
-            "which only checkpoints that are not quantized are read: choose one, whose weights --quantization rounds"
+            "which only checkpoints that are not quantized and GGUF files are read: choose one (--quantization rounds "
+            "weights that are not quantized)"
         )
     if config.int8_activations:
         require_stored_codes(path, config.quantization, stored)

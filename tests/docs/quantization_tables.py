@@ -6,11 +6,10 @@ each family keeps in the model's type.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from engine_core.model_loader.gguf import config as gguf_config
+from engine_core.model_loader.gguf.architectures import ARCHITECTURES as GGUF
 from engine_core.models.registry import ARCHITECTURES
 from engine_core.quantization.compressed_schemes import FP4_FORMATS
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
@@ -96,16 +95,10 @@ def _family_row(name: str, model: Any) -> str:
     left_out = ["`kv_b_proj`"] if any(hasattr(config, "mla") for config in read) else []
     if any(getattr(config, "mixture", None) is not None for config in read):
         left_out.append("routers")
-    found = [name_there for name_there, reader in gguf_config._ARCHITECTURES.items() if f'"{name}"' in _source(reader)]
-    return f"| {name} | {', '.join(left_out)} | {', '.join(map(_quoted, found)) or 'not read'} |\n"
-
-
-def _source(reader: Callable[..., Any]) -> str:
-    return inspect.getsource(reader)
-
-
-def _quoted(name: str) -> str:
-    return f"`{'llama' if name == 'mixtral' else name}`"
+    found = [
+        f"`{value}`" for value, each in GGUF.items() if name in {each.name, *(one.name for _, one in each.variants)}
+    ]
+    return f"| {name} | {', '.join(left_out)} | {', '.join(found) or 'not read'} |\n"
 
 
 TABLES = [

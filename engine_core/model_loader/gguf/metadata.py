@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.gguf.reader import GgufFile, Value
 
+MOST_LAYERS = 2**16
+
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
@@ -29,6 +31,20 @@ class Metadata:
 
     def has(self, name: str) -> bool:
         return self._value(name) is not None
+
+    def is_list(self, name: str) -> bool:
+        value = self._value(name)
+        return isinstance(value, Sequence) and not isinstance(value, str)
+
+    def of_layers(self, name: str, layers: int, default: int | None = None) -> list[int]:
+        """The whole number, or the boolean, of each of ``layers``; a file may have one for all."""
+        if not self.is_list(name):
+            return [self.integer(name, default)] * (layers if 0 <= layers < MOST_LAYERS else 0)
+        found: Sequence[object] = self._value(name)  # type: ignore[assignment]
+        whole = [each for each in found if isinstance(each, int)]
+        if not whole or not len(whole) == len(found) == layers:
+            raise self._problem(name, found, f"{layers} whole numbers, one for each layer")
+        return whole
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number, or the common value of a list with an entry per layer."""

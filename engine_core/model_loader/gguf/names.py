@@ -1,17 +1,41 @@
 """Maps each tensor of a checkpoint in transformers' format to a tensor of a GGUF file, or to rows of it.
 
 This undoes what convert_hf_to_gguf.py (llama.cpp) does: it reorders rows of queries and keys into neighbouring pairs,
-adds 1 to Gemma's norms, joins experts in one tensor, and splits latent attention's projection in two.
+adds 1 to Gemma's norms, joins experts in one tensor, and splits latent attention's projection in two. A tensor of
+queries, keys and values is split where the model has three.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine_core.errors import CheckpointError
+from engine_core.model_loader.gguf.architectures.base import TensorNames
 from engine_core.model_loader.gguf.reader import GgufFile, GgufTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Those of each layer."""
+
+    queries: int
+    keys: int
+    rotated: int
+    """Numbers of a head that are rotated."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOrder:
+    """The order of rows within each head, where it is not the checkpoint's."""
+
+    size: int
+    """Rows of a head."""
+    rotated: int
+    """Its first rows, which are in another order."""
+    is_paired: bool
+    """Whether the halves that a checkpoint has are interleaved; else the pairs that it has are halves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +47,8 @@ class GgufRows:
     """[rows, inputs], or [numbers]."""
     first: int = 0
     """Index of the first row, with all dimensions but the last flattened."""
-    paired_heads: int | None = None
-    """Number of heads whose halves' rows are interleaved; None: rows are in the checkpoint's order."""
+    order: HeadOrder | None = None
+    """None: rows are in the checkpoint's order."""
     added: float = 0.0
     """The converter added this to each number."""
 
@@ -61,112 +85,36 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 """Names common to most architectures, without ``blk.0.`` and ``model.layers.0.``, ``.weight`` and ``.bias``."""
-_EXPERTS = {"ffn_gate_inp": "mlp.gate"}
-_SHARED_EXPERTS = {f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")}
-_GEMMA = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_MLA = {
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-}
-_FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 _UNUSED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|(.*\.)?attn_rot_embd(\.weight)?")
 """RoPE tensors, which ``config`` reads."""
 _IN_LAYER = re.compile(r"blk\.(?P<layer>\d{1,5})\.(?P<part>.+?)(?P<kind>\.weight|\.bias)?")
-
-
-@dataclass(frozen=True, slots=True)
-class NamesOfArchitecture:
-    """How an architecture's names and tensors differ from Llama's."""
-
-    layer: Mapping[str, str] = field(default_factory=dict)
-    """Additional and overriding names."""
-    is_paired: bool = False
-    """Whether rows of queries and keys were reordered into pairs."""
-    norms_added: float = 0.0
-    """The converter added this to norms' weights."""
-    experts: str = "mlp.experts"
-    projections: Mapping[str, str] = field(
-        default_factory=lambda: {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    )
-
-
-NAMES: dict[str, NamesOfArchitecture] = {
-    "llama": NamesOfArchitecture(is_paired=True),
-    "mixtral": NamesOfArchitecture(
-        {"ffn_gate_inp": "block_sparse_moe.gate"},
-        is_paired=True,
-        experts="block_sparse_moe.experts",
-        projections={"gate": "w1", "up": "w3", "down": "w2"},
-    ),
-    "qwen2": NamesOfArchitecture(),
-    "qwen2moe": NamesOfArchitecture(
-        _EXPERTS
-        | {f"ffn_{each}_shexp": f"mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")}
-        | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
-    ),
-    "qwen3": NamesOfArchitecture(),
-    "qwen3moe": NamesOfArchitecture(_EXPERTS),
-    "gemma2": NamesOfArchitecture(_GEMMA, norms_added=1.0),
-    "gemma3": NamesOfArchitecture(_GEMMA, norms_added=1.0),
-    "phi3": NamesOfArchitecture({"attn_qkv": "self_attn.qkv_proj"} | _FUSED_GATE_UP),
-    "olmo2": NamesOfArchitecture(
-        {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-    ),
-    "granite": NamesOfArchitecture(is_paired=True),
-    "smollm3": NamesOfArchitecture(is_paired=True),
-    "glm4": NamesOfArchitecture(
-        {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"} | _FUSED_GATE_UP
-    ),
-    "glm4moe": NamesOfArchitecture(
-        _EXPERTS
-        | _SHARED_EXPERTS
-        | {"post_attention_norm": "post_attention_layernorm", "exp_probs_b": "mlp.gate.e_score_correction_bias"}
-    ),
-    "deepseek2": NamesOfArchitecture(
-        _EXPERTS | _SHARED_EXPERTS | _MLA | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
-    ),
-    "gpt-oss": NamesOfArchitecture(
-        {
-            "ffn_gate_inp": "mlp.router",
-            "post_attention_norm": "post_attention_layernorm",
-            "attn_sinks": "self_attn.sinks",
-        }
-    ),
-}
-"""By ``general.architecture``, except Mixtral, which is a ``llama`` with experts."""
-_BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")
-"""Names without ``.weight`` and ``.bias``."""
+_BARE = (".sinks", ".e_score_correction_bias", "layer_scalar")
+"""Ends of names without ``.weight`` and ``.bias``."""
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
 }
-
-
 _EXPERT_PART = re.compile(r"ffn_(gate|up|down|gate_up)_exps")
+_ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d{1,4})")
+"""As files of 2023 have them."""
+_FUSED = "attn_qkv"
 _LATENT_PARTS = {"attn_k_b": "keys", "attn_v_b": "values"}
-_PAIRED_PARTS = {"attn_q": 0, "attn_k": 1}
-"""Index of a projection's head count in ``heads``."""
+_REORDERED = ("attn_q", "attn_k")
 _MOST_EXPERTS = 4096
+_MOST_ROWS = 1024
+"""That are tensors."""
 _MOST_SOURCES = 2**20
 
 
-def sources_of(file: GgufFile, architecture: str, heads: tuple[int, int]) -> dict[str, Source]:
-    """Each tensor by its name in transformers' format; unknown tensors keep their names.
+def sources_of(file: GgufFile, names: TensorNames, heads: Heads, left_out: range = range(0)) -> dict[str, Source]:
+    """Each tensor by its name in transformers' format, but for layers ``left_out``; unknown tensors keep their names.
 
-    ``architecture`` is one of ``NAMES``; ``heads`` counts query and key heads. Raises ``CheckpointError``.
+    Raises ``CheckpointError``.
     """
-    names = NAMES[architecture]
     found: dict[str, Source] = {}
-    for name, source in _sources(file, names, heads):
+    for name, source in _sources(file, names, heads, left_out):
         if name in found:
             raise CheckpointError(f"{file.path}: two tensors are {name}: {_name_of(source)} is one")
         found[name] = source
@@ -175,38 +123,79 @@ def sources_of(file: GgufFile, architecture: str, heads: tuple[int, int]) -> dic
     return found
 
 
-def _sources(file: GgufFile, names: NamesOfArchitecture, heads: tuple[int, int]) -> Iterator[tuple[str, Source]]:
+def _sources(file: GgufFile, names: TensorNames, heads: Heads, left_out: range) -> Iterator[tuple[str, Source]]:
     for name, tensor in file.tensors.items():
         if _UNUSED.fullmatch(name):
             continue
-        if (outer := _OUTER.get(name)) is not None:
-            yield outer, GgufRows(tensor, tensor.shape, added=names.norms_added if "norm" in name else 0.0)
+        if (outer := names.outer.get(name) or _OUTER.get(name)) is not None:
+            yield outer, GgufRows(tensor, tensor.shape, added=_added(names, outer))
         elif (found := _IN_LAYER.fullmatch(name)) is None:
             yield name, GgufRows(tensor, tensor.shape)
-        else:
-            prefix, part, kind = f"model.layers.{int(found['layer'])}", found["part"], found["kind"] or ""
+        elif (layer := int(found["layer"])) not in left_out:
+            prefix, part, kind = f"model.layers.{layer}", found["part"], found["kind"] or ""
             if (expert := _EXPERT_PART.fullmatch(part)) is not None:
                 yield from _experts(names, prefix, expert[1], kind, tensor)
+            elif (one := _ONE_EXPERT.fullmatch(part)) is not None:
+                own = f"{prefix}.{names.experts}.{int(one[2])}.{names.projections[one[1]]}{kind}"
+                yield own, GgufRows(tensor, tensor.shape)
             elif part in _LATENT_PARTS:
                 yield from _latents(file, prefix, found["layer"], tensor)
+            elif (rows := names.rows.get(part)) is not None:
+                yield from _each_row(f"{prefix}.{rows}", kind, tensor)
+            elif part == _FUSED and part not in names.layer:
+                yield from _split(prefix, kind, tensor, heads)
             else:
                 own = names.layer.get(part) or _LAYER.get(part, part)
-                kind = "" if own in _BARE else kind
-                yield f"{prefix}.{own}{kind}", _rows(tensor, part, own, names, heads)
+                kind = "" if own.endswith(_BARE) else kind
+                yield f"{prefix}.{own}{kind}", _rows(tensor, part, f"{own}{kind}", names, heads)
 
 
-def _rows(tensor: GgufTensor, part: str, own: str, names: NamesOfArchitecture, heads: tuple[int, int]) -> GgufRows:
-    shape = tensor.shape
-    if own == "mlp.shared_expert_gate" and len(shape) == 1:
+def _rows(tensor: GgufTensor, part: str, own: str, names: TensorNames, heads: Heads) -> GgufRows:
+    shape, order = tensor.shape, None
+    if own.startswith("mlp.shared_expert_gate") and len(shape) == 1:
         shape = (1, *shape)
-    paired = heads[_PAIRED_PARTS[part]] if names.is_paired and part in _PAIRED_PARTS else None
-    if paired is not None and (paired < 1 or shape[0] % (2 * paired)):
-        raise CheckpointError(f"{tensor.file}: {tensor.name} has {shape[0]} rows, which are not {paired} even heads")
-    return GgufRows(tensor, shape, paired_heads=paired, added=names.norms_added if "norm" in own else 0.0)
+    if part in _REORDERED and (names.is_paired or names.is_halved):
+        count = heads.queries if part == "attn_q" else heads.keys
+        order = _order(tensor, count, None if names.is_paired else heads.rotated)
+    return GgufRows(tensor, shape, order=order, added=_added(names, own))
+
+
+def _order(tensor: GgufTensor, heads: int, halved: int | None) -> HeadOrder:
+    """Of ``heads`` heads, in pairs; or with that many rows of each ``halved``."""
+    rows = tensor.shape[0]
+    size = rows // heads if heads > 0 else 0
+    rotated = size if halved is None else halved
+    if heads < 1 or rows % heads or not 2 <= rotated <= size or rotated % 2:
+        raise CheckpointError(f"{tensor.file}: {tensor.name} has {rows} rows, which are not {heads} even heads")
+    return HeadOrder(size, rotated, is_paired=halved is None)
+
+
+def _added(names: TensorNames, own: str) -> float:
+    """What the converter added to the numbers of ``own``."""
+    return names.norms_added if "norm" in own and own.endswith(".weight") else 0.0
+
+
+def _each_row(prefix: str, kind: str, tensor: GgufTensor) -> Iterator[tuple[str, Source]]:
+    count, size = tensor.shape if len(tensor.shape) == 2 else (1, tensor.shape[-1])
+    if count > _MOST_ROWS:
+        raise CheckpointError(f"{tensor.file}: {tensor.name} has {count} rows: expected at most {_MOST_ROWS}")
+    for index in range(count):
+        yield f"{prefix}.{index}{kind}", GgufRows(tensor, (size,), index * size)
+
+
+def _split(prefix: str, kind: str, tensor: GgufTensor, heads: Heads) -> Iterator[tuple[str, Source]]:
+    """Queries, keys and values of a tensor that has all of them."""
+    total = heads.queries + 2 * heads.keys
+    if min(heads.queries, heads.keys) < 1 or tensor.shape[0] % total:
+        raise CheckpointError(f"{tensor.file}: {tensor.name} has {tensor.shape[0]} rows, which are not {total} heads")
+    size, first = tensor.shape[0] // total, 0
+    for each, count in (("q", heads.queries), ("k", heads.keys), ("v", heads.keys)):
+        yield f"{prefix}.self_attn.{each}_proj{kind}", GgufRows(tensor, (count * size, *tensor.shape[1:]), first)
+        first += count * size
 
 
 def _experts(
-    names: NamesOfArchitecture, prefix: str, which: str, kind: str, tensor: GgufTensor
+    names: TensorNames, prefix: str, which: str, kind: str, tensor: GgufTensor
 ) -> Iterator[tuple[str, Source]]:
     """The rows of each expert's projection, or of two projections that share a tensor."""
     projections = ["gate", "up"] if which == "gate_up" else [which]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
@@ -28,8 +29,6 @@ _FIELDS = {
     "scaling.yarn_beta_slow",
     "scaling.yarn_ext_factor",
 }
-_FIELDS_OF = {"deepseek2": {"scaling.yarn_log_multiplier"}, "gemma3": {"freq_base_swa"}}
-"""Further fields of an architecture."""
 
 
 def rope_parameters(metadata: Metadata, default_head_dim: int) -> dict[str, Any]:
@@ -37,7 +36,6 @@ def rope_parameters(metadata: Metadata, default_head_dim: int) -> dict[str, Any]
 
     Raises ``CheckpointError``, and ``UnsupportedModelError`` naming the field.
     """
-    _check_fields(metadata)
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 10000.0)}
     head_dim = metadata.integer("attention.key_length", default_head_dim)
     rotated = metadata.integer("rope.dimension_count", head_dim)
@@ -68,8 +66,9 @@ def rope_parameters(metadata: Metadata, default_head_dim: int) -> dict[str, Any]
     )
 
 
-def _check_fields(metadata: Metadata) -> None:
-    known, prefix = _FIELDS | _FIELDS_OF.get(metadata.architecture, set()), metadata.key(_PREFIX)
+def check_rope_fields(metadata: Metadata, further: frozenset[str]) -> None:
+    """Raise ``UnsupportedModelError`` for a field that is neither known nor one of the architecture's ``further``."""
+    known, prefix = _FIELDS | further, metadata.key(_PREFIX)
     for name, value in metadata.file.metadata.items():
         if name.startswith(prefix) and name.removeprefix(prefix) not in known:
             raise UnsupportedModelError(
@@ -117,6 +116,11 @@ def _factors_of_pairs(metadata: Metadata) -> dict[str, Any] | None:
     if short is None or long is None:
         return None
     return {"rope_type": "longrope", "short_factor": list(_numbers(short)), "long_factor": list(_numbers(long))}
+
+
+def factors_of_pairs(tensor: GgufTensor | None) -> Sequence[float]:
+    """A tensor's factors; none of no tensor."""
+    return () if tensor is None else _numbers(tensor)
 
 
 def _numbers(tensor: GgufTensor) -> array.array[float]:

@@ -13,7 +13,7 @@ import torch
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
 from engine_core.model_loader.expected import ExpectedTensors, check_tensors
-from engine_core.model_loader.gguf.names import GgufLatents, GgufRows, Source
+from engine_core.model_loader.gguf.names import GgufLatents, GgufRows, HeadOrder, Source
 from engine_core.model_loader.gguf.reader import GgufTensor
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from engine_core.weights.source import ProgressCallback, Staging, TensorRows
@@ -156,9 +156,8 @@ class GgufWeights:
         if stored % tensor.type.block_size:
             raise CheckpointError(f"{tensor.file}: {tensor.name} is a vector of type {tensor.type.name}: expected F32")
         order = None
-        if source.paired_heads is not None:
-            size = source.shape[0] // source.paired_heads
-            order = _paired_order(rows, size)
+        if source.order is not None:
+            size, order = source.order.size, _stored_rows(rows, source.order)
             rows = range(rows.start // size * size, -(-rows.stop // size) * size)
             order -= rows.start
         first, count = (source.first + rows.start) * row_bytes, len(rows) * row_bytes
@@ -232,8 +231,9 @@ def _decoded(tensor: GgufTensor, rows: torch.Tensor) -> torch.Tensor:
     return rows.view(kept)
 
 
-def _paired_order(rows: range, size: int) -> torch.Tensor:
-    """Where the ``rows`` of heads of ``size`` are stored if each head's two halves are interleaved."""
-    row = torch.arange(rows.start, rows.stop)
-    place = row % size
-    return row - place + place % (size // 2) * 2 + place // (size // 2)
+def _stored_rows(rows: range, order: HeadOrder) -> torch.Tensor:
+    """Where the checkpoint's ``rows`` are stored."""
+    row, half = torch.arange(rows.start, rows.stop), order.rotated // 2
+    place = row % order.size
+    moved = place % half * 2 + place // half if order.is_paired else place % 2 * half + place // 2
+    return row - place + torch.where(place < order.rotated, moved, place)

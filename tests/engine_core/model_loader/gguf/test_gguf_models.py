@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -14,11 +16,14 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     PretrainedConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
 from engine_core.attention.torch_reference import TorchAttention
@@ -31,7 +36,7 @@ from tests.engine_core.distributed.ranks import assert_bits, on_ranks
 from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.model_loader.gguf.written import quantized, write_gguf
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
-from tests.engine_core.models.families import dense, experts, latent, scaled
+from tests.engine_core.models.families import configuration, dense, experts, gemma4, latent, scaled
 from tests.engine_core.models.families.scaled import GEMMA
 from tests.engine_core.models.tiny_models import CASES, SIZES, YARN, make_model, save_model
 
@@ -60,11 +65,24 @@ FLOATS["gemma3"] = Gemma3TextConfig(**GEMMA | {"query_pre_attn_scalar": 16, "num
 FLOATS["smollm3"] = SmolLM3Config(**SIZES | {"num_hidden_layers": 4})
 FLOATS |= {name: latent.SHAPES[name] for name in ("deepseek_v2-no-query-latent", "deepseek_v3")}
 FLOATS |= {"granite": scaled.SHAPES["granite"]}
+FLOATS |= {name: dense.SHAPES[name] for name in ("ministral3", "olmo3", "glm", "glm-whole-heads-mqa-tied-padded")}
+FLOATS["ministral3-as-published"] = Ministral3Config(
+    **SIZES, rope_parameters=dense.QUERY_SCALING | {"mscale": 1.0, "mscale_all_dim": 1.0}
+)
+FLOATS |= gemma4.SHAPES
+FLOATS |= {
+    name: configuration(name)
+    for name in (
+        "arcee", "cohere", "cohere2-windows", "ernie4_5", "exaone4-windows", "gemma", "hunyuan_v1_dense",
+        "nemotron-tied", "olmo", "phi-padded", "seed_oss", "stablelm", "stablelm-head-norms-parallel",
+    )
+}  # fmt: skip
+FLOATS["starcoder2"] = Starcoder2Config(**SIZES)
 ROUNDED = ("llama3-rope", "phi3-short-factors-mqa-tied-padded", "gpt_oss")
 """Where a file has factors of rotations, which are rounded, or experts in another order than a checkpoint."""
 
 
-ALWAYS = ("llama-gqa", "qwen3-tied-head-dim", "qwen2_moe", "deepseek_v3", "gemma2")
+ALWAYS = ("llama-gqa", "qwen3-tied-head-dim", "qwen2_moe", "deepseek_v3", "gemma2", "gemma4_text-experts", "olmo3")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +98,72 @@ def test_every_architecture(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     else:
         assert torch.equal(logits, expected)
+
+
+def fused(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With one tensor of queries, keys and values, as ChatGLM has them."""
+    found = dict(tensors)
+    for name in tensors:
+        if ".attn_q." in name:
+            parts = [found.pop(name.replace("attn_q", f"attn_{each}")) for each in "qkv"]
+            found[name.replace("attn_q", "attn_qkv")] = np.concatenate(parts)
+    return found
+
+
+def unstacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With a tensor for each expert, as in files of 2023."""
+    found: dict[str, np.ndarray] = {}
+    for name, numbers in tensors.items():
+        parts = {name.replace("_exps", f".{expert}"): each for expert, each in enumerate(numbers)}
+        found |= parts if "_exps" in name else {name: numbers}
+    return found
+
+
+def halved(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With halves for the pairs of GLM's heads of 16, of which 8 are rotated, as llama.cpp has them for pictures."""
+    order = [0, 2, 4, 6, 1, 3, 5, 7, *range(8, 16)]
+    return {
+        name: numbers.reshape(-1, 16, *numbers.shape[1:])[:, order].reshape(numbers.shape)
+        if re.search(r"attn_(q|k)\.", name)
+        else numbers
+        for name, numbers in tensors.items()
+    }
+
+
+SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
+NEXT = {"nextn_predict_layers": 1, "block_count": 4}
+OTHERS: dict[str, tuple[PretrainedConfig, dict[str, Any]]] = {
+    "chatglm, fused": (dense.SHAPES["glm"], {"change": fused}),
+    "mixtral, unstacked": (experts.SHAPES["mixtral"], {"change": unstacked}),
+    "glm4, of pictures": (dense.SHAPES["glm4"], {"change": halved, "more": SECTIONS}),
+    "glm4, with a layer that predicts": (
+        dense.SHAPES["glm4"],
+        {"change": lambda tensors: tensors | {"blk.3.nextn.eh_proj.weight": np.ones((8, 8), np.float32)}, "more": NEXT},
+    ),
+    "mistral3, without a temperature": (CASES["mistral-wide-window"], {"architecture": "mistral3"}),
+    "qwen2vl": (CASES["qwen2-tied"], {"architecture": "qwen2vl", "more": SECTIONS}),
+    "qwen3vl": (CASES["qwen3-tied-head-dim"], {"architecture": "qwen3vl", "more": SECTIONS}),
+    "qwen3vlmoe": (experts.SHAPES["qwen3_moe"], {"architecture": "qwen3vlmoe", "more": SECTIONS}),
+    "internlm2": (CASES["llama-gqa"], {"architecture": "internlm2"}),
+    "xverse": (CASES["llama-gqa"], {"architecture": "xverse"}),
+    "exaone": (CASES["llama3-rope"], {"architecture": "exaone"}),
+    "minicpm": (
+        GraniteConfig(**SIZES, attention_multiplier=0.25, embedding_multiplier=3.0, logits_scaling=2.0),
+        {"architecture": "minicpm"},
+    ),
+}
+"""What files have otherwise than a converter would write them today, and names of what runs as another architecture."""
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_files(case: str, tmp_path: Path) -> None:
+    config, options = OTHERS[case]
+    save_model(make_model(config), tmp_path / "original")
+    file = write_gguf(tmp_path / "original", config, tmp_path / "model.gguf", **options)
+    torch.testing.assert_close(
+        logits_of(load(file), IDS), logits_of(load(tmp_path / "original"), IDS), atol=1e-4, rtol=1e-4
+    )
 
 
 SMOL = LlamaConfig(**WIDE, tie_word_embeddings=True)
@@ -123,6 +207,20 @@ def test_every_type(case: str, kind: str, tmp_path: Path) -> None:
     torch_layers = {"layers": TorchBackend(), "attention": TorchAttention()}
     expanded = logits_of(load(file, **torch_layers), IDS)
     assert torch.equal(expanded, logits_of(load(tmp_path / "dequantized", **torch_layers), IDS))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_every_type_through_transformers(kind: str, tmp_path: Path) -> None:
+    """In a family that Ringline has no model of its own for: weights stay in their types there, too."""
+    config = Starcoder2Config(**WIDE)
+    save_model(make_model(config), tmp_path / "original")
+    file = write_gguf(tmp_path / "original", config, tmp_path / "model.gguf", quantized(kind), tmp_path / "dequantized")
+    own, expected = load(file), load(tmp_path / "dequantized")
+    assert own.weight_bytes < expected.weight_bytes / 3
+    reference = logits_of(expected, IDS)
+    spread = (reference.max() - reference.min()).item()
+    torch.testing.assert_close(logits_of(own, IDS), reference, atol=1e-3 * spread, rtol=0)
 
 
 @pytest.mark.models

@@ -4,7 +4,6 @@ package: its names of fields and tensors, its quantization.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.engine_core.model_loader.gguf.written_fields import metadata, of_kinds
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -33,6 +34,23 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "granite": "granite",
     "smollm3": "smollm3",
+    "ministral3": "mistral3",
+    "arcee": "arcee",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
+    "gemma": "gemma",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "nemotron": "nemotron",
+    "olmo": "olmo",
+    "phi": "phi2",
+    "seed_oss": "seed_oss",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+    "olmo3": "olmo2",
+    "gemma4_text": "gemma4",
+    "glm": "chatglm",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "deepseek_v2": "deepseek2",
@@ -40,7 +58,10 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
 }
 """By ``model_type``."""
-_PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+_PAIRED = ("arcee", "llama", "mistral", "ministral3", "mixtral", "granite", "olmo", "smollm3")
+_UNPAIRED_ARCHITECTURES = ("exaone",)
+_NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
+_HEAD_NORM = re.compile(r"(model\.layers\.\d+\.self_attn\.[qk]_layernorm)\.norms\.(\d+)\.weight")
 _EXPERT = re.compile(r"(model\.layers\.\d+\..*experts)\.(\d+)\.(\w+)\.(weight|bias)")
 TypeOf = Callable[[str, tuple[int, ...]], str]
 """The type of a tensor of that name and shape."""
@@ -76,17 +97,26 @@ def write_gguf(
     type_of: TypeOf = floats,
     dequantized: Path | None = None,
     *,
+    architecture: str | None = None,
+    change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda tensors: tensors,
     more: Mapping[str, Any] | None = None,
 ) -> Path:
     """The checkpoint in safetensors as a GGUF file, with ``more`` fields; ``dequantized`` becomes the checkpoint of its
     numbers.
+
+    ``architecture``: a value of ``general.architecture`` that is not the usual one. ``change`` is made to what would be
+    written.
     """
     tensors = {name: tensor.float().numpy() for name, tensor in load_file(checkpoint / "model.safetensors").items()}
-    writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
+    architecture = architecture or ARCHITECTURES[config.model_type]
+    writer = gguf.GGUFWriter(file, architecture)
     for key, value in (metadata(config) | (more or {})).items():
         _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{writer.arch}.{key}", value)
     rng, back = np.random.default_rng(0), {}
-    for name, tensor in converted(config, tensors).items():
+    written = converted(config, architecture, tensors)
+    changed = change({name: tensor.numbers for name, tensor in written.items()})
+    for name, numbers in changed.items():
+        tensor = Converted(numbers, written[name].back if name in written else lambda numbers: {})
         kind = GGMLQuantizationType[type_of(name, tensor.numbers.shape)]
         stored = _quantize(tensor.numbers, kind, rng)
         writer.add_tensor(name, stored, raw_dtype=kind)
@@ -146,80 +176,13 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
-def metadata(config: PretrainedConfig) -> dict[str, Any]:
-    """What the file says of the model, without the architecture's name."""
-    heads, kind = config.num_attention_heads, config.model_type
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rope = dict(config.rope_parameters)
-    if kind == "gemma3_text":
-        rope, local = rope["full_attention"], rope["sliding_attention"]["rope_theta"]
-    fields: dict[str, Any] = {
-        "tokenizer.ggml.model": "no_vocab",
-        "vocab_size": config.vocab_size,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "block_count": config.num_hidden_layers,
-        "attention.head_count": heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
-        "rope.freq_base": float(rope["rope_theta"]),
-        "tokenizer.ggml.eos_token_id": 2,
-    }
-    if rope["rope_type"] in ("linear", "yarn"):
-        fields |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
-    if (original := rope.get("original_max_position_embeddings")) is not None:
-        fields["rope.scaling.original_context_length"] = original
-    if rope["rope_type"] == "longrope":
-        factor = rope.get("factor") or config.max_position_embeddings / original
-        implied = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
-        fields["rope.scaling.attn_factor"] = float(rope.get("attention_factor") or implied)
-    if kind in ("mixtral", "gpt_oss", "qwen2_moe", "qwen3_moe"):
-        count = config.num_experts if kind.startswith("qwen") else config.num_local_experts
-        fields |= {"expert_count": count, "expert_used_count": config.num_experts_per_tok}
-        fields["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
-    match kind:
-        case "qwen2_moe":
-            fields["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
-        case "gemma2":
-            fields["attention.sliding_window"] = config.sliding_window
-            fields["attn_logit_softcapping"] = config.attn_logit_softcapping
-            fields["final_logit_softcapping"] = config.final_logit_softcapping
-        case "gemma3_text":
-            fields |= {"attention.sliding_window": config.sliding_window, "rope.freq_base_swa": float(local)}
-        case "gpt_oss":
-            fields["attention.sliding_window"] = config.sliding_window
-        case "phi3":
-            fields["attention.sliding_window"] = config.sliding_window or 0
-        case "granite":
-            fields |= {"embedding_scale": config.embedding_multiplier, "logit_scale": config.logits_scaling}
-            fields |= {"residual_scale": config.residual_multiplier, "attention.scale": config.attention_multiplier}
-        case "glm4_moe" | "deepseek_v2" | "deepseek_v3":
-            fields |= _routed(config)
-    if kind.startswith("deepseek"):
-        rank, rotated, keys = config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim
-        fields |= {
-            "attention.head_count_kv": 1,
-            "attention.kv_lora_rank": rank,
-            "attention.key_length": rank + rotated,
-            "attention.value_length": rank,
-            "attention.key_length_mla": keys + rotated,
-            "attention.value_length_mla": config.v_head_dim,
-            "rope.dimension_count": rotated,
-        }
-        if config.q_lora_rank is not None:
-            fields["attention.q_lora_rank"] = config.q_lora_rank
-        if (weight := rope.get("mscale_all_dim")) is not None:
-            fields["rope.scaling.yarn_log_multiplier"] = 0.1 * weight
-    return fields
-
-
 def _rotations(config: PretrainedConfig) -> dict[str, np.ndarray]:
     """Factors of the periods of pairs."""
     rope = config.rope_parameters
+    if config.model_type == "gemma4_text":
+        pairs = of_kinds(config, "head_dim")["full_attention"] // 2
+        rotated = int(pairs * rope["full_attention"].get("partial_rotary_factor", 1.0))
+        return {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (pairs - rotated), np.float32)}
     match rope.get("rope_type"):
         case "longrope":
             return {
@@ -234,37 +197,24 @@ def _rotations(config: PretrainedConfig) -> dict[str, np.ndarray]:
     return {}
 
 
-def _routed(config: PretrainedConfig) -> dict[str, Any]:
-    is_v2 = config.model_type == "deepseek_v2"
-    return {
-        "expert_count": config.n_routed_experts,
-        "expert_used_count": config.num_experts_per_tok,
-        "expert_feed_forward_length": config.moe_intermediate_size,
-        "expert_shared_count": config.n_shared_experts,
-        "leading_dense_block_count": config.first_k_dense_replace,
-        "expert_weights_scale": float(config.routed_scaling_factor),
-        "expert_weights_norm": bool(config.norm_topk_prob),
-        "expert_gating_func": 1 if is_v2 else 2,
-        "expert_group_count": getattr(config, "n_group", None) or 1,
-        "expert_group_used_count": getattr(config, "topk_group", None) or 1,
-    }
-
-
-def converted(config: PretrainedConfig, tensors: Mapping[str, np.ndarray]) -> dict[str, Converted]:
+def converted(config: PretrainedConfig, architecture: str, tensors: Mapping[str, np.ndarray]) -> dict[str, Converted]:
     """By their names in the file."""
-    arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[config.model_type])
+    arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found: dict[str, Converted] = {}
-    experts: dict[str, dict[int, str]] = {}
+    experts: dict[str, dict[int, str]] = {}  # and norms of heads, which are stacked, too
     for name, numbers in sorted(tensors.items()):
         if (expert := _EXPERT.fullmatch(name)) is not None:
             experts.setdefault(f"{expert[1]}.{expert[3]}.{expert[4]}", {})[int(expert[2])] = name
+        elif (norm := _HEAD_NORM.fullmatch(name)) is not None:
+            experts.setdefault(f"{norm[1]}.weight", {})[int(norm[2])] = name
         elif "experts." in name and "shared" not in name and config.model_type == "gpt_oss":
             found |= _gpt_oss_experts(name, numbers)
         elif name.endswith("kv_b_proj.weight"):
             found |= _latents(config, name, numbers)
         else:
-            found[_name(names, name)] = _converted(config, name, numbers)
+            is_paired = config.model_type in _PAIRED and architecture not in _UNPAIRED_ARCHITECTURES
+            found[_name(names, name)] = _converted(config, name, numbers, is_paired)
     for name, each in experts.items():
         ordered = [each[index] for index in range(len(each))]
 
@@ -280,15 +230,23 @@ def _name(names: gguf.TensorNameMap, name: str) -> str:
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith(".sinks"):
         name = f"{name}.weight"
+    if name.endswith("layer_scalar"):
+        name = f"{name}.weight"
+    if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        name = f"{name}.weight"
+    if name.endswith("router.scale"):
+        return names.get_name(name.replace(".scale", ".proj")) + ".scale"
+    if name.endswith("router.per_expert_scale"):
+        return names.get_name(name.replace("router.per_expert_scale", "experts.down_proj")) + ".scale"
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found
 
 
-def _converted(config: PretrainedConfig, name: str, numbers: np.ndarray) -> Converted:
-    added = 1.0 if config.model_type.startswith("gemma") and "norm" in name else 0.0
+def _converted(config: PretrainedConfig, name: str, numbers: np.ndarray, is_paired: bool) -> Converted:
+    added = 1.0 if config.model_type in _NORMS_PLUS_ONE and name.endswith("norm.weight") else 0.0
     order = np.arange(len(numbers))
-    if config.model_type in _PAIRED and re.search(r"\.(q|k)_proj\.", name):
+    if is_paired and re.search(r"\.(q|k)_proj\.", name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         order = order.reshape(heads, 2, -1).swapaxes(1, 2).flatten()
     shape = numbers.shape

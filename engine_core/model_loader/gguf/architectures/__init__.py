@@ -1,0 +1,18 @@
+"""The architectures of llama.cpp that are read, by ``general.architecture``. A new one is a description in one of these
+modules, and a module is a line here.
+"""
+
+from __future__ import annotations
+
+from engine_core.model_loader.gguf.architectures import deepseek, gemma, glm, layer_norms, llama, others, qwen
+from engine_core.model_loader.gguf.architectures.base import Architecture
+
+ARCHITECTURES: dict[str, Architecture] = {
+    **llama.ARCHITECTURES,
+    **qwen.ARCHITECTURES,
+    **gemma.ARCHITECTURES,
+    **glm.ARCHITECTURES,
+    **deepseek.ARCHITECTURES,
+    **layer_norms.ARCHITECTURES,
+    **others.ARCHITECTURES,
+}
