@@ -37,14 +37,14 @@ class Metadata:
         return isinstance(value, Sequence) and not isinstance(value, str)
 
     def of_layers(self, name: str, layers: int, default: int | None = None) -> list[int]:
-        """The whole number, or the boolean, of each of ``layers``; a file may have one for all."""
+        """The whole number, or the boolean, of each of the first ``layers``; a file may have one for all."""
         if not self.is_list(name):
             return [self.integer(name, default)] * (layers if 0 <= layers < MOST_LAYERS else 0)
         found: Sequence[object] = self._value(name)  # type: ignore[assignment]
         whole = [each for each in found if isinstance(each, int)]
-        if not whole or not len(whole) == len(found) == layers:
+        if not whole or len(whole) != len(found) or len(found) not in (layers, self.integer("block_count")):
             raise self._problem(name, found, f"{layers} whole numbers, one for each layer")
-        return whole
+        return whole[:layers]
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number, or the common value of a list with an entry per layer."""

@@ -69,7 +69,19 @@ class GgufLatents:
         return heads * (keys + self.values.shape[1]), latents
 
 
-Source = GgufRows | GgufLatents
+@dataclass(frozen=True, slots=True)
+class GgufJoined:
+    """Several tensors, one after the other."""
+
+    parts: tuple[GgufRows, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, inputs], or [numbers]."""
+        return sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:]
+
+
+Source = GgufRows | GgufLatents | GgufJoined
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -90,6 +102,8 @@ _UNUSED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|(.*\
 _IN_LAYER = re.compile(r"blk\.(?P<layer>\d{1,5})\.(?P<part>.+?)(?P<kind>\.weight|\.bias)?")
 _BARE = (".sinks", ".e_score_correction_bias", "layer_scalar")
 """Ends of names without ``.weight`` and ``.bias``."""
+_ONE_ROW = ("mlp.shared_expert_gate.weight", "mlp.moe_statics.e_score_correction_bias")
+"""Vectors that a checkpoint has as a row."""
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -116,7 +130,7 @@ def sources_of(file: GgufFile, names: TensorNames, heads: Heads, left_out: range
     found: dict[str, Source] = {}
     for name, source in _sources(file, names, heads, left_out):
         if name in found:
-            raise CheckpointError(f"{file.path}: two tensors are {name}: {_name_of(source)} is one")
+            raise CheckpointError(f"{file.path}: two tensors are {name}: {tensors_of(source)[0].name} is one")
         found[name] = source
         if len(found) > _MOST_SOURCES:
             raise CheckpointError(f"{file.path} has tensors for more than {_MOST_SOURCES} weights")
@@ -140,6 +154,9 @@ def _sources(file: GgufFile, names: TensorNames, heads: Heads, left_out: range) 
                 yield own, GgufRows(tensor, tensor.shape)
             elif part in _LATENT_PARTS:
                 yield from _latents(file, prefix, found["layer"], tensor)
+            elif (joined := next((own for own, parts in names.joined.items() if part in parts), None)) is not None:
+                if part == names.joined[joined][0]:
+                    yield f"{prefix}.{joined}{kind}", _join(file, tensor, part, names.joined[joined])
             elif (rows := names.rows.get(part)) is not None:
                 yield from _each_row(f"{prefix}.{rows}", kind, tensor)
             elif part == _FUSED and part not in names.layer:
@@ -152,7 +169,7 @@ def _sources(file: GgufFile, names: TensorNames, heads: Heads, left_out: range) 
 
 def _rows(tensor: GgufTensor, part: str, own: str, names: TensorNames, heads: Heads) -> GgufRows:
     shape, order = tensor.shape, None
-    if own.startswith("mlp.shared_expert_gate") and len(shape) == 1:
+    if own in _ONE_ROW and len(shape) == 1:
         shape = (1, *shape)
     if part in _REORDERED and (names.is_paired or names.is_halved):
         count = heads.queries if part == "attn_q" else heads.keys
@@ -173,6 +190,15 @@ def _order(tensor: GgufTensor, heads: int, halved: int | None) -> HeadOrder:
 def _added(names: TensorNames, own: str) -> float:
     """What the converter added to the numbers of ``own``."""
     return names.norms_added if "norm" in own and own.endswith(".weight") else 0.0
+
+
+def _join(file: GgufFile, tensor: GgufTensor, part: str, parts: tuple[str, ...]) -> GgufJoined:
+    """``tensor``, which is the first of ``parts``, and the others of its layer."""
+    named = [tensor.name.replace(f".{part}.", f".{each}.") for each in parts]
+    found = [each for name in named if (each := file.tensors.get(name)) is not None]
+    if len(found) != len(named) or len({each.shape[1:] for each in found}) != 1:
+        raise CheckpointError(f"{tensor.file}: {' and '.join(named)} are not of one width, or one is missing")
+    return GgufJoined(tuple(GgufRows(each, each.shape) for each in found))
 
 
 def _each_row(prefix: str, kind: str, tensor: GgufTensor) -> Iterator[tuple[str, Source]]:
@@ -224,16 +250,29 @@ def _latents(file: GgufFile, prefix: str, layer: str, tensor: GgufTensor) -> Ite
     yield f"{prefix}.self_attn.kv_b_proj.weight", GgufLatents(keys, values)
 
 
-def _name_of(source: Source) -> str:
-    return source.tensor.name if isinstance(source, GgufRows) else source.keys.name
+def tensors_of(source: Source) -> tuple[GgufTensor, ...]:
+    """The stored tensors that have its numbers."""
+    match source:
+        case GgufRows():
+            return (source.tensor,)
+        case GgufLatents():
+            return source.keys, source.values
+        case GgufJoined():
+            return tuple(part.tensor for part in source.parts)
 
 
 def types_of(sources: Mapping[str, Source]) -> dict[str, str]:
-    """The type of each tensor; ``GgufLatents`` have an entry for ``.keys`` and for ``.values``."""
+    """The type of each tensor.
+
+    ``GgufLatents`` have an entry for ``.keys`` and for ``.values``, ``GgufJoined`` one for each part if they differ.
+    """
     types: dict[str, str] = {}
     for name, source in sources.items():
-        if isinstance(source, GgufRows):
-            types[name] = source.tensor.type.name
+        found = [tensor.type.name for tensor in tensors_of(source)]
+        if isinstance(source, GgufLatents):
+            types |= {f"{name}.keys": found[0], f"{name}.values": found[1]}
+        elif len(set(found)) > 1:
+            types |= {f"{name}.{index}": each for index, each in enumerate(found)}
         else:
-            types |= {f"{name}.keys": source.keys.type.name, f"{name}.values": source.values.type.name}
+            types[name] = found[0]
     return types

@@ -13,7 +13,7 @@ import torch
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
 from engine_core.model_loader.expected import ExpectedTensors, check_tensors
-from engine_core.model_loader.gguf.names import GgufLatents, GgufRows, HeadOrder, Source
+from engine_core.model_loader.gguf.names import GgufJoined, GgufLatents, GgufRows, HeadOrder, Source, tensors_of
 from engine_core.model_loader.gguf.reader import GgufTensor
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from engine_core.weights.source import ProgressCallback, Staging, TensorRows
@@ -52,7 +52,7 @@ class GgufWeights:
         shapes = {name: source.shape for name, source in self._sources.items()}
         check_tensors(path, shapes, expected, "its metadata")
         self._sources = {name: self._sources[name] for name in expected.shapes}
-        self._tensors = {tensor.name: tensor for source in self._sources.values() for tensor in _tensors_of(source)}
+        self._tensors = {tensor.name: tensor for source in self._sources.values() for tensor in tensors_of(source)}
         self.dtype = dtype
         self._staging = Staging(dtype, device)
         self._device = device
@@ -101,9 +101,10 @@ class GgufWeights:
     def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
         """Rows of blocks, [N, bytes] uint8."""
         source, rows = self._sources[name], place[0]
-        assert isinstance(source, GgufRows)
+        assert not isinstance(source, GgufLatents)
         assert isinstance(rows, slice)
-        return self._rows(source, range(*rows.indices(source.shape[0])))
+        pieces = [self._rows(*piece) for piece in _pieces(source, range(*rows.indices(source.shape[0])))]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _piece(self, tensor: str | TensorRows) -> TensorRows:
         if isinstance(tensor, TensorRows):
@@ -118,7 +119,9 @@ class GgufWeights:
         for piece, place in zip(pieces, torch.split(joined, counts), strict=True):
             first, source = 0, self._sources[piece.name]
             parts = (
-                self._numbers(source, piece.rows) if isinstance(source, GgufRows) else self._latents(source, piece.rows)
+                self._latents(source, piece.rows)
+                if isinstance(source, GgufLatents)
+                else (part for each in _pieces(source, piece.rows) for part in self._numbers(*each))
             )
             for part in parts:
                 place[first : first + len(part)].copy_(part)
@@ -211,8 +214,17 @@ def _mapped(file: Path) -> mmap.mmap:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def _tensors_of(source: Source) -> tuple[GgufTensor, ...]:
-    return (source.tensor,) if isinstance(source, GgufRows) else (source.keys, source.values)
+def _pieces(source: GgufRows | GgufJoined, rows: range) -> Iterator[tuple[GgufRows, range]]:
+    """The tensors that have ``rows``, and which rows of theirs these are."""
+    if isinstance(source, GgufRows):
+        yield source, rows
+        return
+    first = 0
+    for part in source.parts:
+        own = range(max(rows.start - first, 0), min(rows.stop - first, part.shape[0]))
+        if own:
+            yield part, own
+        first += part.shape[0]
 
 
 def _bytes_shape(tensor: GgufTensor) -> tuple[int, ...]:

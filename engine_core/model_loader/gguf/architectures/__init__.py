@@ -4,7 +4,7 @@ modules, and a module is a line here.
 
 from __future__ import annotations
 
-from engine_core.model_loader.gguf.architectures import deepseek, gemma, glm, layer_norms, llama, others, qwen
+from engine_core.model_loader.gguf.architectures import deepseek, gemma, glm, layer_norms, llama, mixtures, others, qwen
 from engine_core.model_loader.gguf.architectures.base import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -13,6 +13,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **gemma.ARCHITECTURES,
     **glm.ARCHITECTURES,
     **deepseek.ARCHITECTURES,
+    **mixtures.ARCHITECTURES,
     **layer_norms.ARCHITECTURES,
     **others.ARCHITECTURES,
 }

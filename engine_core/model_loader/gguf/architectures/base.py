@@ -19,6 +19,8 @@ class TensorNames:
     """Likewise of tensors that are of no layer."""
     rows: Mapping[str, str] = field(default_factory=dict)
     """Names of the rows of tensors within a layer, without their indices, where each row is a tensor."""
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names within a layer of what several tensors are the rows of, in that order."""
     is_paired: bool = False
     """Whether rows of queries and keys were reordered into pairs."""
     is_halved: bool = False
@@ -78,8 +80,15 @@ def layer_types(metadata: Metadata, every: int) -> list[str]:
     layers = num_layers(metadata)
     if not metadata.is_list("attention.sliding_window_pattern"):
         return windows(layers, metadata.integer("attention.sliding_window_pattern", every))
-    slides = metadata.of_layers("attention.sliding_window_pattern", metadata.integer("block_count"))
-    return ["sliding_attention" if each else "full_attention" for each in slides[:layers]]
+    slides = metadata.of_layers("attention.sliding_window_pattern", layers)
+    return ["sliding_attention" if each else "full_attention" for each in slides]
+
+
+def windows_or_none(metadata: Metadata, every: int) -> dict[str, Any]:
+    """The window and ``layer_types``, of a family whose files may have none."""
+    window = metadata.integer("attention.sliding_window", 0)
+    kinds = layer_types(metadata, every) if window else windows(num_layers(metadata), 1)
+    return {"sliding_window": window or None, "layer_types": kinds}
 
 
 EXPERTS = {"ffn_gate_inp": "mlp.gate"}

@@ -50,7 +50,7 @@ ARCHITECTURES = {
     "glm4moe": Architecture(
         name="Glm4MoeForCausalLM",
         model_type="glm4_moe",
-        models="GLM-4.5, 4.6 and 4.5V (its text)",
+        models="GLM-4.5, 4.6 and 4.5V (its text), Solar Open",
         fields=_glm4_moe,
         names=TensorNames(
             EXPERTS | SHARED_EXPERTS | CORRECTED | {"post_attention_norm": "post_attention_layernorm"},

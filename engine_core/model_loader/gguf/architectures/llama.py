@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_core.errors import UnsupportedModelError
-from engine_core.model_loader.gguf.architectures.base import Architecture, TensorNames
+from engine_core.model_loader.gguf.architectures.base import Architecture, TensorNames, num_layers, windows
 from engine_core.model_loader.gguf.metadata import Metadata
 from engine_core.model_loader.gguf.rope import rope_parameters
 
@@ -37,15 +36,42 @@ def _ministral3(metadata: Metadata) -> dict[str, Any]:
     return {"rope_parameters": rope | scaling, "sliding_window": None}
 
 
-def _granite(metadata: Metadata) -> dict[str, Any]:
-    if not metadata.flag("rope.scaling.finetuned", True):  # llama.cpp has it mean so, for Granite alone
-        raise UnsupportedModelError(f"{metadata.file.path} is a Granite without rotations, which is not supported")
+def granite(metadata: Metadata) -> dict[str, Any]:
+    """Multipliers."""
     return {
         "embedding_multiplier": metadata.number("embedding_scale", 1.0),
         "residual_multiplier": metadata.number("residual_scale", 1.0),
         "attention_multiplier": metadata.number("attention.scale", 1.0),
         "logits_scaling": metadata.number("logit_scale", 1.0),
     }
+
+
+def is_without_rotations(metadata: Metadata) -> bool:
+    """Of Granite, for which alone llama.cpp has the field mean so."""
+    return not metadata.flag("rope.scaling.finetuned", True)
+
+
+def without_rotations(metadata: Metadata) -> dict[str, Any]:
+    """Granite 4's fields of layers that all attend; those of other layers have values that are no contradiction."""
+    return {
+        "position_embedding_type": "nope",
+        "layer_types": ["attention"] * len(windows(num_layers(metadata), 1)),
+        "mamba_n_heads": 1,
+        "mamba_d_head": "auto",
+    }
+
+
+def _granite_hybrid(metadata: Metadata) -> dict[str, Any]:
+    down = metadata.file.tensors.get("blk.0.ffn_down.weight")
+    return (
+        granite(metadata)
+        | without_rotations(metadata)
+        | {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 0 if down is None else down.shape[-1],
+        }
+    )
 
 
 def _minicpm(metadata: Metadata) -> dict[str, Any]:
@@ -89,6 +115,17 @@ MISTRAL = Architecture(
     names=_PAIRED,
 )
 """``mistral3`` without a temperature."""
+GRANITE_HYBRID = Architecture(
+    name="GraniteMoeHybridForCausalLM",
+    model_type="granitemoehybrid",
+    models="Granite 4 without rotations and state-space layers",
+    fields=_granite_hybrid,
+    names=TensorNames(
+        {"ffn_down": "shared_mlp.output_linear"},
+        joined={"shared_mlp.input_linear": ("ffn_gate", "ffn_up")},
+        is_paired=True,
+    ),
+)
 
 ARCHITECTURES = {
     "llama": Architecture(
@@ -115,7 +152,12 @@ ARCHITECTURES = {
         name="GraniteForCausalLM", model_type="granite", models="MiniCPM", fields=_minicpm, names=_PAIRED
     ),
     "granite": Architecture(
-        name="GraniteForCausalLM", model_type="granite", models="Granite 3", fields=_granite, names=_PAIRED
+        name="GraniteForCausalLM",
+        model_type="granite",
+        models="Granite 3",
+        fields=granite,
+        names=_PAIRED,
+        variants=((is_without_rotations, GRANITE_HYBRID),),
     ),
     "arcee": Architecture(
         name="ArceeForCausalLM",

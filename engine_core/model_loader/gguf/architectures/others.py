@@ -11,6 +11,7 @@ from engine_core.model_loader.gguf.architectures.base import (
     TensorNames,
     layer_types,
     windows,
+    windows_or_none,
 )
 from engine_core.model_loader.gguf.metadata import Metadata
 from engine_core.model_loader.gguf.rope import rope_parameters
@@ -37,13 +38,6 @@ def _olmo3(metadata: Metadata) -> dict[str, Any]:
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         },
     }
-
-
-def _exaone4(metadata: Metadata) -> dict[str, Any]:
-    """With windows, layers without one have no rotations; without, all are rotated."""
-    if not (window := metadata.integer("attention.sliding_window", 0)):
-        return {"sliding_window": None, "layer_types": ["full_attention"] * len(layer_types(metadata, 1))}
-    return {"sliding_window": window, "layer_types": layer_types(metadata, 4)}
 
 
 def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
@@ -73,8 +67,9 @@ ARCHITECTURES = {
         name="Exaone4ForCausalLM",
         model_type="exaone4",
         models="EXAONE 4",
-        fields=_exaone4,
+        fields=lambda metadata: windows_or_none(metadata, 4),
         names=OLMO3.names,
+        rope_fields=frozenset({"freq_base_swa"}),
     ),
     "phi3": Architecture(
         name="Phi3ForCausalLM",

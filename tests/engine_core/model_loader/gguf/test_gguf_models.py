@@ -17,6 +17,8 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
+    GraniteMoeSharedConfig,
     LlamaConfig,
     Ministral3Config,
     PretrainedConfig,
@@ -37,6 +39,7 @@ from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.model_loader.gguf.written import quantized, write_gguf
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families import configuration, dense, experts, gemma4, latent, scaled
+from tests.engine_core.models.families.more_experts import MULTIPLIERS
 from tests.engine_core.models.families.scaled import GEMMA
 from tests.engine_core.models.tiny_models import CASES, SIZES, YARN, make_model, save_model
 
@@ -73,12 +76,16 @@ FLOATS |= gemma4.SHAPES
 FLOATS |= {
     name: configuration(name)
     for name in (
-        "arcee", "cohere", "cohere2-windows", "ernie4_5", "exaone4-windows", "gemma", "hunyuan_v1_dense",
-        "nemotron-tied", "olmo", "phi-padded", "seed_oss", "stablelm", "stablelm-head-norms-parallel",
+        "dots1", "ernie4_5_moe", "ernie4_5_moe-every-other-unshared-padded", "exaone_moe", "granitemoe",
+        "granitemoeshared", "granitemoeshared-none-tied-padded", "minimax_m2", "minimax_m2-whole-heads-mqa-tied-padded",
+        "olmoe", "olmoe-mqa-biases-tied-padded", "solar_open", "arcee", "cohere", "cohere2-windows", "ernie4_5",
+        "ernie4_5-mqa-biases-padded", "exaone4", "exaone4-no-window-mqa-tied-padded", "gemma", "hunyuan_v1_dense",
+        "nemotron-tied", "olmo", "phi-padded", "seed_oss", "seed_oss-mqa-biases-tied-padded", "stablelm",
+        "stablelm-head-norms-parallel",
     )
 }  # fmt: skip
 FLOATS["starcoder2"] = Starcoder2Config(**SIZES)
-ROUNDED = ("llama3-rope", "phi3-short-factors-mqa-tied-padded", "gpt_oss")
+ROUNDED = ("llama3-rope", "exaone4-no-window-mqa-tied-padded", "phi3-short-factors-mqa-tied-padded", "gpt_oss")
 """Where a file has factors of rotations, which are rounded, or experts in another order than a checkpoint."""
 
 
@@ -130,6 +137,7 @@ def halved(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+HYBRID = SIZES | MULTIPLIERS | {"mamba_n_heads": 8, "mamba_d_head": "auto", "layer_types": ["attention"] * 3}
 SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
 NEXT = {"nextn_predict_layers": 1, "block_count": 4}
 OTHERS: dict[str, tuple[PretrainedConfig, dict[str, Any]]] = {
@@ -147,6 +155,14 @@ OTHERS: dict[str, tuple[PretrainedConfig, dict[str, Any]]] = {
     "internlm2": (CASES["llama-gqa"], {"architecture": "internlm2"}),
     "xverse": (CASES["llama-gqa"], {"architecture": "xverse"}),
     "exaone": (CASES["llama3-rope"], {"architecture": "exaone"}),
+    "granite, without rotations": (
+        GraniteMoeHybridConfig(**HYBRID, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=112),
+        {"architecture": "granite", "more": {"rope.scaling.finetuned": False}},
+    ),
+    "granitemoe, without rotations": (
+        GraniteMoeHybridConfig(**HYBRID, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=48),
+        {"architecture": "granitemoe", "more": {"rope.scaling.finetuned": False}},
+    ),
     "minicpm": (
         GraniteConfig(**SIZES, attention_multiplier=0.25, embedding_multiplier=3.0, logits_scaling=2.0),
         {"architecture": "minicpm"},
@@ -184,7 +200,9 @@ LATENT = DeepseekV3Config(
     n_routed_experts=4,
     num_experts_per_tok=2,
 )
-QUANTIZED = {"llama": SMOL, "qwen3": QWEN, "qwen3_moe": MOE, "deepseek_v3": LATENT}
+JOINED = GraniteMoeSharedConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=256)
+"""Whose shared expert has one tensor of what are two in a file."""
+QUANTIZED = {"granitemoeshared": JOINED, "llama": SMOL, "qwen3": QWEN, "qwen3_moe": MOE, "deepseek_v3": LATENT}
 FEW = (("llama", "Q4_1"), ("qwen3", "Q6_K"))
 
 

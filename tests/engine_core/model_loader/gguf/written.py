@@ -46,6 +46,14 @@ ARCHITECTURES = {
     "olmo": "olmo",
     "phi": "phi2",
     "seed_oss": "seed_oss",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "dots1": "dots1",
+    "exaone_moe": "exaone-moe",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "minimax_m2": "minimax-m2",
+    "olmoe": "olmoe",
+    "solar_open": "glm4moe",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
     "olmo3": "olmo2",
@@ -61,6 +69,8 @@ ARCHITECTURES = {
 _PAIRED = ("arcee", "llama", "mistral", "ministral3", "mixtral", "granite", "olmo", "smollm3")
 _UNPAIRED_ARCHITECTURES = ("exaone",)
 _NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
+_GRANITE_MOE = ("granitemoe", "granitemoeshared", "granitemoehybrid")
+_PAIRED += _GRANITE_MOE
 _HEAD_NORM = re.compile(r"(model\.layers\.\d+\.self_attn\.[qk]_layernorm)\.norms\.(\d+)\.weight")
 _EXPERT = re.compile(r"(model\.layers\.\d+\..*experts)\.(\d+)\.(\w+)\.(weight|bias)")
 TypeOf = Callable[[str, tuple[int, ...]], str]
@@ -210,6 +220,8 @@ def converted(config: PretrainedConfig, architecture: str, tensors: Mapping[str,
             experts.setdefault(f"{norm[1]}.weight", {})[int(norm[2])] = name
         elif "experts." in name and "shared" not in name and config.model_type == "gpt_oss":
             found |= _gpt_oss_experts(name, numbers)
+        elif name.endswith("put_linear.weight"):
+            found |= _granite_blocks(name, numbers, config)
         elif name.endswith("kv_b_proj.weight"):
             found |= _latents(config, name, numbers)
         else:
@@ -257,7 +269,8 @@ def _converted(config: PretrainedConfig, name: str, numbers: np.ndarray, is_pair
         return {name: original - np.float32(added)}
 
     written = numbers[order] + np.float32(added)
-    return Converted(written[0] if name.endswith("shared_expert_gate.weight") else written, back)
+    is_vector = name.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction_bias"))
+    return Converted(written[0] if is_vector else written, back)
 
 
 def _gpt_oss_experts(name: str, numbers: np.ndarray) -> dict[str, Converted]:
@@ -288,6 +301,29 @@ def _gpt_oss_experts(name: str, numbers: np.ndarray) -> dict[str, Converted]:
     return {
         f"blk.{layer}.ffn_{each}_exps.{kind}": Converted(outputs_last[:, half::2], back(half))
         for half, each in enumerate(("gate", "up"))
+    }
+
+
+def _granite_blocks(name: str, numbers: np.ndarray, config: PretrainedConfig) -> dict[str, Converted]:
+    """Gates and then ups in one tensor, or downs; of experts, of a shared one, or of the only block."""
+    layer = re.findall(r"\d+", name)[0]
+    is_alone = config.model_type == "granitemoehybrid" and not config.num_local_experts
+    kind = "_exps" if "block_sparse_moe" in name else "" if is_alone else "_shexp"
+    if "output" in name:
+        return {f"blk.{layer}.ffn_down{kind}.weight": Converted(numbers, lambda x: {name: x})}
+    found: dict[str, np.ndarray] = {}
+
+    def back(part: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+        def taken(x: np.ndarray) -> dict[str, np.ndarray]:
+            found[part] = x
+            return {name: np.concatenate([found["gate"], found["up"]], -2)} if len(found) == 2 else {}
+
+        return taken
+
+    gate, up = np.split(numbers, 2, axis=-2)
+    return {
+        f"blk.{layer}.ffn_gate{kind}.weight": Converted(gate, back("gate")),
+        f"blk.{layer}.ffn_up{kind}.weight": Converted(up, back("up")),
     }
 
 

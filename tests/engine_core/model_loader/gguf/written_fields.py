@@ -32,7 +32,7 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", config.hidden_size),
         "block_count": config.num_hidden_layers,
         "attention.head_count": heads,
         "attention.head_count_kv": first.num_key_value_heads,
@@ -65,6 +65,10 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
             fields["attention.sliding_window"] = config.sliding_window
             fields["attn_logit_softcapping"] = config.attn_logit_softcapping
             fields["final_logit_softcapping"] = config.final_logit_softcapping
+        case "ernie4_5_moe" | "granitemoe" | "granitemoeshared" | "granitemoehybrid" | "minimax_m2" | "olmoe":
+            fields |= _mixture(config)
+        case "exaone_moe":
+            fields |= _windows(config) | _mixture(config)
         case "cohere":
             fields["logit_scale"] = config.logit_scale
         case "cohere2":
@@ -85,9 +89,8 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
         case "phi3":
             fields["attention.sliding_window"] = config.sliding_window or 0
         case "granite":
-            fields |= {"embedding_scale": config.embedding_multiplier, "logit_scale": config.logits_scaling}
-            fields |= {"residual_scale": config.residual_multiplier, "attention.scale": config.attention_multiplier}
-        case "glm4_moe" | "deepseek_v2" | "deepseek_v3":
+            fields |= _multipliers(config)
+        case "dots1" | "solar_open" | "glm4_moe" | "deepseek_v2" | "deepseek_v3":
             fields |= _routed(config)
     if kind.startswith("deepseek"):
         rank, rotated, keys = config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim
@@ -114,13 +117,56 @@ def _routed(config: PretrainedConfig) -> dict[str, Any]:
         "expert_used_count": config.num_experts_per_tok,
         "expert_feed_forward_length": config.moe_intermediate_size,
         "expert_shared_count": config.n_shared_experts,
-        "leading_dense_block_count": config.first_k_dense_replace,
+        "leading_dense_block_count": getattr(config, "first_k_dense_replace", 0),
         "expert_weights_scale": float(config.routed_scaling_factor),
         "expert_weights_norm": bool(config.norm_topk_prob),
         "expert_gating_func": 1 if is_v2 else 2,
         "expert_group_count": getattr(config, "n_group", None) or 1,
         "expert_group_used_count": getattr(config, "topk_group", None) or 1,
     }
+
+
+def _multipliers(config: PretrainedConfig) -> dict[str, Any]:
+    return {
+        "embedding_scale": config.embedding_multiplier,
+        "logit_scale": config.logits_scaling,
+        "residual_scale": config.residual_multiplier,
+        "attention.scale": config.attention_multiplier,
+    }
+
+
+def _mixture(config: PretrainedConfig) -> dict[str, Any]:
+    """Of the mixtures that say it each in their own way."""
+    fields: dict[str, Any] = {
+        "expert_count": getattr(config, "num_experts", None) or config.num_local_experts,
+        "expert_used_count": config.num_experts_per_tok,
+    }
+    match config.model_type:
+        case "ernie4_5_moe":
+            fields |= {
+                "interleave_moe_layer_step": config.moe_layer_interval,
+                "leading_dense_block_count": config.moe_layer_start_index,
+                "expert_feed_forward_length": config.moe_intermediate_size,
+                "expert_shared_count": config.moe_num_shared_experts,
+            }
+        case "exaone_moe":
+            fields |= {
+                "expert_feed_forward_length": config.moe_intermediate_size,
+                "expert_shared_count": config.num_shared_experts,
+                "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+                "expert_weights_scale": float(config.routed_scaling_factor),
+                "expert_weights_norm": config.norm_topk_prob,
+                "expert_group_count": config.n_group,
+                "expert_group_used_count": config.topk_group,
+            }
+        case "olmoe":
+            fields["expert_weights_norm"] = config.norm_topk_prob
+        case "minimax_m2":
+            fields["expert_feed_forward_length"] = config.intermediate_size
+        case "granitemoe" | "granitemoeshared" | "granitemoehybrid":
+            fields |= _multipliers(config)
+            fields["expert_shared_feed_forward_length"] = getattr(config, "shared_intermediate_size", 0)
+    return fields
 
 
 def _windows(config: PretrainedConfig) -> dict[str, Any]:
