@@ -6,8 +6,9 @@ from pathlib import Path
 
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.formats import file_problem, missing_config
-from engine_core.model_loader.gguf.files import is_gguf, model_name
-from engine_core.model_loader.gguf.projector import model_file
+from engine_core.model_loader.gguf.files import is_gguf, is_projector_name, model_name
+from engine_core.model_loader.gguf.projector import model_file, require_language_model
+from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.hub import HubModel, download
 from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
 
@@ -49,8 +50,12 @@ def local_path(model: str) -> Path | None:
 
 
 def check_location(model: str) -> None:
-    """Raise what ``local_path`` raises, and ``CheckpointError`` for a directory that does not hold one checkpoint."""
+    """Raise what ``local_path`` raises, and ``CheckpointError`` for a directory that does not hold one checkpoint, or a
+    file whose name says rightly that it is a projector.
+    """
     path = local_path(model)
+    if path is not None and is_projector_name(path.name) and not path.is_dir():
+        require_language_model(read_gguf(path))
     if path is not None and path.is_dir() and model_file(path) is None and not (path / "config.json").exists():
         raise CheckpointError(missing_config(path))
 

@@ -41,14 +41,14 @@ def _dots1(metadata: Metadata) -> dict[str, Any]:
 
 def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
     experts = routed_experts(metadata)
-    dense, layers = experts.pop("first_k_dense_replace"), num_layers(metadata)
+    dense, kinds = experts.pop("first_k_dense_replace"), windows_or_none(metadata, 4)
     return (
         experts
-        | windows_or_none(metadata, 4)
+        | kinds
         | {
             "num_experts": experts.pop("n_routed_experts"),
             "num_shared_experts": experts.pop("n_shared_experts"),
-            "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(max(0, layers))],
+            "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(len(kinds["layer_types"]))],
         }
     )
 

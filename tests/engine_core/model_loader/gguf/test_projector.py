@@ -34,8 +34,9 @@ def test_given_in_the_models_place(tmp_path: Path) -> None:
     for refused in (describe, tokenizer_files):
         with pytest.raises(UnsupportedModelError, match=SENTENCE):
             refused(read_gguf(file))
-    with pytest.raises(UnsupportedModelError, match=SENTENCE):
-        check_location(str(tmp_path))
+    for given in (file, tmp_path):
+        with pytest.raises(UnsupportedModelError, match=SENTENCE):
+            check_location(str(given))
 
 
 def test_in_the_models_directory_whatever_its_name(tmp_path: Path) -> None:
