@@ -33,7 +33,7 @@ _WORKS = {
     "batch 64": (Work(64, 128, 64), False),
     "prefill 1024": (Work(1, 1024, 1), False),
 }
-_LEAST_KV_CACHE_BYTES = 1 << 28
+_MAX_MODEL_LEN = 2048
 
 
 def main() -> None:
@@ -42,7 +42,8 @@ def main() -> None:
     peers, files = Peers.at(arguments.peers), _files(arguments)
     cost, gauge = ModelCost.of(next(iter(files.values()))), Gauge()
     tokens = max(work.batch * (work.prompt + work.output) for work, _ in (_WORKS[name] for name in arguments.works))
-    specs, wanted = _specs(peers, files, arguments, tokens * cost.kv_bytes * 5 // 4), arguments.engines
+    kv_cache_bytes = max(tokens * 5 // 4, _MAX_MODEL_LEN) * cost.kv_bytes
+    specs, wanted = _specs(peers, files, arguments, kv_cache_bytes), arguments.engines
     specs = [spec for spec in specs if wanted is None or spec.name in wanted]
     weight_bytes = _weight_bytes(files, cost)
     ours = [spec.name for spec in specs if spec.name.startswith(OURS)]
@@ -65,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=os.environ.get("PEERS"), help="the virtual environment that has llama_cpp")
     parser.add_argument("--shape", choices=random_gguf.SHAPES, default="qwen3-0.6b", help="(%(default)s)")
-    parser.add_argument("--mixes", nargs="+", choices=(*_MIXES, "Q8_0"), default=_MIXES, help="(%(default)s)")
+    parser.add_argument("--mixes", nargs="+", choices=random_gguf.MIXES, default=_MIXES, help="(%(default)s)")
     parser.add_argument("--works", nargs="+", choices=_WORKS, default=list(_WORKS), help="(all)")
     parser.add_argument("--engines", nargs="+", metavar="NAME", help="those that take part (all)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
@@ -90,7 +91,7 @@ def _specs(
     peers: Peers, files: dict[str, Path], arguments: argparse.Namespace, kv_cache_bytes: int
 ) -> list[WorkerSpec]:
     """Ringline's first."""
-    usual = {"max_model_len": 2048, "kv_cache_memory_bytes": max(kv_cache_bytes, _LEAST_KV_CACHE_BYTES)}
+    usual = {"max_model_len": _MAX_MODEL_LEN, "kv_cache_memory_bytes": kv_cache_bytes}
     found = []
     for mix, file in files.items():
         options = {"model": str(file), **usual}

@@ -45,8 +45,18 @@ SHAPES = {
 }
 
 
+MIXES = {
+    "Q4_0": (Type.Q4_0, Type.Q6_K),
+    "Q4_K_M": (Type.Q4_K, Type.Q6_K),
+    "Q5_K_M": (Type.Q5_K, Type.Q6_K),
+    "Q6_K": (Type.Q6_K, Type.Q6_K),
+    "Q8_0": (Type.Q8_0, Type.Q8_0),
+}
+"""The usual type, and that of the tensors that need more bits: of the head, and in a _K_M of some in the layers."""
+
+
 def write(shape: Shape, mix: str, output: Path) -> None:
-    """Write a file in one of the mixes Q4_0, Q4_K_M and Q8_0."""
+    """Write a file in one of the ``MIXES``."""
     writer: Any = gguf.GGUFWriter(str(output), "qwen3moe" if shape.experts else "qwen3")
     _write_shape(writer, shape)
     write_vocabulary(writer, shape.vocabulary)
@@ -93,8 +103,7 @@ def _write_shape(writer: Any, shape: Shape) -> None:
 
 def _tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], Type]]:
     """Name, shape and type of every tensor."""
-    usual = {"Q4_0": Type.Q4_0, "Q4_K_M": Type.Q4_K, "Q8_0": Type.Q8_0}[mix]
-    better = Type.Q8_0 if mix == "Q8_0" else Type.Q6_K
+    usual, better = MIXES[mix]
     hidden, inner, width = shape.hidden, shape.inner, shape.head_dim
     yield "token_embd.weight", (shape.vocabulary, hidden), better if shape.is_tied else usual
     if not shape.is_tied:
@@ -103,7 +112,7 @@ def _tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], Typ
     for layer in range(shape.layers):
         edge = shape.layers // 8
         has_more_bits = layer < edge or layer >= 7 * shape.layers // 8 or (layer - edge) % 3 == 2
-        mixed = better if mix == "Q4_K_M" and has_more_bits else usual
+        mixed = better if mix.endswith("_K_M") and has_more_bits else usual
         prefix = f"blk.{layer}."
         for name, size in (("attn_norm", hidden), ("ffn_norm", hidden), ("attn_q_norm", width), ("attn_k_norm", width)):
             yield f"{prefix}{name}.weight", (size,), Type.F32
@@ -140,6 +149,13 @@ def _scale_q4_k(blocks: Bytes) -> None:
     blocks[:, 4:12], blocks[:, 12:16] = 0xA0, 0
 
 
+def _scale_q5_k(blocks: Bytes) -> None:
+    """Likewise, with 15.5 times as much."""
+    _put(blocks, 0, 0.00007)
+    _put(blocks, 2, 0.001085)
+    blocks[:, 4:12], blocks[:, 12:16] = 0xA0, 0
+
+
 def _scale_q6_k(blocks: Bytes) -> None:
     blocks[:, 192:208] = 32
     _put(blocks, 208, 0.00003)
@@ -149,6 +165,7 @@ _SCALES: dict[Type, Callable[[Bytes], None]] = {
     Type.Q4_0: lambda blocks: _put(blocks, 0, 0.004),
     Type.Q8_0: lambda blocks: _put(blocks, 0, 0.0003),
     Type.Q4_K: _scale_q4_k,
+    Type.Q5_K: _scale_q5_k,
     Type.Q6_K: _scale_q6_k,
 }
 
