@@ -50,13 +50,23 @@ from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
 from engine_core.weights.expert_tensors import SeparateExperts
 from engine_core.weights.experts import ExpertsShape, ExpertWeights, QuantizedExpertWeights
-from engine_core.weights.quantized_weight import SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import (
+    SIGNED4,
+    SIGNED6,
+    SIGNED8,
+    UNSIGNED4,
+    UNSIGNED5,
+    Offset,
+    QuantFormat,
+    QuantizedWeight,
+)
 
 _HIDDEN, _INNER, _VOCABULARY = 1024, 3072, 151_936
 _HEADS, _KV_HEADS, _HEAD_DIM = 16, 8, 128
 _EXPERTS = ExpertsShape(128, 8, 2048, 768, Activation.SILU)
 _Q4_K = QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM)
-_Q6_K = QuantFormat(SIGNED8, 16, torch.float16, outer_size=256)
+_Q5_K = QuantFormat(UNSIGNED5, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM)
+_Q6_K = QuantFormat(SIGNED6, 16, torch.float16, outer_size=256)
 _QUANTIZED_EXPERTS = {"MXFP4": (MXFP4, MXFP4), "Q4_K": (_Q4_K, _Q4_K), "Q4_K and Q6_K": (_Q4_K, _Q6_K)}
 """Gate and up, and down."""
 _LATENT_DIM, _ROPE_DIM = 512, 64
@@ -70,7 +80,9 @@ _LINEARS = {
 _FORMATS = {
     "int4 in groups of 32": QuantFormat(SIGNED4, 32, torch.float16),
     "int4 in groups of 128": QuantFormat(SIGNED4, 128, torch.float16),
-    "Q4_K": QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
+    "Q4_K": _Q4_K,
+    "Q5_K": _Q5_K,
+    "Q6_K": _Q6_K,
     "Q8_0": QuantFormat(SIGNED8, 32, torch.float16),
 }
 _ROWS = (1, 2, 4, 16, 64, 256, 1024)

@@ -23,7 +23,7 @@ _MOST_SPREAD = 127
 
 def has_integer_codes(kept: QuantFormat) -> bool:
     """Whether the kernels can multiply the codes: they are integers, or (4 bits without zeros) multiples of ½."""
-    if kept.bits == 8:
+    if kept.bits > 4:
         return kept.is_linear and -128 <= kept.codebook[0] <= 0
     unit = 1 if kept.offset is Offset.ZERO or all(number.is_integer() for number in kept.codebook) else 2
     integers = [unit * number for number in kept.codebook]

@@ -1,4 +1,4 @@
-"""Weights that stay quantized, packed as in cpu/quantized/pack.h, and linear layers of them."""
+"""Weights that stay quantized, packed as in cpu/quantized/code_lines.h, and linear layers of them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def _sizes(kept: QuantFormat, inputs: int) -> tuple[int, int | None]:
     return inputs, None if kept.outer_size is None else inputs
 
 
+def _code_bits(kept: QuantFormat, inputs: int) -> int:
+    """Bits in which codes are kept: 8 if ``inputs`` that share a scale do not fill the lines of 5-bit codes."""
+    fills = inputs % 32 == 0 and (kept.group_size >= inputs or (kept.group_size % 32 == 0 and kept.group_size <= 128))
+    return 8 if kept.bits == 5 and not fills else kept.bits
+
+
 class PackedQuantizedWeights:
     """Weights [N, K] of one size and format, one after the other, each padded to whole tiles."""
 
@@ -49,7 +55,8 @@ class PackedQuantizedWeights:
         scale_type, outer = kept.scale_dtype, 0
         if outer_size is not None:
             scale_type, outer = torch.int8, -(-inputs // outer_size)
-        self._memory = {"codes": empty_for_streaming((panels, inputs * kept.bits // 32, PANEL, 4), torch.uint8)}
+        bits = _code_bits(kept, inputs)
+        self._memory = {"codes": empty_for_streaming((panels, inputs * bits // 32, PANEL, 4), torch.uint8)}
         of_groups = {"scales": scale_type} | {
             Offset.NONE: {},
             Offset.ZERO: {"zeros": torch.uint8},
@@ -61,7 +68,8 @@ class PackedQuantizedWeights:
                 self._memory[f"outer_{name}"] = empty_for_streaming((panels, outer, PANEL), kept.scale_dtype)
         for memory in self._memory.values():  # padding outputs have zero scales
             memory.view(count, self._padded // PANEL, *memory.shape[1:])[:, outputs // PANEL :] = 0
-        self._memory["codebook"] = torch.tensor(kept.codebook)
+        unused = (0.0,) * ((1 << bits) - len(kept.codebook))
+        self._memory["codebook"] = torch.tensor(kept.codebook + unused)
         if input_order is not None:
             self._memory["input_order"] = input_order.int()
         self.weight = structures()["RinglineQuantizedWeight"](
@@ -69,7 +77,7 @@ class PackedQuantizedWeights:
             out_features=outputs,
             group_size=group_size,
             outer_size=outer_size or 0,
-            bits=kept.bits,
+            bits=bits,
             scale_type=NUMBER_TYPES[kept.scale_dtype],
             **{name: memory.data_ptr() for name, memory in self._memory.items()},
         )

@@ -1,6 +1,6 @@
 """The blocks of GGUF's quantized types (ggml-common.h), unpacked into codes and scales, exactly.
 
-Codes of 5 and 6 bits are kept in 8. A block of 256 numbers has a scale for every 16 or 32: an integer of at most 8
+Codes of 2 and 3 bits are kept in 4. A block of 256 numbers has a scale for every 16 or 32: an integer of at most 8
 bits, times the block's float16, the outer scale.
 """
 
@@ -12,7 +12,18 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.kernels.library import Kernels
-from engine_core.weights.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import (
+    FP4,
+    SIGNED4,
+    SIGNED5,
+    SIGNED6,
+    SIGNED8,
+    UNSIGNED4,
+    UNSIGNED5,
+    Offset,
+    QuantFormat,
+    QuantizedWeight,
+)
 
 _IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
 _Read = Callable[[torch.Tensor, QuantFormat], QuantizedWeight]
@@ -99,14 +110,14 @@ def _four_bits(at: int, minimum: bool) -> _Read:
     return read
 
 
-def _five_bits(at: int, least: int) -> _Read:
-    """Like ``_four_bits``, with the fifth bits in four bytes from ``at`` on; code 0 stands for ``least``."""
+def _five_bits(at: int) -> _Read:
+    """Like ``_four_bits``, with the fifth bits in four bytes from ``at`` on."""
 
     def read(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
         low = _parts(blocks[..., at + 4 :], (1, 16), 4).flatten(2)
         eighths = torch.arange(32, dtype=torch.uint8)
         high = (blocks[..., at : at + 4, None] >> eighths[:8]).bitwise_and_(1).flatten(2)
-        codes = low.add_(high, alpha=16).add_(128 + least)
+        codes = low.add_(high, alpha=16)
         return QuantizedWeight(kept, _codes(codes), _float16(blocks, 0), minima=_float16(blocks, 2) if at > 2 else None)
 
     return read
@@ -161,13 +172,13 @@ def _q4_k(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
 
 def _q5_k(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
     codes = _parts(blocks[..., 48:], (4, 32), 4).flatten(2)
-    codes.add_(_parts(blocks[..., 16:48], (1, 32), 1).flatten(2), alpha=16).add_(128)
+    codes.add_(_parts(blocks[..., 16:48], (1, 32), 1).flatten(2), alpha=16)
     return _with_minima(blocks, kept, _codes(codes), 0, _six_bit_pairs(blocks[..., 4:16]))
 
 
 def _q6_k(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
     codes = _parts(blocks[..., :128], (2, 64), 4).flatten(2)
-    codes.add_(_parts(blocks[..., 128:192], (2, 32), 2).flatten(2), alpha=16).add_(128 - 32)
+    codes.add_(_parts(blocks[..., 128:192], (2, 32), 2).flatten(2), alpha=16)
     scales = blocks[..., 192:208].contiguous().flatten(1).view(torch.int8)
     return QuantizedWeight(kept, _codes(codes), scales, _float16(blocks, 208))
 
@@ -183,14 +194,14 @@ def _iq4_xs(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
 _TYPES: dict[str, tuple[int, int, QuantFormat, _Read]] = {
     "Q4_0": (32, 18, _plain(SIGNED4), _four_bits(2, minimum=False)),
     "Q4_1": (32, 20, _plain(UNSIGNED4, Offset.MINIMUM), _four_bits(4, minimum=True)),
-    "Q5_0": (32, 22, _plain(SIGNED8), _five_bits(2, -16)),
-    "Q5_1": (32, 24, _plain(SIGNED8, Offset.MINIMUM), _five_bits(4, 0)),
+    "Q5_0": (32, 22, _plain(SIGNED5), _five_bits(2)),
+    "Q5_1": (32, 24, _plain(UNSIGNED5, Offset.MINIMUM), _five_bits(4)),
     "Q8_0": (32, 34, _plain(SIGNED8), _q8_0),
     "Q2_K": (256, 84, _nested(UNSIGNED4, 16, Offset.MINIMUM), _q2_k),
     "Q3_K": (256, 110, _nested(SIGNED4, 16), _q3_k),
     "Q4_K": (256, 144, _nested(UNSIGNED4, 32, Offset.MINIMUM), _q4_k),
-    "Q5_K": (256, 176, _nested(SIGNED8, 32, Offset.MINIMUM), _q5_k),
-    "Q6_K": (256, 210, _nested(SIGNED8, 16), _q6_k),
+    "Q5_K": (256, 176, _nested(UNSIGNED5, 32, Offset.MINIMUM), _q5_k),
+    "Q6_K": (256, 210, _nested(SIGNED6, 16), _q6_k),
     "IQ4_NL": (32, 18, _plain(_IQ4), _four_bits(2, minimum=False)),
     "IQ4_XS": (256, 136, _nested(_IQ4, 32), _iq4_xs),
     "MXFP4": (32, 17, QuantFormat(FP4, 32, torch.bfloat16), _mxfp4),

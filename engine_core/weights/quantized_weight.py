@@ -28,7 +28,7 @@ class QuantFormat:
     """The storage format of weights."""
 
     codebook: tuple[float, ...]
-    """The value of each code: 16 or 256 numbers."""
+    """The value of each code: 16, 32, 64 or 256 numbers."""
     group_size: int
     """Inputs per group; the last group may have fewer."""
     scale_dtype: torch.dtype
@@ -121,6 +121,9 @@ class QuantizedWeight:
 
 SIGNED4 = tuple(float(code - 8) for code in range(16))
 UNSIGNED4 = tuple(float(code) for code in range(16))
+SIGNED5 = tuple(float(code - 16) for code in range(32))
+UNSIGNED5 = tuple(float(code) for code in range(32))
+SIGNED6 = tuple(float(code - 32) for code in range(64))
 SIGNED8 = tuple(float(code - 128) for code in range(256))
 UNSIGNED8 = tuple(float(code) for code in range(256))
 _FP4_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -23,7 +23,7 @@ from engine_core.ops.gpu import GpuBackend
 from engine_core.ops.torch import TorchBackend
 from engine_core.sampling import noise
 from engine_core.weights.experts import ExpertsShape, ExpertWeights
-from engine_core.weights.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
+from engine_core.weights.quantized_weight import FP4, SIGNED6, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from tests.engine_core.attention.sequences import (
     Geometry,
     Run,
@@ -172,7 +172,7 @@ FORMATS = {
     "FP8": QuantFormat(FLOAT8, 128, torch.float32),
     "MXFP4": QuantFormat(FP4, 32, torch.bfloat16),
     "Q4_K": QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
-    "Q6_K": QuantFormat(SIGNED8, 16, torch.float16, outer_size=256),
+    "Q6_K": QuantFormat(SIGNED6, 16, torch.float16, outer_size=256),
 }
 QUANTIZED = sized([(512, 1024), (1000, 1000), (4096, 4096)], [(70, 200)])
 

@@ -137,9 +137,9 @@ struct RinglineExperts {
 // minimum; scale, zero and minimum belong to group k / group_size of the output. G = ⌈K / group_size⌉.
 //
 // Outputs are in panels of 16, padded with zeros to whole tiles of 64; several weights may follow each other. K and the
-// group size are multiples of 16.
+// group size are multiples of 16; with 5 bits, K and the inputs that share a scale in int8 kernels are multiples of 32.
 struct RinglineQuantizedWeight {
-    const uint8_t* codes;      // [N / 16] panels of lines of 64 bytes: see quantized/pack.h
+    const uint8_t* codes;      // [N / 16] panels of lines of 64 bytes: see quantized/code_lines.h
     const void* scales;        // [N / 16, G, 16] of scale_type; int8_t with outer scales
     const void* outer_scales;  // [N / 16, ⌈K / outer_size⌉, 16] of scale_type: factors of scales; or null
     const uint8_t* zeros;      // [N / 16, G, 16], or null
@@ -149,7 +149,7 @@ struct RinglineQuantizedWeight {
     const int32_t* input_order;  // [K], for experts [E, K]: x's index of each weight input; null: the same
     int64_t in_features, out_features;
     int64_t group_size, outer_size;  // outer_size is a multiple of group_size
-    int32_t bits;                    // of a code: 4 or 8
+    int32_t bits;                    // of a code: 4, 5, 6 or 8
     int32_t scale_type;              // RinglineNumberType
 };
 

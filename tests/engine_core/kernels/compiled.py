@@ -33,7 +33,7 @@ from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from engine_core.weights.experts import ExpertsShape
-from engine_core.weights.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
+from engine_core.weights.quantized_weight import FP4, SIGNED6, UNSIGNED4, Offset, QuantFormat
 from tests.engine_core.attention.sequences import Geometry
 
 META = torch.device("meta")
@@ -207,7 +207,7 @@ FORMATS = {
     "AWQ": QuantFormat(UNSIGNED4, 128, torch.float16, offset=Offset.ZERO),
     "MXFP4": QuantFormat(FP4, 32, torch.bfloat16),
     "Q4_K": QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
-    "Q6_K": QuantFormat(SIGNED8, 16, torch.float16, outer_size=256),
+    "Q6_K": QuantFormat(SIGNED6, 16, torch.float16, outer_size=256),
 }
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GEOMETRIES = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine_core.model_loader.dummy import DummyWeights
-from engine_core.weights.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
+from engine_core.weights.quantized_weight import FP4, SIGNED6, UNSIGNED4, Offset, QuantFormat
 from engine_core.weights.source import TensorRows
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ FP8 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float
         QuantFormat(UNSIGNED4, 32, torch.float16, offset=Offset.ZERO),
         QuantFormat(UNSIGNED4, 32, torch.float16, offset=Offset.MINIMUM),
         QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
-        QuantFormat(SIGNED8, 16, torch.float16, outer_size=256),
+        QuantFormat(SIGNED6, 16, torch.float16, outer_size=256),
     ],
     ids=["FP4", "FP8", "zeros", "minima", "minima of two levels", "two levels"],
 )

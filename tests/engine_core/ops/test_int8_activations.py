@@ -16,7 +16,7 @@ from engine_core.quantization.int4 import CODEBOOK
 from engine_core.weights.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED8, Offset, QuantFormat, QuantizedWeight
 
 from .experts import numbers
-from .test_native_quantized import DTYPES, FORMATS, weight_of
+from .test_native_quantized import DTYPES, FORMATS, SPLIT, in_bytes, weight_of
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 SHAPES = [(96, 64), (11, 48), (130, 560)]
@@ -25,7 +25,7 @@ INTEGER_FORMATS = {name: kept for name, kept in FORMATS.items() if has_integer_c
     "int4": QuantFormat(CODEBOOK, 32, torch.bfloat16, outer_size=256, offset=Offset.MINIMUM),
     "halves with minima": QuantFormat(FP4, 32, torch.float16, offset=Offset.MINIMUM),
     "Q8_0": QuantFormat(SIGNED8, 32, torch.float16),
-    "Q5_K": QuantFormat(UNSIGNED8, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
+    "bytes with minima": QuantFormat(UNSIGNED8, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
     "groups of 192": QuantFormat(SIGNED4, 192, torch.bfloat16),
     "groups of 256": QuantFormat(UNSIGNED8, 256, torch.float16, offset=Offset.ZERO),
 }
@@ -121,6 +121,17 @@ def test_bits_are_those_of_the_arithmetic_in_torch(int8_kernels: Kernels, name: 
         assert torch.equal(layer.greatest(x).ids, right.argmax(1))
 
 
+@pytest.mark.parametrize("name", SPLIT)
+def test_codes_of_5_and_6_bits_have_the_bits_of_bytes(int8_kernels: Kernels, name: str) -> None:
+    for n, k in ((70, 64), (11, 48), (130, 544)):
+        weight = weight_of(SPLIT[name], n, k)
+        split, whole = (make(int8_kernels, each, torch.bfloat16) for each in (weight, in_bytes(weight)))
+        assert (split.nbytes < whole.nbytes) == (k % 32 == 0 or weight.format.bits == 6)
+        for rows in (1, 3, 4, 9, 40):
+            x = numbers(rows, k, dtype=torch.bfloat16, seed=rows)
+            assert torch.equal(split(x, dtype=torch.float32), whole(x, dtype=torch.float32)), (n, k, rows)
+
+
 @pytest.mark.parametrize(("group_size", "k"), [(32, 16), (64, 48), (128, 96), (128, 112), (128, 208)])
 @pytest.mark.parametrize("outer_size", [None, 256])
 def test_groups_that_are_not_full(int8_kernels: Kernels, group_size: int, k: int, outer_size: int | None) -> None:
@@ -145,7 +156,9 @@ def test_rows_have_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
 
 
 def test_largest_numbers_everywhere_do_not_saturate(int8_kernels: Kernels) -> None:
-    for kept, code in ((FORMATS["AWQ"], 15), (QuantFormat(UNSIGNED8, 128, torch.float32), 255)):
+    others = [QuantFormat(UNSIGNED8[:count], 128, torch.float32) for count in (32, 64, 256)]
+    for kept in (FORMATS["AWQ"], *others):
+        code = len(kept.codebook) - 1
         weight = QuantizedWeight(
             kept,
             torch.full((64, 512), code, dtype=torch.uint8),

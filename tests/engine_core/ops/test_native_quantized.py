@@ -5,6 +5,7 @@ against float64, and for each row the same bits whatever the other rows, the thr
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ from engine_core.ops.native_quantized import NativeQuantizedLinear
 from engine_core.weights.quantized_weight import (
     FP4,
     SIGNED4,
+    SIGNED5,
+    SIGNED6,
     SIGNED8,
     UNSIGNED4,
+    UNSIGNED5,
     UNSIGNED8,
     Offset,
     QuantFormat,
@@ -41,9 +45,17 @@ FORMATS = {
     "int8 in rows": QuantFormat(SIGNED8, 4096, torch.float32),
     "NF4": QuantFormat(CURVED4, 64, torch.float32),
     "int8 with zeros": QuantFormat(UNSIGNED8, 48, torch.bfloat16, offset=Offset.ZERO),
-    "Q6_K": QuantFormat(SIGNED8, 16, torch.float16, outer_size=256),
+    "Q6_K": QuantFormat(SIGNED6, 16, torch.float16, outer_size=256),
+    "Q5_K": QuantFormat(UNSIGNED5, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
     "FP8 in blocks": QuantFormat(FP8, 128, torch.float32),
 }
+SPLIT = {name: FORMATS[name] for name in ("Q5_K", "Q6_K")} | {
+    "Q5_0": QuantFormat(SIGNED5, 32, torch.float16),
+    "Q5_1": QuantFormat(UNSIGNED5, 32, torch.float16, offset=Offset.MINIMUM),
+    "5 bits in rows, with zeros": QuantFormat(UNSIGNED5, 4096, torch.float32, offset=Offset.ZERO),
+    "6 bits in groups of 96": QuantFormat(SIGNED6, 96, torch.bfloat16),
+}
+"""Of 5 and 6 bits, which are kept in planes."""
 SHAPES = [(96, 64), (11, 48), (257, 2064)]
 """Outputs and inputs: whole tiles and parts of them, one part of the inputs and several, a last group that is short."""
 
@@ -77,6 +89,14 @@ def weight_of(kept: QuantFormat, outputs: int, inputs: int, seed: int = 0) -> Qu
 
 def rows_of(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
     return weight.each(lambda tensor: tensor[rows])
+
+
+def in_bytes(weight: QuantizedWeight) -> QuantizedWeight:
+    """The same numbers, with codes of 8 bits."""
+    first = weight.format.codebook[0]
+    wide, zeros = (UNSIGNED8 if weight.zeros is not None else SIGNED8), weight.zeros
+    codes = weight.codes + int(first - wide[0])
+    return replace(weight, format=replace(weight.format, codebook=wide), codes=codes, zeros=zeros)
 
 
 def make(
@@ -167,6 +187,21 @@ def test_weight_rows(ops: NativeBackend, kept: QuantFormat, n: int, k: int, dtyp
     torch.testing.assert_close(make(ops, weight, dtype).weight_rows(indices), expanded, atol=1e-6, rtol=eps)
     permuted = make(ops, weight, dtype, order=order).weight_rows(indices)
     torch.testing.assert_close(permuted, expanded[:, order.argsort()], atol=1e-6, rtol=eps)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_of_5_and_6_bits_have_the_bits_of_bytes(ops: NativeBackend, name: str, dtype: torch.dtype) -> None:
+    """Also those that are kept in bytes, as 48 inputs do not fill a line of fifth bits."""
+    for n, k in ((70, 64), (11, 48), (130, 544)):
+        weight, order = weight_of(SPLIT[name], n, k), torch.randperm(k, generator=torch.Generator().manual_seed(k))
+        split, whole = (make(ops, each, dtype, order=order) for each in (weight, in_bytes(weight)))
+        indices = torch.tensor([n - 1, 0, n // 2])
+        assert torch.equal(split.weight_rows(indices), whole.weight_rows(indices))
+        assert (split.nbytes < whole.nbytes) == (k % 32 == 0 or weight.format.bits == 6)
+        for rows in (1, 3, 7, 40):
+            x = numbers(rows, k, dtype=dtype, seed=rows)
+            assert torch.equal(split(x), whole(x)), (n, k, rows)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])

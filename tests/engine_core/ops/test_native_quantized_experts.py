@@ -18,7 +18,7 @@ from engine_core.ops.native import NativeBackend
 from engine_core.ops.native_quantized_experts import NativeQuantizedExperts
 from engine_core.ops.torch import TorchBackend
 from engine_core.weights.experts import ExpertsShape, QuantizedExpertWeights
-from engine_core.weights.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
+from engine_core.weights.quantized_weight import FP4, SIGNED6, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 
 from .experts import activated, chosen, numbers
 from .parts import by_kind, check_experts, check_replayed_experts
@@ -30,12 +30,12 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 MXFP4 = QuantFormat(FP4, 32, torch.bfloat16)
 AWQ = QuantFormat(UNSIGNED4, 128, torch.float16, offset=Offset.ZERO)
 Q4_K = QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM)
-Q6_K = QuantFormat(SIGNED8, 16, torch.float16, outer_size=256)
+Q6_K = QuantFormat(SIGNED6, 16, torch.float16, outer_size=256)
 KINDS = {
     "MXFP4": (MXFP4, MXFP4),
     "AWQ": (AWQ, AWQ),
     "Q4_K_M": (Q4_K, Q6_K),
-    "8 bits, then 4": (Q6_K, Q4_K),
+    "6 bits, then 4": (Q6_K, Q4_K),
 }
 SHAPES = {
     "few": ExpertsShape(4, 2, 64, 48, Activation.SILU),

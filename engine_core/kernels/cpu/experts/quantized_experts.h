@@ -45,8 +45,9 @@ int with_products_of(const void* weight_of, const ExpertRows& expert_rows, const
     const auto* const factors = ordered.x();
     const long rows = expert_rows.count();
     const auto visit = [&](const auto& products) { return products.failed() ? 1 : then(products, factors); };
-    if (weight.bits == 4) return visit(QuantizedTileProducts<D, Codes<D, 4>>(weight, factors, weight.in_features, rows, threads));
-    return visit(QuantizedTileProducts<D, Codes<D, 8>>(weight, factors, weight.in_features, rows, threads));
+    return with_bits(weight.bits, [&](auto bits) {
+        return visit(QuantizedTileProducts<D, Codes<D, bits.value>>(weight, factors, weight.in_features, rows, threads));
+    });
 }
 
 template <class F, class Products>

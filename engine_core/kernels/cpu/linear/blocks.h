@@ -70,6 +70,15 @@ struct Constant {
     static constexpr int value = N;
 };
 
+// f(Constant<0>{}), …, f(Constant<Count − 1>{}).
+template <int Count, int First = 0, class F>
+inline __attribute__((always_inline)) void for_constants(const F& f) {
+    if constexpr (First < Count) {
+        f(Constant<First>{});
+        for_constants<Count, First + 1>(f);
+    }
+}
+
 // Call `visit` with min(n, Most) as a constant; n ≥ 1.
 template <int Most, class Visit>
 inline void with_constant(int n, Visit&& visit) {

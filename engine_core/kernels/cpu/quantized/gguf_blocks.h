@@ -70,18 +70,18 @@ struct GgufQ4_1 {
     }
 };
 
-inline void read_five_bits(const uint8_t* packed, int constant, uint8_t* codes) {  // 32 in 4 + 16 bytes
+inline void read_five_bits(const uint8_t* packed, uint8_t* codes) {  // 32 in 4 + 16 bytes
     spread<1, 16, 4>(packed + 4, codes);
     uint32_t high;
     std::memcpy(&high, packed, sizeof high);
-    for (int i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>(codes[i] + (high >> i & 1) * 16 + constant);
+    for (int i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>(codes[i] + (high >> i & 1) * 16);
 }
 
 struct GgufQ5_0 {
     static constexpr int kNumbers = 32, kBytes = 22, kGroup = 32;
     static void read(const uint8_t* block, const GgufParts& to) {
         copy_float16(to.scales, block);
-        read_five_bits(block + 2, 128 - 16, to.codes);
+        read_five_bits(block + 2, to.codes);
     }
 };
 
@@ -90,7 +90,7 @@ struct GgufQ5_1 {
     static void read(const uint8_t* block, const GgufParts& to) {
         copy_float16(to.scales, block);
         copy_float16(to.minima, block + 2);
-        read_five_bits(block + 4, 128, to.codes);
+        read_five_bits(block + 4, to.codes);
     }
 };
 
@@ -143,7 +143,7 @@ struct GgufQ5K {
         copy_negative(to.outer_minimum, block + 2);
         spread_six_bit_pairs(block + 4, to);
         spread<4, 32, 4>(block + 48, to.codes);
-        add_spread<1, 32, 1>(block + 16, 16, 128, to.codes);
+        add_spread<1, 32, 1>(block + 16, 16, 0, to.codes);
     }
 };
 
@@ -151,7 +151,7 @@ struct GgufQ6K {
     static constexpr int kNumbers = 256, kBytes = 210, kGroup = 16;
     static void read(const uint8_t* block, const GgufParts& to) {
         spread<2, 64, 4>(block, to.codes);
-        add_spread<2, 32, 2>(block + 128, 16, 128 - 32, to.codes);
+        add_spread<2, 32, 2>(block + 128, 16, 0, to.codes);
         std::memcpy(to.scales, block + 192, 16);
         copy_float16(to.outer_scale, block + 208);
     }

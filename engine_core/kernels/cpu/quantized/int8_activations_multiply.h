@@ -17,13 +17,16 @@ namespace {
 // With so few rows, chains of sums are latency-bound: each is split in two.
 constexpr int kShortChainRows = kLanes > 8 ? 3 : 0;
 
-// Unpacks a line to words of 4 codes, and multiplies them.
+// Unpacks lines to words of 4 codes, and multiplies them. word<n>(at): word n of the lines from `at` on, for a vector of
+// outputs.
 struct Nibbles {
+    using Lines = CodeLines<4>;
     static constexpr int kWords = 2;
 
-    void unpack(Quads line, Quads (&codes)[kWords]) const {
-        codes[0] = low_nibbles(line);
-        codes[1] = high_nibbles(line);
+    template <int kWord>
+    Quads word(const int8_t* at) const {
+        const Quads line = load_quads(at);
+        return kWord % 2 == 0 ? low_nibbles(line) : high_nibbles(line);
     }
     static Sums accumulate(Sums sums, int32_t activations, Quads codes) { return add_code_products(sums, activations, codes); }
 };
@@ -34,16 +37,34 @@ struct TableNibbles : Nibbles {
 
     explicit TableNibbles(Quads table) : table(table) {}
 
-    void unpack(Quads line, Quads (&codes)[kWords]) const {
-        codes[0] = look_up(table, low_nibbles(line));
-        codes[1] = look_up(table, high_nibbles(line));
+    template <int kWord>
+    Quads word(const int8_t* at) const {
+        return look_up(table, Nibbles::word<kWord>(at));
+    }
+};
+
+// Nibbles, and the bits above them.
+template <int kBits>
+struct SplitNibbles : Nibbles {
+    using Lines = CodeLines<kBits>;
+    static constexpr int kWords = Lines::kInputs / 4;
+
+    template <int kWord>
+    Quads word(const int8_t* at) const {
+        const Quads last = load_quads(at + (Lines::kCount - 1) * kLineBytes);
+        const Quads low = Nibbles::word<kWord>(at + kWord / 2 * kLineBytes);
+        return with_bits_of(low, shifted_above<kBits, kWord>(last), kAboveMask<kBits>);
     }
 };
 
 struct ByteCodes {
+    using Lines = CodeLines<8>;
     static constexpr int kWords = 1;
 
-    void unpack(Quads line, Quads (&codes)[kWords]) const { codes[0] = byte_codes(line); }
+    template <int>
+    Quads word(const int8_t* at) const {
+        return byte_codes(load_quads(at));
+    }
     static Sums accumulate(Sums sums, int32_t activations, Quads codes) { return add_byte_products(sums, activations, codes); }
 };
 
@@ -54,6 +75,8 @@ public:
         : type_(type),
           step_(kPanel * (type == kRinglineFloat32 ? sizeof(float) : sizeof(uint16_t))),
           at_(static_cast<const char*>(numbers) + panel * groups * step_) {}
+
+    void prefetch_ahead(long groups) const { prefetch(at_ + groups * step_); }
 
     // Of the outputs from `lane` on.
     Vec operator[](int lane) const {
@@ -72,18 +95,22 @@ private:
     const char* at_;
 };
 
-// Scales or minima of a panel's groups; adds sums times them over a block, in floats.
+// Scales or minima of a panel's groups; adds sums times them over a block, in floats. Reads ahead those of a panel that is
+// `ahead` panels further.
 class NumbersOfGroups {
 public:
     using Total = Vec;
 
-    NumbersOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void*, const InputBlocks&, long panel)
-        : numbers_(weight.scale_type, own, panel, groups_of(weight)) {}
+    NumbersOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void*, const InputBlocks&, long panel, long ahead)
+        : numbers_(weight.scale_type, own, panel, groups_of(weight)), ahead_(ahead * groups_of(weight)) {}
 
     static Total begin() { return splat(0.0f); }
     Vec of_group(int lane) const { return numbers_[lane]; }
     static Total add_sums(Total total, Sums sums, Vec number) { return fused_multiply_add(to_floats(sums), number, total); }
-    void end_group() { numbers_.advance(); }
+    void end_group() {
+        numbers_.prefetch_ahead(ahead_);
+        numbers_.advance();
+    }
     Vec end(Total total, int) const { return total; }
     void end_block() {}
 
@@ -99,6 +126,7 @@ public:
 
 private:
     PanelNumbers numbers_;
+    const long ahead_;  // groups
 };
 
 // The same for bytes times outer numbers: in integers, multiplied by the outer numbers at the end.
@@ -107,8 +135,10 @@ public:
     using Total = Sums;
 
     BytesOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void* outer, const InputBlocks& inputs,
-                  long panel)
+                  long panel, long ahead)
         : bytes_(static_cast<const int8_t*>(own) + panel * groups_of(weight) * kPanel),
+          ahead_(ahead * groups_of(weight) * kPanel),
+          outer_ahead_(ahead * outer_groups_of(weight)),
           outer_(weight.scale_type, outer, panel, outer_groups_of(weight)),
           blocks_(weight.outer_size / inputs.size()),
           left_(blocks_) {}
@@ -116,10 +146,14 @@ public:
     static Total begin() { return splat_integer(0); }
     Sums of_group(int lane) const { return widen_to_integers(bytes_ + lane); }
     static Total add_sums(Total total, Sums sums, Sums byte) { return add_integers(total, multiply_integers(sums, byte)); }
-    void end_group() { bytes_ += kPanel; }
+    void end_group() {
+        prefetch(bytes_ + ahead_);
+        bytes_ += kPanel;
+    }
     Vec end(Total total, int lane) const { return multiply(to_floats(total), outer_[lane]); }
     void end_block() {
         if (--left_ > 0) return;
+        outer_.prefetch_ahead(outer_ahead_);
         outer_.advance();
         left_ = blocks_;
     }
@@ -142,23 +176,26 @@ public:
 
 private:
     const int8_t* bytes_;
+    const long ahead_, outer_ahead_;  // bytes, and outer groups
     PanelNumbers outer_;
     const long blocks_;  // per outer number
     long left_;
 };
 
-// R rows' results, kTileOutputs apart, with a panel; reads as much memory `ahead`.
+// R rows' results, kTileOutputs apart, with a panel; reads panel `then` ahead.
 template <int R, class Groups, class Codes>
 void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, long panel, const RowsOfBlock& x,
-                    const InputBlocks& inputs, const uint8_t* ahead, float* results) {
+                    const InputBlocks& inputs, long then, float* results) {
     using Total = typename Groups::Total;
     constexpr int kVectors = kPanel / kLanes;
-    constexpr int kChains = R <= kShortChainRows ? Codes::kWords : 1;
+    constexpr int kChains = R <= kShortChainRows && Codes::kWords > 1 ? 2 : 1;
+    constexpr int kTogether = Codes::Lines::kInputs > kRoundedTogether ? Codes::Lines::kInputs : kRoundedTogether;
     const int8_t* line = reinterpret_cast<const int8_t*>(weight.codes) + panel * code_lines(weight) * kLineBytes;
-    Groups scales(weight, weight.scales, weight.outer_scales, inputs, panel);
+    const uint8_t* ahead = weight.codes + then * code_lines(weight) * kLineBytes;
+    Groups scales(weight, weight.scales, weight.outer_scales, inputs, panel, then - panel);
     const bool has_minima = weight.minima != nullptr;
     Groups minima(weight, has_minima ? weight.minima : weight.scales, has_minima ? weight.outer_minima : weight.outer_scales,
-                  inputs, panel);
+                  inputs, panel, then - panel);
     Vec y[R][kVectors];
     const uint8_t* zeros = weight.zeros ? weight.zeros + panel * groups_of(weight) * kPanel : nullptr;
 #pragma GCC unroll 16
@@ -186,25 +223,26 @@ void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, lo
                     sums[0][r][v] = splat_integer(starts[r]);
                     if (kChains > 1) sums[kChains - 1][r][v] = splat_integer(0);
                 }
-            long steps = (rest < inputs.part_size() ? rest : inputs.part_size()) / kRoundedTogether;
+            long steps = (rest < inputs.part_size() ? rest : inputs.part_size()) / kTogether;
             do {
 #pragma GCC unroll 4
-                for (int i = 0; i < kRoundedTogether; i += 4 * Codes::kWords) {
-                    Quads codes[kVectors][Codes::kWords];
-                    prefetch(ahead);
+                for (int i = 0; i < kTogether; i += Codes::Lines::kInputs) {
+#pragma GCC unroll 8
+                    for (int l = 0; l < Codes::Lines::kCount; ++l) prefetch(ahead + l * kLineBytes);
+                    for_constants<Codes::kWords>([&](auto word) {
+                        Quads codes[kVectors];
 #pragma GCC unroll 4
-                    for (int v = 0; v < kVectors; ++v) kind.unpack(load_quads(line + v * kLanes * 4), codes[v]);
-#pragma GCC unroll 2
-                    for (int word = 0; word < Codes::kWords; ++word)
+                        for (int v = 0; v < kVectors; ++v) codes[v] = kind.template word<word.value>(line + v * kLanes * 4);
 #pragma GCC unroll 16
                         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
                             for (int v = 0; v < kVectors; ++v)
-                                sums[word % kChains][r][v] =
-                                    Codes::accumulate(sums[word % kChains][r][v], words[word * R + r], codes[v][word]);
+                                sums[word.value % kChains][r][v] = Codes::accumulate(
+                                    sums[word.value % kChains][r][v], words[word.value * R + r], codes[v]);
+                    });
                     words += Codes::kWords * R;
-                    line += kLineBytes;
-                    ahead += kLineBytes;
+                    line += Codes::Lines::kCount * kLineBytes;
+                    ahead += Codes::Lines::kCount * kLineBytes;
                 }
             } while (--steps > 0);
 #pragma GCC unroll 4
@@ -255,10 +293,8 @@ class IntegerCodes {
 public:
     explicit IntegerCodes(const RinglineQuantizedWeight& weight)
         : bits_(weight.bits), first_(static_cast<int32_t>(weight.codebook[0])) {
-        if (bits_ == 8) {
-            first_ += kByteOffset;
-            return;
-        }
+        if (bits_ == 8) first_ += kByteOffset;
+        if (bits_ > 4) return;
         float least = weight.codebook[0];
         for (int code = 0; code < kCodes; ++code) {
             const float number = weight.codebook[code];
@@ -279,9 +315,12 @@ public:
     // visit(how to unpack codes).
     template <class Visit>
     void with_kind(const Visit& visit) const {
-        if (bits_ == 8) return visit(ByteCodes{});
-        if (has_table_) return visit(TableNibbles(load_table(table_)));
-        visit(Nibbles{});
+        switch (bits_) {
+            case 4: return has_table_ ? visit(TableNibbles(load_table(table_))) : visit(Nibbles{});
+            case 5: return visit(SplitNibbles<5>{});
+            case 6: return visit(SplitNibbles<6>{});
+            default: return visit(ByteCodes{});
+        }
     }
 
 private:
@@ -329,15 +368,13 @@ public:
                     const auto multiply = weight_.outer_size ? multiply_panel<rows.value, BytesOfGroups, Kind>
                                                              : multiply_panel<rows.value, NumbersOfGroups, Kind>;
                     for (long p = 0; p < kTilePanels; ++p)
-                        multiply(kind, weight_, unit.tile + p, x, inputs_, codes_of(read + p), to + p * kPanel);
+                        multiply(kind, weight_, unit.tile + p, x, inputs_, read + p, to + p * kPanel);
                 });
             }
         });
     }
 
 private:
-    const uint8_t* codes_of(long panel) const { return weight_.codes + panel * code_lines(weight_) * kLineBytes; }
-
     const RinglineQuantizedWeight& weight_;
     const InputBlocks inputs_;
     const IntegerCodes codes_;

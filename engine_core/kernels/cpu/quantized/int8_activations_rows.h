@@ -147,7 +147,7 @@ private:
         constexpr Bytes kEight = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
         Bytes bytes;
         std::memcpy(&bytes, words, sizeof bytes);
-        bytes = bits_ == 4 ? __builtin_shuffle(bytes, kFour) : __builtin_shuffle(bytes, kEight);
+        bytes = bits_ == 8 ? __builtin_shuffle(bytes, kEight) : __builtin_shuffle(bytes, kFour);
         std::memcpy(words, &bytes, sizeof bytes);
     }
 

@@ -36,6 +36,8 @@ class QuantizedTileProducts {
     // Rows per block with decoded codes: registers hold both a group's sums and the results.
     static constexpr int kDecodedRows = kLanes == 16 ? kBlockRows / 2 : kBlockRows;
     static constexpr long kElementBytes = sizeof(typename D::Element);
+    static constexpr int kLines = Codes::Lines::kCount;  // of a block of codes
+    static constexpr long kBlockBytes = kLines * kLineBytes;
     static constexpr long kMostPart = kDecodedBytes / (kTileOutputs * kElementBytes);  // inputs
 
 public:
@@ -129,7 +131,7 @@ private:
     }
 
     const uint8_t* lines(Tile tile, long input) const {
-        return lines_ + tile * panel_ + input / Codes::kInputs * kLineBytes;
+        return lines_ + tile * panel_ + input / Codes::kInputs * kBlockBytes;
     }
 
     // Offset of a vector of outputs in a tile's lines.
@@ -146,19 +148,21 @@ private:
             Block<D, Rows, kColumns>& block, const Factor* x, long stride, int vector, const Part&, long from, long count) const {
             const Codes codes = products.codes_;
             const long first = from / Codes::kInputs, end = (from + count) / Codes::kInputs;
-            for (long line = first; line < end; ++line) {
-                typename Codes::Line words[kColumns];
+            for (long number = first; number < end; ++number) {
+                typename Codes::Loaded codes_of[kColumns];
 #pragma GCC unroll 8
                 for (int c = 0; c < kColumns; ++c) {
-                    const long at = products.place(vector + c) + line * kLineBytes;
-                    words[c] = Codes::load_line(lines + at);
-                    if ((vector + c) % kVectors == 0) prefetch(ahead + at);
+                    const long at = products.place(vector + c) + number * kBlockBytes;
+                    codes_of[c] = Codes::Loaded::load(lines + at);
+                    if ((vector + c) % kVectors != 0) continue;
+#pragma GCC unroll 8
+                    for (int line = 0; line < kLines; ++line) prefetch(ahead + at + line * kLineBytes);
                 }
                 for_constants<Codes::kSteps>([&](auto step) {
                     typename D::Column columns[kColumns];
 #pragma GCC unroll 8
-                    for (int c = 0; c < kColumns; ++c) columns[c] = codes.template column<step.value>(words[c]);
-                    block.add_step(x + line * Codes::kInputs + step.value * D::kPack, stride, columns);
+                    for (int c = 0; c < kColumns; ++c) columns[c] = codes.template column<step.value>(codes_of[c]);
+                    block.add_step(x + number * Codes::kInputs + step.value * D::kPack, stride, columns);
                 });
             }
         }
@@ -169,11 +173,11 @@ private:
         const Codes codes = codes_;
         const long inputs = part.end - part.first;
         for (int vector = 0; vector < kTileOutputs / kLanes; ++vector)
-            for (long line = 0; line < inputs / Codes::kInputs; ++line) {
-                const auto words = Codes::load_line(lines + place(vector) + line * kLineBytes);
+            for (long number = 0; number < inputs / Codes::kInputs; ++number) {
+                const auto loaded = Codes::Loaded::load(lines + place(vector) + number * kBlockBytes);
                 for_constants<Codes::kSteps>([&](auto step) {
-                    const auto column = codes.template column<step.value>(words);
-                    std::memcpy(decoded + decoded_place(part, vector, line * Codes::kSteps + step.value), &column, sizeof column);
+                    const auto column = codes.template column<step.value>(loaded);
+                    std::memcpy(decoded + decoded_place(part, vector, number * Codes::kSteps + step.value), &column, sizeof column);
                 });
             }
     }
@@ -193,13 +197,14 @@ private:
             Block<D, Rows, kColumns>& sums, const Factor* x, long stride, int vector, const Part& part, long from,
             long count) const {
             constexpr long kInputs = kPanel;  // at a time
+            constexpr long kBytes = kInputs * kBlockBytes / Codes::kInputs;
             const long sharing = blocks < kTilePanels ? blocks : kTilePanels;
             const long first = vector == 0 && block < sharing ? kTilePanels * block / sharing : 0;
             const long end = vector == 0 && block < sharing ? kTilePanels * (block + 1) / sharing : 0;
             for (long input = from; input < from + count; input += kInputs) {
                 for (long i = first; i < end; ++i)
-                    for (long line = input / Codes::kInputs; line < (input + kInputs) / Codes::kInputs; ++line)
-                        prefetch(ahead + i * panel + line * kLineBytes);
+                    for (long byte = 0; byte < kBytes; byte += kLineBytes)
+                        prefetch(ahead + i * panel + input / kInputs * kBytes + byte);
                 const typename D::Element* columns[kColumns];
 #pragma GCC unroll 8
                 for (int c = 0; c < kColumns; ++c)
@@ -276,9 +281,9 @@ template <class F>
 int with_quantized_products(const RinglineLinear& args, const F& f) {
     return with_number_type(args.number_type, [&](auto number) {
         using D = typename DecodedOf<decltype(number)>::Type;
-        const int32_t bits = static_cast<const RinglineQuantizedWeight*>(args.weight)->bits;
-        if (bits == 4) return f(number, Named<QuantizedTileProducts<D, Codes<D, 4>>>{});
-        return f(number, Named<QuantizedTileProducts<D, Codes<D, 8>>>{});
+        return with_bits(static_cast<const RinglineQuantizedWeight*>(args.weight)->bits, [&](auto bits) {
+            return f(number, Named<QuantizedTileProducts<D, Codes<D, bits.value>>>{});
+        });
     });
 }
 

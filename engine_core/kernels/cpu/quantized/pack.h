@@ -1,8 +1,4 @@
 // Packs quantized weights while a layer is built.
-//
-// A panel of 16 outputs is a sequence of lines of 64 bytes, 32 bits per output. With 4-bit codes, a line has 8 inputs:
-// the even ones in an output's low 16 bits, the odd ones in its high 16 bits, each from low to high. With 8-bit codes:
-// 4 inputs, likewise. So shifting a line right by a code moves the next pair of inputs to the start of every 16 bits.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +6,14 @@
 #include <cstring>
 
 #include "interface.h"
+#include "quantized/code_lines.h"
 #include "threads/team.h"
 
 namespace {
 
 constexpr int kPackedOutputs = 16;
 constexpr int kPackedTilePanels = 4;
-constexpr long kLineBytes = 64;
 
-inline long code_lines(const RinglineQuantizedWeight& weight) {  // of a panel
-    return weight.in_features * weight.bits / 32;
-}
 inline long groups_of(const RinglineQuantizedWeight& weight) {
     return (weight.in_features + weight.group_size - 1) / weight.group_size;
 }
@@ -28,16 +21,20 @@ inline long outer_groups_of(const RinglineQuantizedWeight& weight) {
     return weight.outer_size ? (weight.in_features + weight.outer_size - 1) / weight.outer_size : 0;
 }
 
-// 8 inputs' codes in 32 bits.
-inline uint32_t packed_eight(const uint8_t* codes) {
-    uint64_t all;
-    std::memcpy(&all, codes, sizeof all);
+inline uint64_t eight_codes(const uint8_t* at) {
+    uint64_t codes;
+    std::memcpy(&codes, at, sizeof codes);
+    return codes;
+}
+
+// The low 4 bits of 8 inputs' codes in 32 bits.
+inline uint32_t packed_eight(uint64_t codes) {
     const auto gather = [](uint64_t spread) {  // 4 codes, 16 bits apart
         spread |= spread >> 12;
         return static_cast<uint32_t>((spread & 0xff) | (spread >> 24 & 0xff00));
     };
     constexpr uint64_t kEven = 0x000f000f000f000f;
-    return gather(all & kEven) | gather(all >> 8 & kEven) << 16;
+    return gather(codes & kEven) | gather(codes >> 8 & kEven) << 16;
 }
 
 // Of 4 inputs.
@@ -45,9 +42,25 @@ inline uint32_t packed_four(const uint8_t* codes) {
     return codes[0] | codes[2] << 8 | codes[1] << 16 | static_cast<uint32_t>(codes[3]) << 24;
 }
 
-template <int kEach>
-inline uint32_t packed(const uint8_t* codes) {
-    return kEach == 8 ? packed_eight(codes) : packed_four(codes);
+// The words of CodeLines<kBits>::kInputs inputs.
+template <int kBits>
+void pack_words(const uint8_t* codes, uint32_t* words) {
+    if constexpr (kBits == 8) {
+        *words = packed_four(codes);
+    } else {
+        constexpr int kAbove = CodeLines<kBits>::kAbove, kLines = CodeLines<kBits>::kInputs / 8;
+        constexpr uint32_t kLowNibbles = 0x0f0f0f0f;
+        if constexpr (kAbove) words[kLines] = 0;
+        for (int line = 0; line < kLines; ++line) {
+            const uint64_t eight = eight_codes(codes + line * 8);
+            words[line] = packed_eight(eight);
+            if constexpr (kAbove) {
+                const uint32_t above = packed_eight(eight >> 4);
+                const uint32_t both = (above & kLowNibbles) | (above >> (4 - kAbove) & kLowNibbles);
+                words[kLines] |= both << 2 * kAbove * line;
+            }
+        }
+    }
 }
 
 class QuantizedPacking {
@@ -60,10 +73,7 @@ public:
             const long first_row = (first + panel) * kPackedOutputs - args_.first;  // of lane 0; may be negative
             const int from = static_cast<int>(first_row < 0 ? -first_row : 0);
             const int to = static_cast<int>(std::min<long>(kPackedOutputs, args_.rows - first_row));
-            if (weight_.bits == 4)
-                pack_codes<8>(place(first + panel), first_row, from, to);
-            else
-                pack_codes<4>(place(first + panel), first_row, from, to);
+            with_bits(weight_.bits, [&](auto bits) { pack_codes<bits.value>(place(first + panel), first_row, from, to); });
             for (int lane = from; lane < to; ++lane) pack_groups(place(first + panel), lane, first_row + lane);
         });
     }
@@ -74,17 +84,18 @@ private:
     }
 
     // For outputs [from, to) of a panel, some lines at a time: along each output, then across.
-    template <int kEach>
+    template <int kBits>
     void pack_codes(long panel, long first_row, int from, int to) const {
-        constexpr int kLines = 16;
+        using Lines = CodeLines<kBits>;
+        constexpr int kTogether = 16 / Lines::kCount * Lines::kCount;
         const long inputs = weight_.in_features, lines = code_lines(weight_);
         auto* const panel_lines = const_cast<uint8_t*>(weight_.codes) + panel * lines * kLineBytes;
-        uint32_t words[kPackedOutputs][kLines];
-        for (long line = 0; line < lines; line += kLines) {
-            const int count = static_cast<int>(std::min<long>(kLines, lines - line));
+        uint32_t words[kPackedOutputs][kTogether];
+        for (long line = 0; line < lines; line += kTogether) {
+            const int count = static_cast<int>(std::min<long>(kTogether, lines - line));
             for (int lane = from; lane < to; ++lane) {
-                const uint8_t* const codes = args_.codes + (first_row + lane) * inputs + line * kEach;
-                for (int i = 0; i < count; ++i) words[lane][i] = packed<kEach>(codes + i * kEach);
+                const uint8_t* codes = args_.codes + (first_row + lane) * inputs + line / Lines::kCount * Lines::kInputs;
+                for (int i = 0; i < count; i += Lines::kCount, codes += Lines::kInputs) pack_words<kBits>(codes, words[lane] + i);
             }
             for (int i = 0; i < count; ++i) {
                 auto* const to_line = panel_lines + (line + i) * kLineBytes;

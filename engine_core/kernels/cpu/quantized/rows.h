@@ -43,10 +43,11 @@ private:
     }
 
     int code(long input) const {
-        const long each = 32 / weight_.bits, line = input / each, place = input % each;
-        uint32_t word;
-        std::memcpy(&word, weight_.codes + (panel_ * code_lines(weight_) + line) * kLineBytes + lane_ * 4, sizeof word);
-        return word >> (place % 2 * 16 + place / 2 * weight_.bits) & ((1 << weight_.bits) - 1);
+        return with_bits(weight_.bits, [&](auto bits) {
+            using Lines = CodeLines<bits.value>;
+            const long line = panel_ * code_lines(weight_) + input / Lines::kInputs * Lines::kCount;
+            return Lines::code(weight_.codes + line * kLineBytes + lane_ * 4, static_cast<int>(input % Lines::kInputs));
+        });
     }
 
     const RinglineQuantizedWeight& weight_;

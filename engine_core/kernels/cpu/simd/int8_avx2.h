@@ -79,6 +79,10 @@ inline float sum_of(Vec v) {
 inline Quads low_nibbles(Quads line) { return _mm256_and_si256(line, _mm256_set1_epi8(15)); }
 inline Quads high_nibbles(Quads line) { return low_nibbles(_mm256_srli_epi16(line, 4)); }
 inline Quads byte_codes(Quads line) { return _mm256_xor_si256(line, _mm256_set1_epi8(-128)); }
+// low | (high & mask)
+inline Quads with_bits_of(Quads low, Quads high, int mask) {
+    return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(static_cast<char>(mask))));
+}
 
 // The numbers of codes up to 15.
 inline Quads load_table(const uint8_t* at) {

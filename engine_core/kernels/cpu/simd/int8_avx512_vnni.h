@@ -67,6 +67,10 @@ inline float sum_of(Vec v) { return _mm512_reduce_add_ps(v); }
 inline Quads low_nibbles(Quads line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }
 inline Quads high_nibbles(Quads line) { return low_nibbles(_mm512_srli_epi16(line, 4)); }
 inline Quads byte_codes(Quads line) { return line; }
+// low | (high & mask)
+inline Quads with_bits_of(Quads low, Quads high, int mask) {
+    return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(static_cast<char>(mask)), 0xf8);
+}
 
 // The numbers of codes up to 15.
 inline Quads load_table(const uint8_t* at) { return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }

@@ -83,6 +83,7 @@ inline float sum_of(Vec v) { return v[0] + v[1] + v[2] + v[3]; }
 inline Quads low_nibbles(Quads line) { return line & 15; }
 inline Quads high_nibbles(Quads line) { return line >> 4 & 15; }
 inline Quads byte_codes(Quads line) { return line ^ -128; }
+inline Quads with_bits_of(Quads low, Quads high, int mask) { return low | (high & static_cast<int8_t>(mask)); }
 
 // The numbers of codes up to 15.
 inline Quads load_table(const uint8_t* at) {
