@@ -36,10 +36,68 @@ class RouterTensors:
     """[E]: factors for the experts' weights."""
 
 
-class FusedMoE(Part):
-    """Router and experts. The router is never quantized: a quantized one in a checkpoint is expanded."""
+class RoutedExperts(Part):
+    """The experts of a layer; each row's are chosen elsewhere."""
 
     experts: ExpertsOp
+
+    def __init__(
+        self,
+        shape: ExpertsShape,
+        tensors: ExpertTensors,
+        backend: OpsBackend,
+        quant_method: QuantMethod,
+        shares: Shares,
+    ) -> None:
+        """``quant_method`` reads this rank's share."""
+        self.shape = shape
+        self.outputs_per_row = 2 * shape.top_k * shape.intermediate_size
+        self._shares = shares
+        self._shard = shares.of_experts(shape)
+        # Without expert parallelism a rank computes some columns of the sum; else all of them.
+        _, _, widths = shares.of_outputs(Features(1, shape.hidden_size))
+        self._outputs_of = None if shares.rank.expert_parallel else shares.gather(widths)
+        self._tensors = tensors
+        self._backend = backend
+        self._quant_method = quant_method
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return self._quant_method.expert_tensors(self.shape, self._tensors)
+
+    def load(self, weights: Weights) -> None:
+        split = self._shares.split_experts(self.shape)
+        self.experts = self._quant_method.load_experts(self.shape, self._tensors, weights, self._backend, split)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        if self._backend.expands_experts:
+            return self.shape.num_weights_of(self._shard) * itemsize
+        return self._quant_method.expert_bytes(self.shape, self._tensors, itemsize, self._shard)
+
+    def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
+        count, size = self.shape.num_weights_of(self._shard), RoutedExperts.weight_bytes(self, itemsize)
+        return (StepWeights(count, size, self.shape.num_experts, self.shape.top_k),)
+
+    @property
+    def num_weights(self) -> int:
+        """Also right for experts whose tensors pack several numbers into a byte."""
+        return self.shape.num_weights_of(self._shard)
+
+    @property
+    def nbytes(self) -> int:
+        return self.experts.nbytes
+
+    def combine(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[T, H]: the experts ``ids`` [T, k] int32 of each row, times ``weights`` [T, k] float32, plus ``residual``."""
+        if (parts := self._outputs_of) is None:
+            return self.experts(x, ids, weights, residual)
+        own = None if residual is None else residual[:, parts.columns]
+        return parts.gather(self.experts(x, ids, weights, own))
+
+
+class FusedMoE(RoutedExperts):
+    """Router and experts. The router is never quantized: a quantized one in a checkpoint is expanded."""
 
     def __init__(
         self,
@@ -52,29 +110,20 @@ class FusedMoE(Part):
         shares: Shares,
         router_method: QuantMethod,
     ) -> None:
-        """Every rank has the router and its share of the experts, which ``quant_method`` reads."""
-        self.outputs_per_row = 2 * shape.top_k * shape.intermediate_size
+        """Every rank has the router and its share of the experts."""
+        super().__init__(shape, tensors, backend, quant_method, shares)
         inputs, outputs = Features(1, shape.hidden_size), Features(1, shape.num_experts, fixed=True)
         gate = LinearShape.of(router.gate, inputs, outputs, bias=router.bias)
         self.gate = ColumnParallelLinear(gate, backend, router_method.expanding)
-        self._shares = shares
-        self._shard = shares.of_experts(shape)
-        # Without expert parallelism a rank computes some columns of the sum; else all of them.
-        _, _, widths = shares.of_outputs(Features(1, shape.hidden_size))
-        self._outputs_of = None if shares.rank.expert_parallel else shares.gather(widths)
-        self._shape = shape
         self._routing = routing
         self._router = router
-        self._tensors = tensors
-        self._backend = backend
-        self._quant_method = quant_method
         self._of_experts: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        extras: dict[str, tuple[int, ...]] = dict.fromkeys(self._extra_names(), (self._shape.num_experts,))
+        extras: dict[str, tuple[int, ...]] = dict.fromkeys(self._extra_names(), (self.shape.num_experts,))
         if self._router.correction_bias is not None and self._router.is_row:
-            extras[self._router.correction_bias] = (1, self._shape.num_experts)
-        return self.gate.tensors() | extras | self._quant_method.expert_tensors(self._shape, self._tensors)
+            extras[self._router.correction_bias] = (1, self.shape.num_experts)
+        return self.gate.tensors() | extras | super().tensors()
 
     def _extra_names(self) -> list[str]:
         return [name for name in (self._router.correction_bias, self._router.expert_scales) if name is not None]
@@ -82,33 +131,23 @@ class FusedMoE(Part):
     def load(self, weights: Weights) -> None:
         self.gate.load(weights)
         self._of_experts = {name: weights.take_float32(name).flatten() for name in self._extra_names()}
-        split = self._shares.split_experts(self._shape)
-        self.experts = self._quant_method.load_experts(self._shape, self._tensors, weights, self._backend, split)
+        super().load(weights)
 
     def weight_bytes(self, itemsize: int) -> int:
-        return self.gate.weight_bytes(itemsize) + self._expert_bytes(itemsize)
-
-    def _expert_bytes(self, itemsize: int) -> int:
-        if self._backend.expands_experts:
-            return self._shape.num_weights_of(self._shard) * itemsize
-        return self._quant_method.expert_bytes(self._shape, self._tensors, itemsize, self._shard)
+        return self.gate.weight_bytes(itemsize) + super().weight_bytes(itemsize)
 
     def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
-        shape, count = self._shape, self._shape.num_weights_of(self._shard)
-        return (
-            StepWeights(self.num_weights - count, self.gate.weight_bytes(itemsize)),
-            StepWeights(count, self._expert_bytes(itemsize), shape.num_experts, shape.top_k),
-        )
+        count = self.num_weights - super().num_weights
+        return StepWeights(count, self.gate.weight_bytes(itemsize)), *super().step_weights(itemsize)
 
     @property
     def num_weights(self) -> int:
-        """Also right for experts whose tensors pack several numbers into a byte."""
-        extras = len(self._extra_names()) * self._shape.num_experts
-        return self.gate.num_weights + extras + self._shape.num_weights_of(self._shard)
+        extras = len(self._extra_names()) * self.shape.num_experts
+        return self.gate.num_weights + extras + super().num_weights
 
     @property
     def nbytes(self) -> int:
-        return self.gate.nbytes + self.experts.nbytes + sum(each.nbytes for each in self._of_experts.values())
+        return self.gate.nbytes + super().nbytes + sum(each.nbytes for each in self._of_experts.values())
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, router_input: torch.Tensor | None = None
@@ -121,7 +160,4 @@ class FusedMoE(Part):
             self._of_experts.get(self._router.correction_bias or ""),
             self._of_experts.get(self._router.expert_scales or ""),
         )
-        if (parts := self._outputs_of) is None:
-            return self.experts(x, ids, weights, residual)
-        own = None if residual is None else residual[:, parts.columns]
-        return parts.gather(self.experts(x, ids, weights, own))
+        return self.combine(x, ids, weights, residual)

@@ -13,7 +13,7 @@ from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.layers.attention import Attention, HeadNormNames
 from engine_core.layers.embedding import VocabParallelEmbedding
-from engine_core.layers.fused_moe import FusedMoE, RouterTensors
+from engine_core.layers.fused_moe import FusedMoE, RoutedExperts, RouterTensors
 from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead, SigmoidGate
 from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
 from engine_core.layers.norm import HeadsRMSNorm, LayerNorm, RMSNorm
@@ -220,6 +220,11 @@ class PartFactory:
         """A router and its experts."""
         of_router, of_experts = (self._quantization.method((name,)) for name in (router.gate, tensors.prefix))
         return self._add(FusedMoE(shape, routing, router, tensors, self.backend, of_experts, self.shares, of_router))
+
+    def routed_experts(self, shape: ExpertsShape, tensors: ExpertTensors) -> RoutedExperts:
+        """Experts without a router."""
+        method = self._quantization.method((tensors.prefix,))
+        return self._add(RoutedExperts(shape, tensors, self.backend, method, self.shares))
 
     def _add(self, part: AnyPart) -> AnyPart:
         self.parts.append(part)

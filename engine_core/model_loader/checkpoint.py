@@ -38,7 +38,7 @@ from engine_core.models.registry import (
     ARCHITECTURES,
     RINGLINE,
     ModelChoice,
-    architecture_of_type,
+    canonical_architecture,
     choose_model,
     fallback_may_run,
 )
@@ -220,7 +220,7 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
         )
     if named[0] == "MistralForCausalLM" and raw.get("model_type") == "mistral" and "layer_types" in raw:
         return "MinistralForCausalLM"  # as AutoConfig does
-    return architecture_of_type(named[0], raw.get("model_type"))
+    return canonical_architecture(named[0], raw.get("model_type"))
 
 
 def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> TextModel:

@@ -9,7 +9,7 @@ from engine_core.layers.part_factory import PartFactory
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.models.olmo2 import Olmo2Layer
-from engine_core.models.olmoe import OlmoeForCausalLM, olmoe_experts
+from engine_core.models.olmoe import olmoe_config, olmoe_experts
 
 
 class FlexOlmoLayer(Olmo2Layer):
@@ -27,4 +27,4 @@ class FlexOlmoForCausalLM(CausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        return OlmoeForCausalLM.read_config(config)
+        return olmoe_config(config)

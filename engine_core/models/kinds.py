@@ -41,16 +41,17 @@ def not_supported(architecture: str, reason: str) -> UnsupportedModelError:
     )
 
 
-def kind_of(architecture: str, fields: Mapping[str, Any]) -> str | None:
-    """What the model is, as the end of "it is …"; None if it may be a dense decoder of text.
+def kind_of(architecture: str, fields: Mapping[str, Any], *, with_experts: bool = False) -> str | None:
+    """What the model is, as the end of "it is …"; None if it may be a decoder of text that runs.
 
-    ``fields`` are config.json's, unchecked, or as read by transformers, with defaults.
+    ``fields`` are config.json's, unchecked, or as read by transformers, with defaults. ``with_experts``: whether it may
+    have experts.
     """
     return (
         _multimodal(architecture, fields)
         or _other_task(architecture, fields)
         or _hybrid(fields)
-        or _mixture(fields)
+        or (None if with_experts else _mixture(fields))
         or _other_class(architecture)
     )
 
@@ -109,7 +110,9 @@ def _mixture(fields: Mapping[str, Any]) -> str | None:
     counts = [name for name in experts if name.endswith("experts") and "shared" not in name]
     name = next(iter([*counts, *experts]))
     number = f"={experts[name]}" if isinstance(experts[name], int) else ""
-    return f"a mixture of experts ({name}{number}), which runs only where Ringline has a model of its own"
+    return (
+        f"a mixture of experts ({name}{number}), which runs only where it was tried or Ringline has a model of its own"
+    )
 
 
 def _other_class(architecture: str) -> str | None:

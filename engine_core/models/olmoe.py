@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.errors import UnsupportedModelError
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.forward_context import LayerContext
 from engine_core.layers.fused_moe import FusedMoE, RouterTensors
 from engine_core.layers.part_factory import PartFactory
@@ -46,10 +46,21 @@ class OlmoeForCausalLM(CausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        if (most := getattr(config, "clip_qkv", None)) is not None:
+        if (most := config.clip_qkv) is not None:
             raise UnsupportedModelError(f"clip_qkv={most!r} is not supported: expected null")
-        fields, biased = common_fields(config), config.attention_bias
-        experts = read_experts(config, fields, num_experts="num_experts", intermediate_size="intermediate_size")
-        routing = Routing(experts.top_k, renormalize=bool(config.norm_topk_prob))
-        mixture = Mixture(experts, routing, (True,) * fields["num_layers"])
-        return ArchitectureConfig(**fields, qkv_bias=biased, o_bias=biased, mixture=mixture)
+        read = olmoe_config(config)
+        if read.hidden_size != read.num_heads * read.head_dim:  # the width of the queries' norm
+            raise CheckpointError(
+                f"hidden_size={read.hidden_size} is not usable: expected a multiple of "
+                f"num_attention_heads={read.num_heads}"
+            )
+        return read
+
+
+def olmoe_config(config: PretrainedConfig) -> ArchitectureConfig:
+    """What OLMoE and FlexOlmo share. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    fields, biased = common_fields(config), config.attention_bias
+    experts = read_experts(config, fields, num_experts="num_experts", intermediate_size="intermediate_size")
+    routing = Routing(experts.top_k, renormalize=bool(config.norm_topk_prob))
+    mixture = Mixture(experts, routing, (True,) * fields["num_layers"])
+    return ArchitectureConfig(**fields, qkv_bias=biased, o_bias=biased, mixture=mixture)

@@ -104,6 +104,12 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
     "SolarOpenForCausalLM": SolarOpenForCausalLM,
 }
+_SPELLINGS = {
+    "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
+    "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
+}
+"""Names in published checkpoints, with those of transformers' classes."""
 _LLAMAS = (InternLM3ForCausalLM, IQuestCoderForCausalLM)
 """Families whose checkpoints transformers saves as Llama's, with a ``model_type`` of their own."""
 
@@ -126,11 +132,11 @@ class ModelChoice:
     """For people."""
 
 
-def architecture_of_type(architecture: str, model_type: object) -> str:
-    """``architecture``, or that of ``model_type`` if transformers would run it with another family's class."""
+def canonical_architecture(architecture: str, model_type: object) -> str:
+    """``architecture`` as it is spelled here; that of ``model_type`` if transformers has no class of its own for it."""
     if architecture == "LlamaForCausalLM":
         return next((each.__name__ for each in _LLAMAS if each.model_type == model_type), architecture)
-    return architecture
+    return _SPELLINGS.get(architecture, architecture)
 
 
 def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) -> ModelChoice:
@@ -142,13 +148,13 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     own = ARCHITECTURES.get(architecture)
     if own is not None and model_impl != TRANSFORMERS:
         return ModelChoice(architecture, own, RINGLINE, (own.model_type,), "by Ringline's own model")
-    from engine_core.models.fallback.rules import TESTED, model_types
+    from engine_core.models.fallback.rules import MIXTURES, TESTED, model_types
 
     types = model_types(architecture)
     meant = _class_of(fields.get("model_type"))
     if meant in _served() and not is_known(architecture) and not fields.get("auto_map"):
         raise not_supported(architecture, f"{_UNKNOWN}; it may be misspelt, as model_type is that of {meant}")
-    if (kind := kind_of(architecture, fields)) is not None:
+    if (kind := kind_of(architecture, fields, with_experts=architecture in MIXTURES)) is not None:
         raise not_supported(architecture, f"it is {kind}{_way_out(architecture, fields)}")
     if not types:
         raise not_supported(architecture, _why_unknown(fields))
@@ -197,7 +203,7 @@ def _why_unknown(fields: Mapping[str, Any]) -> str:
 
 
 def fallback_may_run(config: PretrainedConfig) -> bool:
-    """Whether ``config`` describes a dense decoder of transformers; a trial of its module may still refuse it."""
+    """Whether ``config`` describes a decoder that transformers may run; a trial of its module may still refuse it."""
     from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
 
     try:

@@ -25,6 +25,6 @@ class SolarOpenForCausalLM(CausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        fields = common_fields(config, partial_rotary=True, intermediate_size="moe_intermediate_size")
+        fields = common_fields(config, intermediate_size="moe_intermediate_size")
         mixture = deepseek_mixture(config, fields, is_sparse=(True,) * fields["num_layers"])
         return ArchitectureConfig(**fields, qkv_bias=config.attention_bias, mixture=mixture)

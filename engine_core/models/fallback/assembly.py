@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,14 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from engine_core.errors import UnsupportedModelError
 from engine_core.layers.linear import ParallelLMHead
 from engine_core.layers.part_factory import PartFactory
+from engine_core.models.fallback.experts import (
+    Experts,
+    Router,
+    is_experts,
+    layout_of_experts,
+    routers_of,
+    shape_of_experts,
+)
 from engine_core.models.fallback.modules import (
     ACTIVATIONS,
     Activated,
@@ -113,11 +122,15 @@ def _parameters_without_memory() -> Iterator[None]:
         handle.remove()
 
 
-def _names_in_checkpoint(module: PreTrainedModel) -> dict[str, str]:
-    """The name that ``save_pretrained`` gives each tensor, by the module's name."""
+def _names_in_checkpoint(module: PreTrainedModel, experts: Collection[str]) -> dict[str, str]:
+    """The name that ``save_pretrained`` gives each tensor but those of ``experts``, by the module's name."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    own = {name: torch.empty_like(tensor, device="meta") for name, tensor in module.state_dict().items()}
+    own = {
+        name: torch.empty_like(tensor, device="meta")
+        for name, tensor in module.state_dict().items()
+        if name.rpartition(".")[0] not in experts
+    }
     saved = {id(tensor): name for name, tensor in revert_weight_conversion(module, dict(own)).items()}
     if lost := sorted(name for name, tensor in own.items() if id(tensor) not in saved):
         raise UnsupportedModelError(
@@ -135,7 +148,10 @@ class _Builder:
         self._module = module
         self._parts = parts
         self._places = {id(each): name for name, each in module.named_modules()}
-        self.names = _names_in_checkpoint(module)
+        self._experts = {name: each for name, each in module.named_modules() if is_experts(each)}
+        blocks = [module.get_submodule(name.rpartition(".")[0]) for name in self._experts]
+        self._routers = {self._places[id(router)] for block in blocks for router in routers_of(block)}
+        self.names = _names_in_checkpoint(module, self._experts)
         self.tied: dict[str, str] = {}
 
     def put_in_embeddings_and_head(self) -> None:
@@ -182,7 +198,11 @@ class _Builder:
     def put_in_layers(self) -> None:
         """Replace everything else that has weights."""
         for name, each in list(self._module.named_modules()):
-            if type(each) is nn.Linear:
+            if name in self._experts:
+                self._put_in_experts(name, each)
+            elif name.rpartition(".")[0] in self._experts:
+                continue  # an activation that is no longer there
+            elif type(each) is nn.Linear and name.rpartition(".")[0] not in self._routers:
                 outputs = Features(1, each.out_features, fixed=True)
                 part = self._parts.linear(self._stored(name), each.in_features, outputs, bias=self._has_bias(name))
                 self._put(name, Projection(part))
@@ -191,7 +211,21 @@ class _Builder:
             elif (activation := ACTIVATIONS.get(type(each))) is not None:
                 self._put(name, Activated(activation, self._parts.backend))
             elif names := self._own_names(name, each):
-                self._parts.parts.append(RemainingTensors(each, names))
+                self._parts.parts.append(RemainingTensors(each, names, self._exact(name, names)))
+        for name in self._routers:
+            self._put(name, Router(self._module.get_submodule(name), self._parts.backend))
+
+    def _put_in_experts(self, name: str, experts: nn.Module) -> None:
+        block = self._module.get_submodule(name.rpartition(".")[0])
+        shape, tensors = shape_of_experts(name, experts, block), layout_of_experts(self._module, name)
+        part = self._parts.routed_experts(shape, tensors)
+        self.names |= {f"{name}.{stored}": stored for stored in part.tensors()}
+        self._put(name, Experts(part, self._parts.backend.padded(shape.hidden_size)))
+
+    def _exact(self, place: str, names: Mapping[str, str]) -> set[str]:
+        """The checkpoint's names of those tensors at ``place`` that transformers keeps in float32."""
+        patterns = getattr(self._module, "_keep_in_fp32_modules_strict", None) or ()
+        return {stored for own, stored in names.items() if any(re.search(each, f"{place}.{own}") for each in patterns)}
 
     def _own_names(self, place: str, module: nn.Module) -> dict[str, str]:
         """The checkpoint's names of the tensors directly in ``module`` at ``place``, by the module's names."""

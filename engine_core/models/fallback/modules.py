@@ -7,8 +7,9 @@ all sequences lie side by side in one row of transformers' batch, so tensors the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -117,10 +118,10 @@ class LayerAttention:
 
     def _rows(self, heads: torch.Tensor) -> torch.Tensor:
         """[T, heads, D of the cache] from ``heads`` [1, heads, T, D]."""
-        return _widened(heads[0].transpose(0, 1).to(self._step.dtype), self._head_dim)
+        return widened(heads[0].transpose(0, 1).to(self._step.dtype), self._head_dim)
 
 
-def _widened(x: torch.Tensor, width: int) -> torch.Tensor:
+def widened(x: torch.Tensor, width: int) -> torch.Tensor:
     """``x`` padded with zeros to ``width`` columns."""
     return x if x.shape[-1] == width else nn.functional.pad(x, (0, width - x.shape[-1]))
 
@@ -142,7 +143,7 @@ class Projection(nn.Module):
                     "config.json contradict each other"
                 )
             return x.new_empty(*x.shape[:-1], shape.outputs.count)
-        rows = _widened(x.reshape(-1, shape.inputs.count), self._part.op.in_features)
+        rows = widened(x.reshape(-1, shape.inputs.count), self._part.op.in_features)
         return self._compute(rows).view(*x.shape[:-1], -1)
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
@@ -165,7 +166,7 @@ class Head(Projection):
 
     def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
         """Like ``LanguageModel.greatest``, for ``hidden`` [R, K]."""
-        return self._head.greatest(_widened(hidden, self._head.op.in_features), allowed)
+        return self._head.greatest(widened(hidden, self._head.op.in_features), allowed)
 
 
 class Embedding(nn.Module):
@@ -219,7 +220,7 @@ class Activated(nn.Module):
         if x.is_meta:
             return x.new_empty(x.shape)
         width = x.shape[-1]
-        rows = _widened(x.reshape(-1, width), self._backend.padded(width)).contiguous()
+        rows = widened(x.reshape(-1, width), self._backend.padded(width)).contiguous()
         return self._backend.activate(rows, self._activation)[:, :width].reshape(x.shape)
 
 
@@ -227,30 +228,37 @@ ACTIVATIONS = {type(ACT2FN[name]): activation for name, activation in NAMES.item
 """The engine's activation for each activation class of transformers."""
 
 
+@dataclass
+class GivenOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """With the fields of models with experts, too."""
+
+    router_logits: tuple[torch.Tensor, ...] | None = None
+
+
 class GivenHidden(nn.Module):
     """Replaces everything but the head: returns the given hidden states."""
 
-    def forward(
-        self, *arguments: Any, inputs_embeds: torch.Tensor, **options: Any
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+    def forward(self, *arguments: Any, inputs_embeds: torch.Tensor, **options: Any) -> GivenOutput:
         """``inputs_embeds`` [1, T, H] are the final hidden states."""
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+        return GivenOutput(last_hidden_state=inputs_embeds)
 
 
 class RemainingTensors(Part):
     """Weights of a module that is not replaced: a norm, an activation, a gate."""
 
-    def __init__(self, module: nn.Module, names: Mapping[str, str]) -> None:
-        """``names``: the checkpoint's names by the module's."""
+    def __init__(self, module: nn.Module, names: Mapping[str, str], exact: Collection[str] = ()) -> None:
+        """``names``: the checkpoint's names by the module's; those in ``exact`` are read in float32."""
         self._module = module
         self._names = names
+        self._exact = exact
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(self._tensor(own).shape) for own, name in self._names.items()}
 
     def load(self, weights: Weights) -> None:
         for own, name in self._names.items():
-            tensor = weights.take(name).clone()
+            is_exact = name in self._exact or self._tensor(own).dtype == torch.float32
+            tensor = weights.take_float32(name) if is_exact else weights.take(name).clone()
             if own in dict(self._module.named_buffers(recurse=False)):
                 self._module.register_buffer(own, tensor)
             else:

@@ -11,7 +11,20 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine_core.errors import UnsupportedModelError
 from engine_core.models.kinds import kind_of, not_supported
 
+MIXTURES = (
+    "AXK1ForCausalLM",
+    "AfmoeForCausalLM",
+    "Cohere2MoeForCausalLM",
+    "FlintForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
+    "Kolibri1ForCausalLM",
+    "LagunaForCausalLM",
+    "MiMoV2FlashForCausalLM",
+    "PhimoeForCausalLM",
+)
+"""Architectures with experts; the others are refused."""
 TESTED = (
+    *MIXTURES,
     "ApertusForCausalLM",
     "ArceeForCausalLM",
     "BioGptForCausalLM",
@@ -32,8 +45,10 @@ TESTED = (
 )
 """Architectures whose tokens tests compare with transformers'; similar ones are likely to run."""
 
-_STATIC_ROPES = ("default", "linear", "llama3", "proportional", "yarn")
-"""Rope types whose angles depend on a token's position alone, not on the longest sequence of the batch."""
+_STATIC_ROPES = ("default", "dynamic", "linear", "llama3", "proportional", "yarn")
+"""Rope types whose angles depend on a token's position alone, not on the longest sequence of the batch: those of
+``dynamic`` change beyond ``max_position_embeddings``, which no sequence exceeds.
+"""
 
 
 def model_types(architecture: str) -> tuple[str, ...]:
@@ -48,7 +63,7 @@ def architecture_of(config: PretrainedConfig) -> str:
 
 def require_dense_decoder(config: PretrainedConfig, architecture: str) -> None:
     """Raise ``UnsupportedModelError`` if ``config`` describes another kind of model, or rows depend on each other."""
-    if (kind := kind_of(architecture, config.to_dict())) is not None:
+    if (kind := kind_of(architecture, config.to_dict(), with_experts=architecture in MIXTURES)) is not None:
         raise not_supported(architecture, f"it is {kind}")
     for rope_type in _rope_types(config):
         if rope_type not in _STATIC_ROPES:

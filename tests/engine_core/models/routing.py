@@ -7,18 +7,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
+from engine_core.models.fallback.model import TransformersForCausalLM
 from engine_core.models.language_model import LanguageModel
 
 Routing = list[tuple[torch.Tensor, torch.Tensor]]
 """Of each layer that has experts: ids [T, k] and weights [T, k] float32."""
 
+_ROUTERS = ("Router", "MoEV1Gate")
+"""Ends of the names of their classes."""
+
 
 def routers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """In the order of layers."""
-    return [module for module in model.modules() if type(module).__name__.lower().endswith("router")]
+    return [module for module in model.modules() if type(module).__name__.endswith(_ROUTERS)]
 
 
 @contextmanager
@@ -42,6 +47,14 @@ def recorded_routing(model: PreTrainedModel) -> Iterator[Routing]:
 @contextmanager
 def forced_routing(model: PreTrainedModel, routing: Routing) -> Iterator[None]:
     """The routers of ``model`` choose as ``routing`` says."""
+    hooks = _force(model, routing)
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def _force(model: PreTrainedModel, routing: Routing) -> list[RemovableHandle]:
+    """Hooks that make the routers of ``model`` choose so."""
     hooks = []
     for router, (ids, weights) in zip(routers_of(model), routing, strict=True):
 
@@ -52,14 +65,15 @@ def forced_routing(model: PreTrainedModel, routing: Routing) -> Iterator[None]:
             return output[0], weights.to(output[1].dtype), ids
 
         hooks.append(router.register_forward_hook(force))
-    yield
-    for hook in hooks:
-        hook.remove()
+    return hooks
 
 
 def force_routing(model: LanguageModel, routing: Routing) -> None:
     """The routers of one of our models choose as ``routing`` says, in one step of all rows."""
     if not routing:
+        return
+    if isinstance(model, TransformersForCausalLM):
+        _force(model._assembly.module, routing)
         return
     layers, factor = iter(routing), getattr(model.config, "residual_scale", 1.0)  # Granite's routers apply it
 

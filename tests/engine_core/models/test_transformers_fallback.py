@@ -150,7 +150,8 @@ def open_config(directory: Path, config: PretrainedConfig, architecture: str, **
     return open_at(directory, load_format="dummy", **options)
 
 
-ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+ROPE = {"rope_type": "longrope", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 256}
+ROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 REFUSED = {
     "BambaForCausalLM": r"is a hybrid of attention and state-space layers \(mamba_",
     "RobertaForCausalLM": r"is an encoder \(is_decoder=False\)",
@@ -171,7 +172,7 @@ def test_other_kinds_are_refused_by_name(architecture: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("olmo", {"rope_parameters": ROPE}, "rope type 'dynamic' is not supported through transformers, where"),
+        ("olmo", {"rope_parameters": ROPE}, "rope type 'longrope' is not supported through transformers, where"),
         (
             "cohere2-windows",
             {"num_attention_heads": 1, "head_dim": 16},

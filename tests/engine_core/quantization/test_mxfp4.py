@@ -93,7 +93,7 @@ def test_ranks_compute_the_bits_of_one_process(dtype: str, checkpoints: tuple[Pa
 
 def test_what_it_will_take_is_known(checkpoints: tuple[Path, Path]) -> None:
     packed, expanded = (model_outline(open_at(path, dtype="bfloat16")) for path in checkpoints)
-    (shape,) = {part._shape for part in packed.parts if isinstance(part, FusedMoE)}
+    (shape,) = {part.shape for part in packed.parts if isinstance(part, FusedMoE)}
     biases = shape.num_experts * (2 * shape.intermediate_size + shape.hidden_size)
     for part, same in zip(packed.parts, expanded.parts, strict=True):
         assert part.num_weights == same.num_weights

@@ -150,15 +150,15 @@ SHAPES: dict[str, PretrainedConfig] = {
         n_group=4,
         topk_group=2,
         n_shared_experts=2,
-        head_dim=32,
+        head_dim=16,
     ),
-    "solar_open-mqa-partial-biases-tied-padded": SolarOpenConfig(
+    "solar_open-mqa-biases-tied-padded": SolarOpenConfig(
         **{key: value for key, value in UNSIZED.items() if key != "pad_token_id"},
         **EXPERTS,
         n_routed_experts=5,
         head_dim=24,
         norm_topk_prob=False,
-        rope_parameters=THETA | {"partial_rotary_factor": 0.5},
+        rope_parameters=dict(YARN),
         attention_bias=True,
         tie_word_embeddings=True,
     ),
