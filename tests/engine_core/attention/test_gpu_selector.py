@@ -64,7 +64,7 @@ def test_what_is_asked_for_is_chosen_and_named(asked: str | None, made: type, na
             "cpu, because .* head_dim from 16 to 256; the model's is 8",
         ),
         ("native", DEMAND, "attention_backend", "triton, because native runs only on CPUs"),
-        ("varlen", replace(DEMAND, plain=False), "attention_backend", "not used with sliding windows"),
+        ("varlen", replace(DEMAND, plain=False), "attention_backend", "not used with windows, chunks, sinks"),
         ("varlen", replace(DEMAND, deterministic=True), "attention_backend", "--deterministic"),
         ("flashinfer", replace(DEMAND, deterministic=True), "attention_backend", "--deterministic"),
         ("varlen", replace(DEMAND, heads=replace(HEADS, dtype=torch.float32)), "attention_backend", "varlen computes"),

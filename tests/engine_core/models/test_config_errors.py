@@ -249,7 +249,10 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (LLAMA4 | {"floor_scale": 0}, "floor_scale=0 is not usable"),
         (LLAMA4 | {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step=0 is not usable"),
         (LLAMA4 | {"layer_types": [FULL, WINDOW]}, "sliding_attention is not supported: expected full_attention or ch"),
-        (LLAMA4 | {"no_rope_layers": [1]}, r"no_rope_layers=\[1\] is not usable: expected a 0 or 1 for each of .*=2"),
+        (
+            LLAMA4 | {"no_rope_layers": [1], "layer_types": [FULL, FULL]},
+            r"no_rope_layers=\[1\] is not usable: expected a 0 or 1 for each of .*=2",
+        ),
         (LLAMA4 | {"rope_parameters": YARN}, "rope_parameters: an attention_factor other than 1 is not supported with"),
         (GPT_OSS | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported: expected silu"),
         (GPT_OSS | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_local_exp"),
