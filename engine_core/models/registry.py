@@ -154,7 +154,8 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     meant = _class_of(fields.get("model_type"))
     if meant in _served() and not is_known(architecture) and not fields.get("auto_map"):
         raise not_supported(architecture, f"{_UNKNOWN}; it may be misspelt, as model_type is that of {meant}")
-    if (kind := kind_of(architecture, fields, with_experts=architecture in MIXTURES)) is not None:
+    with_experts = architecture in MIXTURES or (not types and bool(fields.get("auto_map")))
+    if (kind := kind_of(architecture, fields, with_experts=with_experts)) is not None:
         raise not_supported(architecture, f"it is {kind}{_way_out(architecture, fields)}")
     if not types:
         raise not_supported(architecture, _why_unknown(fields))

@@ -59,6 +59,11 @@ def test_a_refusal_says_what_the_model_is(model_type: str, architecture: str) ->
         ("Qwen9ForCausalLM", {"model_type": "qwen9"}, "does not know it; it may be misspelt, or newer"),
         ("Qwen9Model", {"model_type": "qwen9"}, "does not know it; it may be misspelt, or newer"),
         ("FooForCausalLM", {"auto_map": {"AutoModelForCausalLM": "m.Foo"}}, "it needs code from its checkpoint"),
+        (
+            "LingForCausalLM",
+            {"auto_map": {"AutoConfig": "m.Ling"}, "num_experts": 8},
+            "it needs code from its checkpoin",
+        ),
         ("Qwen3NextForCausalLM", {"linear_num_key_heads": 16, "num_attention_heads": 8, "num_experts": 4}, "a hybrid"),
         ("FooForConditionalGeneration", {"text_config": 5, "layer_types": [{}]}, "a multimodal model (text_config)"),
         ("FooForCausalLM", {"layer_types": 3, "num_experts": ["many"] * 99}, "a mixture of experts (num_experts),"),
