@@ -1,4 +1,4 @@
-"""Mixtures of experts: ERNIE 4.5, dots.llm1, K-EXAONE, Granite, MiniMax-M2, OLMoE."""
+"""Mixtures of experts: ERNIE 4.5, dots.llm1, K-EXAONE, Granite, Hunyuan, MiniMax-M2, OLMoE."""
 
 from __future__ import annotations
 
@@ -130,6 +130,20 @@ ARCHITECTURES = {
         variants=(
             (is_without_rotations, GRANITE_HYBRID),
             (lambda metadata: metadata.integer("expert_shared_feed_forward_length", 0) > 0, GRANITE_SHARED),
+        ),
+    ),
+    "hunyuan-moe": Architecture(
+        name="HunYuanMoEV1ForCausalLM",
+        model_type="hunyuan_v1_moe",
+        models="Hunyuan A13B",
+        fields=lambda metadata: {
+            "num_experts": metadata.integer("expert_count"),
+            "moe_topk": metadata.integer("expert_used_count"),
+        },
+        names=TensorNames(
+            {"ffn_gate_inp": "mlp.gate.wg"}
+            | {f"ffn_{each}_shexp": f"mlp.shared_mlp.{each}_proj" for each in ("gate", "up", "down")}
+            | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
         ),
     ),
     "minimax-m2": Architecture(

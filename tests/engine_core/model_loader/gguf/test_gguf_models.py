@@ -19,6 +19,7 @@ from transformers import (
     GraniteConfig,
     GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
+    HunYuanMoEV1Config,
     LlamaConfig,
     Ministral3Config,
     PretrainedConfig,
@@ -80,13 +81,17 @@ FLOATS |= {
         "granitemoeshared", "granitemoeshared-none-tied-padded", "minimax_m2", "minimax_m2-whole-heads-mqa-tied-padded",
         "olmoe", "olmoe-mqa-biases-tied-padded", "solar_open", "arcee", "cohere", "cohere2-windows", "ernie4_5",
         "ernie4_5-mqa-biases-padded", "exaone4", "exaone4-no-window-mqa-tied-padded", "gemma", "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
         "nemotron-tied", "olmo", "phi-padded", "seed_oss", "seed_oss-mqa-biases-tied-padded", "stablelm",
         "stablelm-head-norms-parallel",
     )
 }  # fmt: skip
 FLOATS["starcoder2"] = Starcoder2Config(**SIZES)
-ROUNDED = ("llama3-rope", "exaone4-no-window-mqa-tied-padded", "phi3-short-factors-mqa-tied-padded", "gpt_oss")
-"""Where a file has factors of rotations, which are rounded, or experts in another order than a checkpoint."""
+ROUNDED = (
+    "exaone4-no-window-mqa-tied-padded", "gpt_oss", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama3-rope",
+    "phi3-short-factors-mqa-tied-padded",
+)  # fmt: skip
+"""Where a file has factors or periods of rotations, which are rounded, or experts in another order."""
 
 
 ALWAYS = ("llama-gqa", "qwen3-tied-head-dim", "qwen2_moe", "deepseek_v3", "gemma2", "gemma4_text-experts", "olmo3")
@@ -228,10 +233,13 @@ def test_every_type(case: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("kind", BLOCK_TYPES)
-def test_every_type_through_transformers(kind: str, tmp_path: Path) -> None:
-    """In a family that Ringline has no model of its own for: weights stay in their types there, too."""
-    config = Starcoder2Config(**WIDE)
+@pytest.mark.parametrize(
+    ("case", "kind"), [*(("dense", kind) for kind in BLOCK_TYPES), *(("experts", kind) for kind in ("Q8_0", "Q4_K"))]
+)
+def test_every_type_through_transformers(case: str, kind: str, tmp_path: Path) -> None:
+    """In families that Ringline has no model of its own for: weights stay in their types there, too."""
+    mixture = HunYuanMoEV1Config(**WIDE, head_dim=32, num_experts=4, moe_topk=2)
+    config = Starcoder2Config(**WIDE) if case == "dense" else mixture
     save_model(make_model(config), tmp_path / "original")
     file = write_gguf(tmp_path / "original", config, tmp_path / "model.gguf", quantized(kind), tmp_path / "dequantized")
     own, expected = load(file), load(tmp_path / "dequantized")

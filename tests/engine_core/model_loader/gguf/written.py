@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4",
     "gemma": "gemma",
     "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "nemotron": "nemotron",
     "olmo": "olmo",
     "phi": "phi2",

@@ -46,6 +46,9 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
         fields["attention.layer_norm_epsilon"] = getattr(config, _LAYER_NORMS[kind], 1e-5)
     else:
         fields["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    if "alpha" in rope:  # for which the period is stretched
+        fields["rope.freq_base"] *= rope["alpha"] ** (head_dim / (head_dim - 2))
+        fields |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
     if rope["rope_type"] in ("linear", "yarn"):
         fields |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
     if (original := rope.get("original_max_position_embeddings")) is not None:
@@ -65,7 +68,15 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
             fields["attention.sliding_window"] = config.sliding_window
             fields["attn_logit_softcapping"] = config.attn_logit_softcapping
             fields["final_logit_softcapping"] = config.final_logit_softcapping
-        case "ernie4_5_moe" | "granitemoe" | "granitemoeshared" | "granitemoehybrid" | "minimax_m2" | "olmoe":
+        case (
+            "hunyuan_v1_moe"
+            | "ernie4_5_moe"
+            | "granitemoe"
+            | "granitemoeshared"
+            | "granitemoehybrid"
+            | "minimax_m2"
+            | "olmoe"
+        ):
             fields |= _mixture(config)
         case "exaone_moe":
             fields |= _windows(config) | _mixture(config)
