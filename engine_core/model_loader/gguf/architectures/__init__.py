@@ -4,11 +4,22 @@ modules, and a module is a line here.
 
 from __future__ import annotations
 
-from engine_core.model_loader.gguf.architectures import deepseek, gemma, glm, layer_norms, llama, mixtures, others, qwen
+from engine_core.model_loader.gguf.architectures import (
+    deepseek,
+    gemma,
+    glm,
+    layer_norms,
+    llama,
+    llama4,
+    mixtures,
+    others,
+    qwen,
+)
 from engine_core.model_loader.gguf.architectures.base import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
     **llama.ARCHITECTURES,
+    **llama4.ARCHITECTURES,
     **qwen.ARCHITECTURES,
     **gemma.ARCHITECTURES,
     **glm.ARCHITECTURES,

@@ -20,6 +20,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
+    Llama4TextConfig,
     LlamaConfig,
     Ministral3Config,
     PretrainedConfig,
@@ -86,6 +87,11 @@ FLOATS |= {
         "stablelm-head-norms-parallel",
     )
 }  # fmt: skip
+LLAMA4 = experts.LLAMA4 | {"floor_scale": 8192, "attn_scale": 0.1}
+FLOATS["llama4"] = Llama4TextConfig(**LLAMA4)
+FLOATS["llama4-of-128-experts-some-dense"] = Llama4TextConfig(
+    **LLAMA4 | {"num_local_experts": 128}, interleave_moe_layer_step=2, use_qk_norm=False
+)
 FLOATS["starcoder2"] = Starcoder2Config(**SIZES)
 ROUNDED = (
     "exaone4-no-window-mqa-tied-padded", "gpt_oss", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama3-rope",
@@ -207,7 +213,13 @@ LATENT = DeepseekV3Config(
 )
 JOINED = GraniteMoeSharedConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=256)
 """Whose shared expert has one tensor of what are two in a file."""
-QUANTIZED = {"granitemoeshared": JOINED, "llama": SMOL, "qwen3": QWEN, "qwen3_moe": MOE, "deepseek_v3": LATENT}
+QUANTIZED = {
+    "granitemoeshared": JOINED,
+    "llama": SMOL,
+    "qwen3": QWEN,
+    "qwen3_moe": MOE,
+    "deepseek_v3": LATENT,
+}
 FEW = (("llama", "Q4_1"), ("qwen3", "Q6_K"))
 
 

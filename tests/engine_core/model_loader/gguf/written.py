@@ -50,6 +50,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "dots1": "dots1",
     "exaone_moe": "exaone-moe",
+    "llama4_text": "llama4",
     "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
     "minimax_m2": "minimax-m2",
@@ -221,6 +222,8 @@ def converted(config: PretrainedConfig, architecture: str, tensors: Mapping[str,
             experts.setdefault(f"{norm[1]}.weight", {})[int(norm[2])] = name
         elif "experts." in name and "shared" not in name and config.model_type == "gpt_oss":
             found |= _gpt_oss_experts(name, numbers)
+        elif config.model_type == "llama4_text" and "experts." in name:
+            found |= _llama4_experts(name, numbers)
         elif name.endswith("put_linear.weight"):
             found |= _granite_blocks(name, numbers, config)
         elif name.endswith("kv_b_proj.weight"):
@@ -305,6 +308,35 @@ def _gpt_oss_experts(name: str, numbers: np.ndarray) -> dict[str, Converted]:
     }
 
 
+def _llama4_experts(name: str, numbers: np.ndarray) -> dict[str, Converted]:
+    """[E, H, 2 · I] of gates and then ups, or [E, I, H] of downs."""
+    layer, outputs_last = re.findall(r"\d+", name)[0], numbers.swapaxes(1, 2)
+    if "down" in name:
+        return {f"blk.{layer}.ffn_down_exps.weight": Converted(outputs_last, lambda x: {name: x.swapaxes(1, 2)})}
+    gate, up = np.split(outputs_last, 2, axis=1)
+    back = _both(lambda gate, up: {name: np.concatenate([gate, up], 1).swapaxes(1, 2)})
+    return {
+        f"blk.{layer}.ffn_gate_exps.weight": Converted(gate, back("gate")),
+        f"blk.{layer}.ffn_up_exps.weight": Converted(up, back("up")),
+    }
+
+
+def _both(
+    joined: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]],
+) -> Callable[[str], Callable[[np.ndarray], dict[str, np.ndarray]]]:
+    """Calls ``joined`` once there are both gates and ups."""
+    found: dict[str, np.ndarray] = {}
+
+    def back(part: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+        def taken(x: np.ndarray) -> dict[str, np.ndarray]:
+            found[part] = x
+            return joined(found["gate"], found["up"]) if len(found) == 2 else {}
+
+        return taken
+
+    return back
+
+
 def _granite_blocks(name: str, numbers: np.ndarray, config: PretrainedConfig) -> dict[str, Converted]:
     """Gates and then ups in one tensor, or downs; of experts, of a shared one, or of the only block."""
     layer = re.findall(r"\d+", name)[0]
@@ -312,15 +344,7 @@ def _granite_blocks(name: str, numbers: np.ndarray, config: PretrainedConfig) ->
     kind = "_exps" if "block_sparse_moe" in name else "" if is_alone else "_shexp"
     if "output" in name:
         return {f"blk.{layer}.ffn_down{kind}.weight": Converted(numbers, lambda x: {name: x})}
-    found: dict[str, np.ndarray] = {}
-
-    def back(part: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-        def taken(x: np.ndarray) -> dict[str, np.ndarray]:
-            found[part] = x
-            return {name: np.concatenate([found["gate"], found["up"]], -2)} if len(found) == 2 else {}
-
-        return taken
-
+    back = _both(lambda gate, up: {name: np.concatenate([gate, up], -2)})
     gate, up = np.split(numbers, 2, axis=-2)
     return {
         f"blk.{layer}.ffn_gate{kind}.weight": Converted(gate, back("gate")),

@@ -78,6 +78,8 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
             | "olmoe"
         ):
             fields |= _mixture(config)
+        case "llama4_text":
+            fields |= _mixture(config) | {"feed_forward_length": config.intermediate_size_mlp}
         case "exaone_moe":
             fields |= _windows(config) | _mixture(config)
         case "cohere":
@@ -170,6 +172,10 @@ def _mixture(config: PretrainedConfig) -> dict[str, Any]:
                 "expert_group_count": config.n_group,
                 "expert_group_used_count": config.topk_group,
             }
+        case "llama4_text":
+            fields["expert_feed_forward_length"] = config.intermediate_size
+            fields["interleave_moe_layer_step"] = config.interleave_moe_layer_step
+            fields["attention.chunk_size"] = config.attention_chunk_size
         case "olmoe":
             fields["expert_weights_norm"] = config.norm_topk_prob
         case "minimax_m2":
