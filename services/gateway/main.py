@@ -126,5 +126,6 @@ class GatewayProcess:
     async def _finish(self, grace: float) -> None:
         """Refuse new requests, and finish those under way."""
         self.metrics.serving = False
+        self.server.leave_shared_port()
         self.server.close_idle()
         log.info("drained", left=await wait_until_idle(lambda: self.load.num_requests, grace))

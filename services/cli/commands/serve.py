@@ -37,6 +37,7 @@ log = structlog.get_logger()
 
 _DECIDED_HERE = (
     "uds",
+    "share_port",
     "name",
     "data_parallel_rank",
     "engines",
@@ -65,7 +66,7 @@ def stack_settings() -> list[Setting]:
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def serve(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory, GGUF file or hub id, with an engine, a detokenizer, a processor and a
-    gateway on this machine.
+    gateway on this machine, or several of each.
 
     gRPC clients connect to --host and --port, HTTP clients (OpenAI's API, browsers) to --host and --http-port; the
     services are linked by unix sockets, and restarted if they die. Without MODEL, the small bundled model is served;
@@ -89,11 +90,13 @@ def serve(checkpoint: str | None, **options: Any) -> int:
             if stack.http_port == settings.server.port != 0:
                 raise FatalError(f"port {stack.http_port} is the processor's: choose another with --http-port")
             check_bindable(replace(settings.server, port=stack.http_port), "--http-port")
+    if stack.processors > 1 and settings.auth.tenants_file is not None:
+        log.warning("each processor applies the limits of --tenants-file by itself", processors=stack.processors)
     logs = ChildLogs(as_json=as_json)
     if as_json:
         log.info("starting", model=values["model"])
     else:
-        logs.say(f"starting {_listed(stack_counts(stack, values), http=stack.http)} with {values['model']}")
+        logs.say(f"starting {_listed(stack_counts(stack, values))} with {values['model']}")
     return asyncio.run(
         run_stack(
             stack_options(settings, stack, values),
@@ -106,15 +109,14 @@ def serve(checkpoint: str | None, **options: Any) -> int:
 
 def stack_counts(stack: StackSettings, values: dict[str, Any]) -> dict[str, int]:
     """Processes of each service of which a stack may have several."""
-    return {"engine": values.get("data_parallel_size", 1), "detokenizer": stack.num_detokenizers}
+    counts = {"engine": values.get("data_parallel_size", 1), "detokenizer": stack.num_detokenizers}
+    return counts | {"processor": stack.processors} | ({"gateway": stack.num_gateways} if stack.http else {})
 
 
-def _listed(counts: dict[str, int], *, http: bool) -> str:
+def _listed(counts: dict[str, int]) -> str:
     """The processes of a stack in words: "2 engines, a detokenizer, a processor and a gateway"."""
-    one = {"engine": "an engine", "detokenizer": "a detokenizer"}
-    several = [f"{count} {service}s" if count > 1 else one[service] for service, count in counts.items()]
-    doors = ["a processor", "a gateway"] if http else ["a processor"]
-    *others, last = several + doors
+    one = {service: f"{'an' if service == 'engine' else 'a'} {service}" for service in counts}
+    *others, last = [f"{count} {service}s" if count > 1 else one[service] for service, count in counts.items()]
     return f"{', '.join(others)} and {last}"
 
 
@@ -129,7 +131,7 @@ def bundled_model() -> str:
 
 
 def stack_options(settings: ProcessorSettings, stack: StackSettings, values: dict[str, Any]) -> StackOptions:
-    """The options of a stack whose processor has ``settings``."""
+    """The options of a stack whose processors have ``settings``."""
     server, telemetry = settings.server, settings.telemetry
     counts = stack_counts(stack, values)
     port, metrics_port = choose_ports(server.host, server.port, telemetry.metrics_port, counts)

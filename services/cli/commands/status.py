@@ -39,7 +39,7 @@ class ServiceStatus:
 
     service: str
     address: str
-    """A gateway's is a URL."""
+    """A gateway's is a URL, or that of a unix socket."""
     health: str
     """The health service's answer; else UNREACHABLE, or NOT_RUNNING while a stack restarts the service."""
     pid: int | None = None
@@ -174,7 +174,7 @@ async def _stack(state: StackState, connection: Connection, target: str | None =
                 name,
                 each.address,
                 connection,
-                target=target if name == "processor" else None,
+                target=target if service_of(name) == "processor" else None,
                 pid=each.pid,
                 metrics=each.metrics,
             )

@@ -36,7 +36,7 @@ class ProcessState:
 
     pid: int
     address: str
-    """The address to dial; a gateway's is a URL."""
+    """The address to dial; a gateway's is a URL, unless it is one of several, which have unix sockets of their own."""
     metrics: str | None
     """URL for Prometheus; None without metrics."""
 
@@ -50,12 +50,12 @@ class StackState:
     started: float
     """Seconds since 1970."""
     address: str
-    """The processor's address from this machine, even while it does not run."""
+    """The processors' address from this machine, even while none runs."""
     services: Mapping[str, ProcessState]
     """The running processes, keyed by name: engine, or engine-0 and so on if there are several; likewise detokenizer,
     processor and gateway."""
     http_url: str | None = None
-    """The gateway's URL from this machine, even while it does not run; None for a stack without one."""
+    """The gateways' URL from this machine, even while none runs; None for a stack without one."""
     names: Sequence[str] = ("engine", "detokenizer", "processor")
     """The names of all its processes, running or not."""
 

@@ -1,6 +1,7 @@
 """A stack: the ring on one machine. A supervisor runs the three services, linked by unix sockets in a private
 directory, with the processor on TCP and a gateway on HTTP before it, until a signal or until ``on_ready`` returns an
-exit code.
+exit code. Several processors share their port, and so do gateways; each then has a unix socket, too, by which it is
+reached alone.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from services.common.security.credentials import own_server_credentials
 
 SERVICES = ("engine", "detokenizer", "processor", "gateway")
 """The services; each may depend on those before it. A stack without HTTP has no gateway."""
+_DOORS = ("processor", "gateway")
 _METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20, "gateway": 30}
 """Offsets from the processor's metrics port, of the first of each service; others follow. By default, the ring's ports
 are those of services started one by one."""
@@ -61,6 +63,11 @@ class Instance:
         """Unique in the stack: the service's, with its number if there are several."""
         return self.service if self.is_only else f"{self.service}-{self.number}"
 
+    @property
+    def is_door(self) -> bool:
+        """Whether clients connect to it."""
+        return self.service in _DOORS
+
 
 def service_of(name: str) -> str:
     """The service of the instance with that name."""
@@ -73,15 +80,15 @@ class StackOptions:
 
     host: str
     port: int
-    """The processor's port; not 0."""
+    """The processors' port; not 0."""
     metrics_port: int | None
-    """The port of the processor's metrics; None: no service has metrics."""
+    """The port of the first processor's metrics; None: no service has metrics."""
     engine_settings: tuple[Setting, ...]
     """The options of the engine process, its own and those of ``engine_core``, which this module may not import."""
     values: Mapping[str, Any]
     """The given options, keyed by name; each child gets those it knows."""
     http_port: int | None = None
-    """The gateway's port, not 0; None: no gateway."""
+    """The gateways' port, not 0; None: no gateway."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Processes of each service, keyed by its name; one of those that are not named."""
 
@@ -98,12 +105,12 @@ class StackOptions:
 
     @property
     def processor_address(self) -> str:
-        """The processor's address from this machine."""
+        """The processors' address from this machine."""
         return join_address(self._local_host, self.port)
 
     @property
     def http_url(self) -> str | None:
-        """The gateway's URL from this machine; None without one."""
+        """The gateways' URL from this machine; None without one."""
         scheme = "http" if self.values.get("tls_cert_file") is None else "https"
         return None if self.http_port is None else f"{scheme}://{join_address(self._local_host, self.http_port)}"
 
@@ -143,39 +150,42 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
         flags = arguments([setting for setting in own_settings if setting not in secrets], given)
         # -P: do not import from a folder "services" in the user's working directory.
         argv = (sys.executable, "-P", "-m", "services.cli", service, *flags)
-        needed = service != "gateway" and each.is_only
+        needed = service != "gateway" and each.is_only  # else others do the work meanwhile
         specs.append(ChildSpec(each.name, argv, environment | hidden, needed=needed))
     return specs
 
 
 def _links(instance: Instance, options: StackOptions, directory: RuntimeDirectory) -> dict[str, Any]:
     """The options that link an instance to the others."""
-    sockets = {
-        service: tuple(f"unix:{directory.socket(each.name)}" for each in options.instances if each.service == service)
-        for service in ("engine", "detokenizer")
-    }
+    addresses = service_addresses(options, directory)
+    engines, detokenizers, processors = (
+        tuple(addresses[each.name] for each in options.instances if each.service == service) for service in SERVICES[:3]
+    )
     doors = {name: value for name, value in options.values.items() if name in _DOORS_ONLY}
+    own: dict[str, Any] = {} if instance.is_door and instance.is_only else {"uds": directory.socket(instance.name)}
+    if instance.is_door:
+        own |= {"host": options.host, "share_port": not instance.is_only or None}
     match instance.service:
         case "engine":
-            return {"uds": directory.socket(instance.name), "data_parallel_rank": instance.number}
+            return {**own, "data_parallel_rank": instance.number}
         case "detokenizer":
-            return {"uds": directory.socket(instance.name), "engines": sockets["engine"]}
+            return {**own, "engines": engines}
         case "processor":
-            peers = {"engines": sockets["engine"], "detokenizers": sockets["detokenizer"]}
-            return {**doors, "host": options.host, "port": options.port, **peers}
+            return {**doors, **own, "port": options.port, "engines": engines, "detokenizers": detokenizers}
     return {
         **(doors if "tls_cert_file" in doors else {}),  # an authority alone would ask the processor for TLS
-        "host": options.host,
+        **own,
         "port": options.http_port,
-        "processors": (options.processor_address,),
-        "processor_cert_file": doors.get("tls_cert_file"),
+        "processors": processors,
+        "processor_cert_file": doors.get("tls_cert_file") if len(processors) == 1 else None,
     }
 
 
 def service_addresses(options: StackOptions, directory: RuntimeDirectory) -> dict[str, str]:
-    """Address of each instance from this machine, the gateway's as a URL, in the order of ``SERVICES``."""
+    """Address of each instance from this machine, an only gateway's as a URL, in the order of ``SERVICES``."""
     doors = {"processor": options.processor_address, "gateway": options.http_url or ""}
-    return {each.name: doors.get(each.service) or f"unix:{directory.socket(each.name)}" for each in options.instances}
+    sockets = {each.name: f"unix:{directory.socket(each.name)}" for each in options.instances}
+    return sockets | {each.name: doors[each.service] for each in options.instances if each.is_door and each.is_only}
 
 
 def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Supervisor, started: float) -> StackState:
@@ -185,7 +195,7 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
     services = {}
     for child in supervisor.children:
         name, port = child.spec.name, options.metrics_ports.get(child.spec.name)
-        host = metrics_host if name in ("processor", "gateway") else "127.0.0.1"
+        host = metrics_host if service_of(name) in _DOORS else "127.0.0.1"
         metrics = None if port is None else f"http://{host}:{port}/metrics"
         if child.pid is not None:
             services[name] = ProcessState(child.pid, addresses[name], metrics)
@@ -197,7 +207,7 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
 def choose_ports(
     host: str, port: int, metrics_port: int | None, counts: Mapping[str, int] | None = None
 ) -> tuple[int, int]:
-    """Choose the processor's port and its metrics port.
+    """Choose the processors' port and the first one's metrics port.
 
     ``port`` 0 means a free port, ``metrics_port`` None the default that follows from ``port``, and 0 a free one. All
     services' metrics ports are free, too, unless the user gave the number that they follow from; ``counts`` as in
@@ -220,7 +230,7 @@ def choose_ports(
 
 
 def choose_http_port(host: str, port: int | None, taken: Collection[int] = ()) -> int:
-    """Choose the gateway's port: None means the default, or the next free one; 0 any free one.
+    """Choose the gateways' port: None means the default, or the next free one; 0 any free one.
 
     ``taken``: by the stack's other services, which do not listen yet.
     """
@@ -256,9 +266,9 @@ class ReadyStack:
     """A stack whose services all serve."""
 
     address: str
-    """The processor's."""
+    """The processors'."""
     http_url: str | None
-    """The gateway's; None without one."""
+    """The gateways'; None without one."""
     seconds: float
     """Seconds since the start of the first child."""
     state: StackState
@@ -300,7 +310,7 @@ async def run_stack(
 
         async def work() -> int | None:
             for name, address in service_addresses(options, directory).items():
-                if name == "gateway":
+                if service_of(name) == "gateway":
                     await _wait_gateway(address, cert_file, key_file)
                 else:
                     await wait_serving(processor if address == processor.address else Endpoint(address))

@@ -56,7 +56,14 @@ class ServerSettings(_Section):
 
     host: str = option("127.0.0.1", "Interface to listen on; 0.0.0.0 accepts connections from other machines.")
     port: int = option(0, "TCP port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
-    uds: str | None = option(None, "Path of a unix socket to listen on, instead of host and port.")
+    uds: str | None = option(
+        None, "Path of a unix socket to listen on, instead of host and port; with --share-port, beside them."
+    )
+    share_port: bool = option(
+        False,
+        "Share the port with other processors, or gateways, that share it, too: the system divides new connections "
+        "among them.",
+    )
     name: str | None = option(
         None,
         "Name of this process in the ring, which should stay the same over restarts: 1 to 128 characters of "
@@ -134,9 +141,14 @@ class ServerSettings(_Section):
             raise SettingError("uds", self.uds, f"a path of 1 to {MAX_SOCKET_PATH_BYTES} bytes")
 
     @property
+    def private_socket(self) -> str | None:
+        """The path of the unix socket, if that is all there is to listen on."""
+        return None if self.share_port else self.uds
+
+    @property
     def address(self) -> str:
         """The bind address, as gRPC writes it: ``host:port``, ``[v6]:port`` or ``unix:path``."""
-        return join_address(self.host, self.port) if self.uds is None else f"unix:{self.uds}"
+        return join_address(self.host, self.port) if self.private_socket is None else f"unix:{self.uds}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +206,7 @@ class ServiceSettings:
         server = self.server
         if server.name is not None:
             return server.name
-        place = str(server.port) if server.uds is None else Path(server.uds).stem
+        place = str(server.port) if server.uds is None else Path(server.uds).stem  # several may share a port
         return re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.service}-{socket.gethostname()}-{place}")[:128]
 
     @property
@@ -203,7 +215,7 @@ class ServiceSettings:
         telemetry, server = self.telemetry, self.server
         if not telemetry.metrics or (telemetry.metrics_port is None and server.uds is not None):
             return None
-        host = server.host if server.uds is None else "127.0.0.1"
+        host = server.host if server.private_socket is None else "127.0.0.1"
         if telemetry.metrics_port is not None:
             return host, telemetry.metrics_port
         return host, 0 if server.port == 0 else default_metrics_port(server.port)
@@ -334,7 +346,7 @@ class ProcessorSettings(ServiceSettings):
         check_addresses("detokenizers", self.detokenizers)
         secrets = {name: getattr(self.auth, name) for name in ("auth_token_file", "auth_jwks_file")}
         secrets["api_key"] = HIDDEN if self.auth.api_key else None
-        check_listening(self.tls, self.server.host, self.server.uds, secrets, internal=False)
+        check_listening(self.tls, self.server.host, self.server.private_socket, secrets, internal=False)
         check_dialling(self.tls, self.peers.service_token_file, hosts_of((*self.engines, *self.detokenizers)))
 
 
@@ -429,7 +441,7 @@ class GatewaySettings(ServiceSettings):
     def __post_init__(self) -> None:
         check_section(self)
         check_addresses("processors", self.processors)
-        check_listening(self.tls, self.server.host, self.server.uds, {}, internal=False)
+        check_listening(self.tls, self.server.host, self.server.private_socket, {}, internal=False)
         if (token_file := self.peers.service_token_file) is not None:
             problem = "none: processors ask for the tokens of the gateway's callers, and for its certificate"
             raise SettingError("service_token_file", token_file, problem)
@@ -437,5 +449,7 @@ class GatewaySettings(ServiceSettings):
 
 def _check_internal(settings: ServiceSettings) -> None:
     """Checks for the services that only other services call."""
+    if settings.server.share_port:
+        raise SettingError("share_port", "true", f"no value: peers link to each {settings.service} at its own address")
     secrets = {"service_token_file": settings.peers.service_token_file}
     check_listening(settings.tls, settings.server.host, settings.server.uds, secrets, internal=True)

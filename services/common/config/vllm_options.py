@@ -15,7 +15,7 @@ _PLUGIN = "is not supported: no code of yours or of a checkpoint is executed"
 _FINGERPRINT = "is not supported: answers have no fingerprint of the server"
 _ORIGINS = "is not needed: pages of --cors-origins may send any header, and tokens are sent as one"
 _MEASURED = "is not an option: docs/metrics.md lists what is measured"
-_FRONT_ENDS = "is not supported: for several front ends run `ringline processor` and `ringline gateway` several times"
+_FRONT_END = "the gateway is a process of its own, apart from the processor and the engine"
 _OWN_MODEL = "is not supported: the model's chat template says how it writes"
 
 VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
@@ -27,6 +27,7 @@ VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("ssl_ca_certs",): Alias("tls_ca_file"),
         ("ssl_cert_reqs",): Alias("tls_client_auth", {"0": "none", "2": "require"}),
         ("shutdown_timeout",): Alias("drain_grace"),
+        ("api_server_count", "asc"): Alias("num_gateways"),
         # Values that are called otherwise, or several
         ("generation_config",): Alias("generation_config", {"vllm": "none"}),
         ("served_model_name",): Alias("served_model_name", others="model_aliases"),
@@ -39,6 +40,7 @@ VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
             _NOT_LOGGED
         ),
         ("max_log_len",): NoEffect(_NOT_LOGGED, takes_value=True),
+        ("disable_frontend_multiprocessing",): NoEffect(_FRONT_END),
         ("log_error_stack",): NoEffect("the log has the reason of every failure"),
         ("enable_auto_tool_choice",): NoEffect(_TOOLS),
         ("tool_call_parser",): NoEffect(_TOOLS, takes_value=True),
@@ -70,7 +72,6 @@ VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
             "is not an option: the gateway takes a head of 64 KiB"
         ),
         ("headless",): "is not an option: run `ringline engine`, which has no front end",
-        ("api_server_count", "asc", "disable_frontend_multiprocessing"): _FRONT_ENDS,
         ("renderer_num_workers",): "is not an option: a processor tokenizes beside its other work; run several of them",
         ("tokens_only",): "is not an option: clients send token ids by gRPC, see docs/protocol.md",
         ("config",): "is not supported: options are flags or RINGLINE_… variables",

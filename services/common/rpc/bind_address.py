@@ -22,8 +22,8 @@ def check_bindable(settings: ServerSettings, port_flag: str = "--port") -> None:
     """
     if settings.uds is not None:
         _check_socket_file(Path(settings.uds))
-    else:
-        _check_port(settings.host, settings.port, port_flag)
+    if settings.private_socket is None:
+        _check_port(settings, port_flag)
 
 
 def remove_socket_file(settings: ServerSettings) -> None:
@@ -32,12 +32,13 @@ def remove_socket_file(settings: ServerSettings) -> None:
         Path(settings.uds).unlink(missing_ok=True)
 
 
-def _check_port(host: str, port: int, flag: str) -> None:
+def _check_port(settings: ServerSettings, flag: str) -> None:
+    host, port = settings.host, settings.port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
         raise FatalError(f"host {host!r} is not known: choose an interface of this machine with --host") from None
-    errors = [_bind_error(family, address) for family, _, _, _, address in found]
+    errors = [_bind_error(family, address, shared=settings.share_port) for family, _, _, _, address in found]
     if any(error is not None and error.errno == errno.EADDRINUSE for error in errors):
         raise FatalError(f"port {port} is in use: choose another with {flag}")
     if None in errors:  # a host name may have several addresses, and one is enough
@@ -47,10 +48,11 @@ def _check_port(host: str, port: int, flag: str) -> None:
     raise FatalError(f"host {host!r} is not an interface of this machine: choose one with --host")
 
 
-def _bind_error(family: socket.AddressFamily, address: Any) -> OSError | None:
+def _bind_error(family: socket.AddressFamily, address: Any, *, shared: bool) -> OSError | None:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(address)

@@ -43,8 +43,8 @@ def server_options(settings: ServerSettings, max_connections: int, max_connectio
         ("grpc.compression_enabled_algorithms_bitset", 1),
         # Senders bound messages when they make them (link frames of 1 MiB), and receivers check them.
         ("grpc.max_send_message_length", -1),
-        # Two servers on one port would share its connections at random; the second must fail instead.
-        ("grpc.so_reuseport", 0),
+        # Two servers on one port share its connections at random: without --share-port, the second must fail instead.
+        ("grpc.so_reuseport", int(settings.share_port)),
         # Calls in flight on one connection: a client with more requests opens a Session. Without a limit one
         # connection could hold any number of handlers.
         ("grpc.max_concurrent_streams", settings.max_streams_per_connection),

@@ -29,6 +29,8 @@ from services.common.rpc.health import Health
 from services.common.rpc.memory_guard import MemoryGuard
 from services.common.rpc.open_calls import CallRegistry
 
+_LONGEST_OVERRUN = 60.0
+"""Seconds beyond its grace after which a drain has certainly ended, in one way or another."""
 _STATUS_GRACE = 0.5
 """Seconds after the drain for handlers that are returning to send their status."""
 
@@ -83,7 +85,7 @@ class Server:
         On a unix socket no connection is closed, because Linux does not count what it received; its peers passed the
         permissions of the socket's file.
         """
-        port = host_and_port(self.address)[1] if self._settings.uds is None else None
+        port = host_and_port(self.address)[1] if self._settings.private_socket is None else None
         self._memory = MemoryGuard(port, self._settings.memory_budget, baseline)
         self._memory.start()
 
@@ -97,17 +99,20 @@ class Server:
 
     async def start(self) -> str:
         """Listen, with health NOT_SERVING; returns the address. Raises ``FatalError`` if it cannot be bound."""
+        settings = self._settings
         await self.health.start()
-        check_bindable(self._settings)
+        check_bindable(settings)
         try:
             if self._credentials is None:
-                port = self.grpc.add_insecure_port(self._settings.address)
+                port = self.grpc.add_insecure_port(settings.address)
             else:
-                port = self.grpc.add_secure_port(self._settings.address, self._credentials)
+                port = self.grpc.add_secure_port(settings.address, self._credentials)
+            if settings.share_port and settings.uds is not None:
+                self.grpc.add_insecure_port(f"unix:{settings.uds}")
         except RuntimeError as error:
-            raise FatalError(f"cannot listen on {self._settings.address}: {error}") from None
-        if self._settings.uds is None:
-            self.address = join_address(self._settings.host, port)
+            raise FatalError(f"cannot listen on {settings.address}: {error}") from None
+        if settings.private_socket is None:
+            self.address = join_address(settings.host, port)
             self._connections = ConnectionGuard(port, self._max_connections, self._calls.has_calls)
             self._connections.start()
         await self.grpc.start()
@@ -134,6 +139,7 @@ class Server:
         its event loop hangs.
         """
         working: asyncio.Task[None] | None = None
+        leaving: asyncio.Task[None] | None = None
         async with heartbeat(lambda: self._has_served):
             with self.drain.on_signals():
                 try:
@@ -141,12 +147,21 @@ class Server:
                     working = asyncio.create_task(work())
                     await self.drain.wait_begun(working)
                     await self.health.drain()
+                    leaving = self._leave_shared_port()
                     await self.drain.run(finish)
                     return self.drain.exit_code
                 finally:
                     if working is not None and not working.done():
                         await end_task(working)
                     await self.stop(None if self.drain.cut_short else _STATUS_GRACE)
+                    if leaving is not None:
+                        await leaving
+
+    def _leave_shared_port(self) -> asyncio.Task[None] | None:
+        """Leave a shared port to the others: open calls go on, new ones need a new connection, which another gets."""
+        if not self._settings.share_port:
+            return None
+        return asyncio.create_task(self.grpc.stop(self._settings.drain_grace + _LONGEST_OVERRUN))
 
     async def stop(self, grace: float | None = None) -> None:
         """End every RPC, after ``grace`` seconds if given, and stop listening."""

@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
         self._deaf = True
 
     def _certificate_is_valid(self) -> bool:
-        if self._shared.valid_certificate is None:
+        if self._shared.valid_certificate is None or not self._peer[0]:  # by a unix socket
             return True
         if self._certificate is None:
             self._certificate = self.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)

@@ -76,7 +76,7 @@ class HttpServer:
             on_request=self._on_request,
             on_refusal=on_refusal,
         )
-        self._listening: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
         self._sweeping: asyncio.Task[None] | None = None
         self._memory: MemoryGuard | None = None
         self._guard: ConnectionGuard | None = None
@@ -87,25 +87,15 @@ class HttpServer:
 
     async def start(self) -> str:
         """Listen; returns the address. Raises ``FatalError`` if it cannot be bound."""
-        settings, loop = self._settings, asyncio.get_running_loop()
+        settings = self._settings
         check_bindable(settings)
-        options: dict[str, Any] = {"backlog": _BACKLOG}
-        if self._tls is not None:
-            options |= {
-                "ssl": self._tls.context,
-                "ssl_handshake_timeout": _HANDSHAKE_SECONDS,
-                "ssl_shutdown_timeout": _HANDSHAKE_SECONDS,
-            }
         try:
-            if settings.uds is not None:
-                self._listening = await loop.create_unix_server(self._connection, settings.uds, **options)
-            else:
-                self._listening = await loop.create_server(self._connection, settings.host, settings.port, **options)
+            await self._listen()
         except OSError as error:
             raise FatalError(f"cannot listen on {settings.address}: {error}") from None
         port = None
-        if settings.uds is None:
-            port = int(self._listening.sockets[0].getsockname()[1])
+        if settings.private_socket is None:
+            port = int(self._listening[0].sockets[0].getsockname()[1])
             self.address = join_address(settings.host, port)
             self._guard = ConnectionGuard(port, self._shared.max_connections, self._load.is_busy)
             self._guard.start()
@@ -113,6 +103,25 @@ class HttpServer:
         self._memory.start()
         self._sweeping = asyncio.create_task(self._sweep())
         return self.address
+
+    async def _listen(self) -> None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            tls = {
+                "ssl": self._tls.context,
+                "ssl_handshake_timeout": _HANDSHAKE_SECONDS,
+                "ssl_shutdown_timeout": _HANDSHAKE_SECONDS,
+            }
+        if settings.private_socket is None:
+            place = settings.host, settings.port
+            self._listening.append(
+                await loop.create_server(
+                    self._connection, *place, backlog=_BACKLOG, reuse_port=settings.share_port, **tls
+                )
+            )
+        if settings.uds is not None:
+            self._listening.append(await loop.create_unix_server(self._connection, settings.uds, backlog=_BACKLOG))
 
     def _connection(self) -> Connection:
         return Connection(self._shared)
@@ -128,6 +137,15 @@ class HttpServer:
             self._shared.sweep(asyncio.get_running_loop().time())
             await asyncio.sleep(_SWEEP_SECONDS)
 
+    def leave_shared_port(self) -> None:
+        """Leave new connections to the others at a shared port; without one, they are still accepted."""
+        if self._settings.share_port:
+            self._close_listening()
+
+    def _close_listening(self) -> None:
+        for listening in self._listening:
+            listening.close()
+
     def close_idle(self) -> None:
         """Close connections without a request, and others after their answer. New ones are still accepted."""
         for one in self._shared.open:
@@ -139,8 +157,7 @@ class HttpServer:
             self._memory.stop()
         if self._guard is not None:
             self._guard.stop()
-        if self._listening is not None:
-            self._listening.close()
+        self._close_listening()
         self.close_idle()
         tasks = self._shared.state.tasks
         if tasks:

@@ -4,12 +4,14 @@ import asyncio
 import itertools
 import json
 import socket
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import part_pb2
 
+from services.cli.supervise.gateway_health import gateway_health
 from services.gateway.http import connection
 from services.gateway.http.http2 import PREFACE
 from tests.clients.scripted_server import admitted, delta, started
@@ -223,6 +225,25 @@ async def test_slow_heads_and_bodies_and_idle_connections_end(monkeypatch: pytes
         assert idle == b""
         assert unused.startswith(b"HTTP/1.1 413 ")
         await until(lambda: gateway.process.server.num_connections == 0)
+
+
+async def test_gateways_share_a_port_until_one_leaves_it(tmp_path) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    async with running(share_port=True, uds=paths[0]) as first:
+        port = int(first.address.rpartition(":")[2])
+        async with running(share_port=True, uds=paths[1], port=port) as second:
+            both = [each.process.server for each in (first, second)]
+            async with AsyncExitStack() as held:
+                while not all(server.num_connections for server in both):
+                    await held.enter_async_context(first.connection())
+                    await asyncio.sleep(0)
+            ask = [asyncio.to_thread(gateway_health, f"unix:{path}", None, None) for path in paths]
+            assert await asyncio.gather(*ask) == ["NOT_SERVING"] * 2  # each was asked, and has not looked yet
+            both[0].leave_shared_port()
+            await until(lambda: not both[0].num_connections)
+            assert {(await first.ask("GET", "/live")).status for _ in range(20)} == {200}
+            assert not both[0].num_connections
+            assert await asyncio.to_thread(gateway_health, f"unix:{paths[0]}", None, None) == "UNREACHABLE"
 
 
 async def test_a_client_that_does_not_read_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from services.cli.supervise.runtime_directory import running_stacks
 from tests.processes import alive
 from tests.programs import ringline, run
 from tests.ring import MODEL, ROOT
+from tests.services.secured_ring import Certificates
 from tests.waiting import until
 
 pytestmark = pytest.mark.long
@@ -260,6 +262,54 @@ def test_engines_of_one_machine_take_over_from_each_other(environment, tmp_path)
         assert stack.process.poll() is None
         before, services = services, stack.serving()
         assert {name for name in names if services[name]["pid"] != before[name]["pid"]} == {busy}
+        stack.process.send_signal(signal.SIGTERM)
+        assert stack.process.wait(90) == 0
+    finally:
+        stack.process.kill()
+
+
+@pytest.mark.wide
+def test_doors_of_one_machine_take_over_from_each_other(environment, tmp_path):
+    """Clients know one address of each kind, and all of them show certificates."""
+    certificates = Certificates(tmp_path)
+    certificates.issue("processor")
+    files = {"ca": "ca", "cert": "processor", "key": "processor-key"}
+    flags = [f"--tls-{flag}-file={certificates.path(name)}" for flag, name in files.items()]
+    flags += ["--tls-client-auth", "require", "--port", "0", "--http-port", "0", "--api-server-count", "2"]
+    variables = {f"RINGLINE_TLS_{flag.upper()}_FILE": str(certificates.path(name)) for flag, name in files.items()}
+    stack = Stack({**environment, **variables, "RINGLINE_LOG_FORMAT": "json"}, tmp_path, str(MODEL), *flags)
+    try:
+        stack.ready()
+        before = stack.serving()
+        doors = {"processor-0", "processor-1", "gateway-0", "gateway-1"}
+        assert before.keys() == doors | {"engine", "detokenizer"}
+        (ready,) = stack.events("ready")
+        shown = ssl.create_default_context(cafile=certificates.path("ca"))
+        shown.load_cert_chain(certificates.path("processor"), certificates.path("processor-key"))
+
+        def models():
+            with urllib.request.urlopen(f"{ready['http_url']}/v1/models", timeout=60, context=shown) as answer:
+                return json.load(answer)["data"][0]["id"]
+
+        client = ringline_client.Client(
+            ready["address"], **{name: certificates.path(each) for name, each in files.items()}
+        )
+        with client:
+            options = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
+            expected = client.generate("Once upon a time", **options).choices[0].text
+            deltas = client.stream("Once upon a time", **options)
+            texts = [next(deltas).text for _ in range(5)]
+            (busy,) = (name for name, each in stack.serving().items() if (each["page"] or {}).get("live_requests"))
+            for killed in (busy, "gateway-0"):
+                os.kill(before[killed]["pid"], signal.SIGKILL)
+            assert "".join([*texts, *(delta.text for delta in deltas)]) == expected
+            assert models()
+        after = stack.serving()
+        assert {name for name in after if after[name]["pid"] != before[name]["pid"]} == {busy, "gateway-0"}
+        os.kill(after["processor-0"]["pid"], signal.SIGTERM)  # drains, and is replaced
+        stack.until(lambda: any(each["child"] == "processor-0" for each in stack.events("died")))
+        assert models()
+        stack.serving()
         stack.process.send_signal(signal.SIGTERM)
         assert stack.process.wait(90) == 0
     finally:

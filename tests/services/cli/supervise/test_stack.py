@@ -102,6 +102,27 @@ def test_engines_and_detokenizers_of_a_number_are_linked_to_all_others(tmp_path:
     assert list(service_addresses(options, directory)) == names
 
 
+@pytest.mark.parametrize("files", [{}, {"tls_cert_file": "cert", "tls_key_file": "key"}])
+def test_doors_of_a_number_share_their_ports_and_have_sockets_of_their_own(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    counts = {"processor": 2, "gateway": 3}
+    options = StackOptions(HOST, 7, 10, ENGINE_SETTINGS, files, http_port=9, counts=counts)
+    children = child_specs(options, directory := RuntimeDirectory(tmp_path))
+    told = {child.name: dict(flag.partition("=")[::2] for flag in child.argv) for child in children}
+    assert [child.name for child in children if child.needed] == ["engine", "detokenizer"]
+    processors, gateways = ["processor-0", "processor-1"], ["gateway-0", "gateway-1", "gateway-2"]
+    for names, port in ((processors, "7"), (gateways, "9")):
+        assert {(told[name]["--host"], told[name]["--port"]) for name in names} == {(HOST, port)}
+        assert [told[name]["--uds"] for name in names] == [directory.socket(name) for name in names]
+        assert all("--share-port" in told[name] for name in names)
+    links = ",".join(f"unix:{directory.socket(name)}" for name in processors)
+    assert {told[name]["--processors"] for name in gateways} == {links}
+    assert not any("--processor-cert-file" in told[name] for name in gateways)
+    assert service_addresses(options, directory)["gateway-2"] == f"unix:{directory.socket('gateway-2')}"
+    assert [told[name]["--metrics-port"] for name in (*processors, *gateways)] == ["10", "11", "40", "41", "42"]
+
+
 def test_the_ports_of_all_engines_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = HeldPort()
     offered = iter([taken.number - 11])

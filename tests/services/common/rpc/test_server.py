@@ -7,6 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.config.errors import FatalError
 from services.common.config.settings import ServerSettings
@@ -15,7 +16,8 @@ from services.common.rpc.health import LIVENESS
 from services.common.rpc.server import Server
 from services.ring.errors import Reason
 from tests.ports import HeldPort
-from tests.services.common.rpc.inference_server import SECONDS, SERVICE, details_of, serving
+from tests.services.common.rpc.inference_server import SECONDS, SERVICE, Inference, details_of, serving
+from tests.waiting import until
 
 
 async def test_health_follows_the_service_and_ends_with_it():
@@ -72,6 +74,41 @@ async def test_two_servers_cannot_share_a_port_or_a_socket(tmp_path):
         assert await check_health(channel, seconds=SECONDS) == "NOT_SERVING"
         assert server.address == f"unix:{path}"
     assert list(tmp_path.iterdir()) == []
+
+
+async def health_of(address):
+    async with Endpoint(address).open() as channel:
+        return await check_health(channel, seconds=SECONDS)
+
+
+async def test_servers_share_a_port_until_one_drains(tmp_path):
+    """It finishes its calls; connections that come meanwhile are the other's."""
+    shared = ServerSettings(share_port=True, uds=str(tmp_path / "first"))
+    first, done = Server(shared, [SERVICE]), asyncio.Event()
+    servicer = Inference()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, first.grpc)
+    running = asyncio.create_task(first.run(asyncio.Event().wait, lambda grace: done.wait()))
+    await until(lambda: not first.address.endswith(":0"))
+    port = int(first.address.rpartition(":")[2])
+    with pytest.raises(FatalError, match="is in use"):
+        await Server(ServerSettings(port=port), []).start()
+    other = ServerSettings(port=port, share_port=True, uds=str(tmp_path / "second"))
+    async with serving(other) as (second, _, _), Endpoint(f"unix:{shared.uds}").open() as own:
+        await second.set_serving(True)
+        seen = set()
+        while len(seen) < 2:
+            seen.add(await health_of(first.address))
+        assert [await health_of(f"unix:{each.uds}") for each in (shared, other)] == ["NOT_SERVING", "SERVING"]
+        session = inference_pb2_grpc.InferenceServiceStub(own).Session()
+        await session.write(inference_pb2.SessionRequest())
+        await session.read()
+        first.drain.begin()
+        await until(lambda: not list(tmp_path.glob("first")))
+        assert {await health_of(first.address) for _ in range(20)} == {"SERVING"}
+        await session.write(inference_pb2.SessionRequest())
+        assert await session.read() == inference_pb2.SessionResponse()
+        done.set()
+        assert await asyncio.wait_for(running, SECONDS) == 0
 
 
 async def test_the_socket_of_a_dead_process_is_taken_over_but_a_file_is_not(tmp_path):
