@@ -43,7 +43,13 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("eplb_window_size", "eplb_step_interval", "eplb_log_balancedness"): _EXPERTS,
     ("data_parallel_size_local", "dpl"): _ENGINES,
     ("data_parallel_start_rank", "dpr", "data_parallel_address", "dpa", "data_parallel_rpc_port", "dpp"): _ENGINES,
-    ("data_parallel_backend", "dpb", "data_parallel_hybrid_lb", "dph", "data_parallel_external_lb", "dpe"): _ENGINES,
+    ("data_parallel_hybrid_lb", "dph"): (
+        "is not an option: `ringline processor --zone` prefers the engines of its own zone"
+    ),
+    ("data_parallel_external_lb", "dpe"): (
+        "is not an option: run several processors with the same --engines behind one name"
+    ),
+    ("data_parallel_backend", "dpb"): _ENGINES,
     ("data_parallel_multi_port_external_lb", "data_parallel_supervisor_port"): _ENGINES,
     ("dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s"): _ENGINES,
     ("dp_supervisor_probe_failure_threshold", "disable_nccl_for_dp_synchronization"): _ENGINES,

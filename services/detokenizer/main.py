@@ -76,6 +76,7 @@ class _Detokenizer:
             stall_timeout=server.stall_timeout,
             max_message_bytes=server.max_message_bytes,
             drain_grace=server.drain_grace,
+            zone=settings.place.zone,
         )
         self._server.add_service(DESCRIPTION, self._service)
         self._metrics = DetokenizerMetrics()

@@ -8,6 +8,7 @@ from functools import partial
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
+from services.common.links.zone import tell_zone
 from services.common.rpc.handlers import Context
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
 from services.common.rpc.open_calls import end_call_soon
@@ -36,6 +37,7 @@ class DetokenizerService:
         stall_timeout: float,
         max_message_bytes: int,
         drain_grace: float,
+        zone: str | None = None,
     ) -> None:
         """``stall_timeout``: seconds after which a processor that reads nothing loses its stream."""
         self._me = me
@@ -44,6 +46,7 @@ class DetokenizerService:
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
         self._drain_grace = drain_grace
+        self._zone = zone
         self._draining = False
 
     def drain(self) -> None:
@@ -72,6 +75,7 @@ class DetokenizerService:
 
     async def _serve(self, subscriber: Subscriber, context: Context, version: int) -> None:
         """Write new output until another stream supersedes this one."""
+        await tell_zone(context, self._zone)
         send = partial(subscriber.write, context.write, stall_timeout=self._stall_timeout)
         welcome = welcome_message(self._me, version, self._max_message_bytes, DETOKENIZER_CAPABILITIES)
         await send(detokenizer_pb2.SubscribeResponse(welcome=welcome))

@@ -87,6 +87,7 @@ class _EngineProcess:
             stall_timeout=settings.server.stall_timeout,
             max_message_bytes=settings.server.max_message_bytes,
             drain=lambda grace: self._server.drain.begin(grace=grace),
+            zone=settings.place.zone,
         )
         self._server.add_service(DESCRIPTION, self._service)
         self._started: StartedEngine | None = None

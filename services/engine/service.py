@@ -10,6 +10,7 @@ from typing import Any
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.engine import EngineCore
+from services.common.links.zone import tell_zone
 from services.common.rpc.handlers import Context, RequestStream
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
 from services.common.rpc.output_stream import write_in_time
@@ -47,6 +48,7 @@ class EngineService:
         stall_timeout: float,
         max_message_bytes: int,
         drain: Callable[[float | None], None],
+        zone: str | None = None,
     ) -> None:
         """``drain`` starts the drain of the process, with a grace in seconds (None: the configured one)."""
         self._engine = engine
@@ -54,6 +56,7 @@ class EngineService:
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
         self._drain = drain
+        self._zone = zone
         self._model: engine_pb2.GetModelResponse | None = None
         self._tokenizer: dict[str, bytes] = {}
         self._ranks: Sequence[engine_pb2.RankProcess] = ()
@@ -79,6 +82,7 @@ class EngineService:
             stall_timeout=self._stall_timeout,
             max_message_bytes=self._max_message_bytes,
         )
+        await tell_zone(context, self._zone)
         await attachment.run(incoming, context)
 
     async def GetModel(self, data: bytes, context: Context) -> engine_pb2.GetModelResponse:

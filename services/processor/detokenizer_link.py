@@ -12,6 +12,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from services.common.links.channels import Endpoint
 from services.common.links.discovery import PeerDedup
 from services.common.links.redial import Backoff, LinkRefused, maintain_link, parse_welcome
+from services.common.links.zone import zone_of
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
 
@@ -23,7 +24,9 @@ DUPLICATE_INTERVAL = 0.5
 class DetokenizerOwner(Protocol):
     """Receives the events of links to detokenizers."""
 
-    def detokenizer_up(self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = ()) -> None: ...
+    def detokenizer_up(
+        self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = (), zone: str | None = None
+    ) -> None: ...
 
     def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None: ...
 
@@ -69,7 +72,7 @@ class DetokenizerLink:
             call.cancel()
 
     async def _listen(self, call: Any, detokenizer: PeerId, first: detokenizer_pb2.SubscribeResponse) -> None:
-        self._owner.detokenizer_up(detokenizer, self.address, first.welcome.capabilities)
+        self._owner.detokenizer_up(detokenizer, self.address, first.welcome.capabilities, await zone_of(call))
         self.up = True
         try:
             self._owner.detokenizer_frame(detokenizer, first)

@@ -54,9 +54,10 @@ class LinkEvents:
         """The engine is attached; raises ``LinkRefused`` if its model was dropped meanwhile."""
         self._models.engine_up(engine, model)
         self._peers.engines[engine] = LinkedEngine("engine", engine, link.address, link, model.numerics)
-        self._routes.engine_up(engine, generation_of(model), model.max_num_seqs or None, model.capabilities)
+        capacity = model.max_num_seqs or None
+        self._routes.engine_up(engine, generation_of(model), capacity, model.capabilities, link.zone)
         self._peers.events.append(PeerEvent("engine", engine.name, "joined"))
-        log.info("engine attached", engine=engine.name, address=link.address)
+        log.info("engine attached", engine=engine.name, address=link.address, zone=link.zone)
         self._update_partitions(engine)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
@@ -88,11 +89,13 @@ class LinkEvents:
 
     # DetokenizerOwner
 
-    def detokenizer_up(self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = ()) -> None:
+    def detokenizer_up(
+        self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = (), zone: str | None = None
+    ) -> None:
         self._peers.detokenizers[detokenizer] = LinkedDetokenizer("detokenizer", detokenizer, address)
-        self._routes.detokenizer_up(detokenizer, capabilities)
+        self._routes.detokenizer_up(detokenizer, capabilities, zone)
         self._peers.events.append(PeerEvent("detokenizer", detokenizer.name, "joined"))
-        log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=address)
+        log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=address, zone=zone)
         self._failover.routes_changed()
 
     def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None:

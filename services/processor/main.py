@@ -101,7 +101,7 @@ class _Processor:
         )
         self._tracing = start_tracing(settings)
         self._metrics = ProcessorMetrics(lambda: self._server.open_calls)
-        self._routes = Routes(random.Random())
+        self._routes = Routes(random.Random(), settings.place.zone)
         self._dedup = PeerDedup()
         self._peers = LinkedPeers(self._routes, self._known_addresses)
         self._models = ServedModels(

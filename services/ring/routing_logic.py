@@ -6,11 +6,14 @@ acknowledged this processor's subscription, and has not reported that it does no
 A request goes to engines of its generation only. A new request may belong to any generation: it gets the newest with
 room, or the newest if none has room, so that the first engine of a new model does not get the work of all others.
 
-No request goes where it would wait while another engine has room. A request goes to an engine that has its prompt's
-prefix cached, unless that engine is busier than the others by more than the prefix is worth. Otherwise it goes to the
-less loaded of two engines. The prompt's hash selects the two, so that processors which know nothing of each other send
-equal prompts to the same engines; without a prefix, they are random. (Two, because the least loaded of all would be
-the same for every processor until its next report: Mitzenmacher, IEEE TPDS 12, 2001.)
+No request goes where it would wait while another engine has room. A processor with a zone takes the engines of other
+zones only while all of its own are full, and their detokenizers only while its own zone has none.
+
+A request goes to an engine that has its prompt's prefix cached, unless that engine is busier than the others by more
+than the prefix is worth. Otherwise it goes to the less loaded of two engines. The prompt's hash selects the two, so
+that processors which know nothing of each other send equal prompts to the same engines; without a prefix, they are
+random. (Two, because the least loaded of all would be the same for every processor until its next report: Mitzenmacher,
+IEEE TPDS 12, 2001.)
 """
 
 from __future__ import annotations
@@ -77,6 +80,7 @@ class _Node:
     """The generation that an engine serves; None for a detokenizer."""
     capacity: int | None = None
     """The most choices that an engine computes at the same time; None if not known."""
+    zone: str | None = None
     pressed: bool = False
     """Whether requests wait for KV blocks."""
     taking: bool = True
@@ -98,8 +102,10 @@ class _Node:
 class Routes:
     """The routing state of all peers, and the routes of this processor's requests."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, zone: str | None = None) -> None:
+        """``zone``: this processor's; None: peers of all zones are equal."""
         self._rng = rng
+        self._zone = zone
         self._engines: dict[str, _Node] = {}
         self._detokenizers: dict[str, _Node] = {}
         self._held: dict[str, tuple[Route, int]] = {}
@@ -111,11 +117,18 @@ class Routes:
         """Number of decisions of each kind."""
 
     def engine_up(
-        self, peer: PeerId, generation: Generation, capacity: int | None = None, capabilities: Iterable[str] = ()
+        self,
+        peer: PeerId,
+        generation: Generation,
+        capacity: int | None = None,
+        capabilities: Iterable[str] = (),
+        zone: str | None = None,
     ) -> None:
         """An engine welcomed this processor. ``capacity``: choices that it computes at a time, if known."""
         own = sum(choices for route, choices in self._held.values() if route.engine == peer)
-        self._engines[peer.name] = _Node(peer, frozenset(capabilities), own, generation=generation, capacity=capacity)
+        self._engines[peer.name] = _Node(
+            peer, frozenset(capabilities), own, generation=generation, capacity=capacity, zone=zone
+        )
         self.revision += 1
 
     def engine_down(self, peer: PeerId) -> None:
@@ -128,9 +141,9 @@ class Routes:
             node.attached = frozenset(attached)
             self.revision += 1
 
-    def detokenizer_up(self, peer: PeerId, capabilities: Iterable[str] = ()) -> None:
+    def detokenizer_up(self, peer: PeerId, capabilities: Iterable[str] = (), zone: str | None = None) -> None:
         own = sum(route.detokenizer == peer for route, _ in self._held.values())
-        self._detokenizers[peer.name] = _Node(peer, frozenset(capabilities), own)
+        self._detokenizers[peer.name] = _Node(peer, frozenset(capabilities), own, zone=zone)
         self.revision += 1
 
     def detokenizer_down(self, peer: PeerId) -> None:
@@ -231,7 +244,8 @@ class Routes:
             chosen = node if node is not None and node.peer == engine and any(self._joined(node, needs)) else None
         if chosen is None:
             return None
-        detokenizer = self._less_loaded(list(self._joined(chosen, needs)))
+        joined = list(self._joined(chosen, needs))
+        detokenizer = self._less_loaded(self._near(joined) or joined)
         self.release(request_id)
         chosen.own += choices
         detokenizer.own += 1
@@ -252,7 +266,11 @@ class Routes:
             node.own -= 1
 
     def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs) -> _Node | None:
-        nodes = {node.peer: node for node in self._engines_taking(needs) if node.generation == generation}
+        taking = [node for node in self._engines_taking(needs) if node.generation == generation]
+        near = self._near(taking)
+        if any(not node.full for node in near):
+            taking = near
+        nodes = {node.peer: node for node in taking}
         if not nodes:
             return None
         match = self.prefixes.find(prefixes, nodes)
@@ -268,6 +286,10 @@ class Routes:
         self.decisions[decision] += 1
         self.prefixes.add(prefixes, chosen.peer)
         return chosen
+
+    def _near(self, nodes: list[_Node]) -> list[_Node]:
+        """Those of this processor's zone."""
+        return nodes if self._zone is None else [node for node in nodes if node.zone == self._zone]
 
     def _overloaded(self, node: _Node, tokens: int, nodes: Iterable[_Node]) -> bool:
         """Whether an engine is busier than the others by more than ``tokens`` cached tokens justify."""

@@ -38,6 +38,7 @@ log = structlog.get_logger()
 _DECIDED_HERE = (
     "uds",
     "share_port",
+    "zone",
     "name",
     "data_parallel_rank",
     "engines",

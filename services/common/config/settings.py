@@ -235,6 +235,23 @@ class DiscoverySettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceSettings(_Section):
+    """Where a process runs."""
+
+    zone: str | None = option(
+        None,
+        "Label of what is close together, such as a machine or a data center: 1 to 128 characters of A-Z, a-z, 0-9, "
+        "'.', '_' and '-'. A processor with a zone sends requests to engines of others only while all of its own are "
+        "full. Default: all are equally close.",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        if self.zone is not None and PEER_NAME.fullmatch(self.zone) is None:
+            raise SettingError("zone", self.zone, "1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'")
+
+
+@dataclass(frozen=True, slots=True)
 class ReaderSettings(_Section):
     """Slow readers of streams."""
 
@@ -276,6 +293,7 @@ class ProcessorSettings(ServiceSettings):
     detokenizers: tuple[str, ...] = option(
         (f"127.0.0.1:{DETOKENIZER_PORT}",), "Addresses of the detokenizers, in the form of --engines."
     )
+    place: PlaceSettings = field(default_factory=PlaceSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
@@ -357,6 +375,7 @@ class DetokenizerSettings(ServiceSettings):
     service: ClassVar[str] = "detokenizer"
 
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DETOKENIZER_PORT))
+    place: PlaceSettings = field(default_factory=PlaceSettings)
     engines: tuple[str, ...] = option(
         (f"127.0.0.1:{ENGINE_PORT}",),
         "Addresses of the engines, separated by commas: host:port or unix:path. If a host is a name, each of its "
@@ -381,6 +400,7 @@ class EngineServiceSettings(ServiceSettings):
     service: ClassVar[str] = "engine"
 
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=ENGINE_PORT))
+    place: PlaceSettings = field(default_factory=PlaceSettings)
     orphan_grace: float = option(
         2.0,
         "Requests are cancelled when the processor that sent them has been gone for this long.",

@@ -17,6 +17,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.common.links.channels import Endpoint
 from services.common.links.discovery import PeerDedup
 from services.common.links.redial import Backoff, LinkRefused, maintain_link, parse_welcome
+from services.common.links.zone import zone_of
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
 
@@ -76,6 +77,8 @@ class EngineLink:
         self.up = False
         self.max_command_bytes = 0
         """The largest command that the engine accepts; known once the link is up."""
+        self.zone: str | None = None
+        """The engine's zone; known once the link is up."""
 
     def send(self, commands: Iterable[engine_pb2.Command]) -> None:
         """Send commands in order; dropped if the stream ends first."""
@@ -111,6 +114,7 @@ class EngineLink:
             if engine != (answered := parse_welcome(first.welcome)):
                 expected = f"expected {engine.name} with incarnation {engine.incarnation}"
                 raise LinkRefused(f"{answered.name} with incarnation {answered.incarnation} answered: {expected}")
+            self.zone = await zone_of(self._call)
             backoff.reset()
             await self._run_stream(engine, model, first)
         finally:

@@ -30,8 +30,10 @@ class Owner:
         self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.up = ""
 
-    def detokenizer_up(self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = ()) -> None:
-        assert detokenizer == DETOKENIZER
+    def detokenizer_up(
+        self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = (), zone: str | None = None
+    ) -> None:
+        assert (detokenizer, zone) == (DETOKENIZER, "rack-7")
         assert not self.up
         self.up = address
         self.news.put_nowait(("up", address))
@@ -53,6 +55,7 @@ async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: 
         stall_timeout=600.0,
         max_message_bytes=1 << 22,
         drain_grace=1.0,
+        zone="rack-7",
     )
     server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, service),))
     addresses = [f"unix:{tmp_path}/{name}.sock" for name in ("one", "other")]

@@ -196,6 +196,7 @@ class AttachStream:
         self.engine, self.peer, self.link, self.owner = engine, peer, link, owner
         self.address = engine.me.name
         self.max_command_bytes = 1 << 24
+        self.zone = None
         self.commands: deque[bytes] = deque()
         self.responses: deque[bytes] = deque()
 

@@ -388,3 +388,28 @@ def test_a_request_goes_where_its_needs_are_met_and_nowhere_else() -> None:
     assert {routes.choose(f"free {number}", OLD, Prefixes()) for number in range(20)} != chosen
     routes.detokenizer_down(new)
     assert routes.choose("1", OLD, Prefixes(), engine=PeerId("e-new", 1), needs=needs) is None
+
+
+def test_its_own_zone_comes_first_until_all_engines_there_are_full() -> None:
+    """Whatever the others have cached; and the text of an answer stays in the zone, too."""
+    routes = Routes(random.Random(0), "here")
+    detokenizers = {zone: PeerId(f"d-{zone}", 1) for zone in ("here", "there")}
+    for zone, detokenizer in detokenizers.items():
+        routes.detokenizer_up(detokenizer, zone=zone)
+    far = PeerId("far", 1)
+    for engine, zone, capacity in ((PeerId("a", 1), "here", 3), (PeerId("b", 1), "here", 3), (far, None, 9)):
+        routes.engine_up(engine, OLD, capacity, zone=zone)
+        routes.engine_peers(engine, detokenizers.values())
+    routes.prefixes.add(prompt(0), far)
+    chosen = [routes.choose(str(number), OLD, prompt(0)) for number in range(8)]
+    assert Counter(route.engine.name for route in chosen if route) == {"a": 3, "b": 3, "far": 2}
+    assert {route.engine for route in chosen[6:] if route} == {far}
+    assert {route.detokenizer for route in chosen if route} == {detokenizers["here"]}
+    routes.release("0")
+    assert routes.choose("8", OLD, prompt(0)) == chosen[0]
+    routes.detokenizer_down(detokenizers["here"])
+    route = routes.choose("9", OLD, prompt(1))
+    assert route == Route(far, detokenizers["there"])
+    for name in ("a", "b"):
+        routes.engine_down(PeerId(name, 1))
+    assert routes.choose("10", OLD, Prefixes()) == Route(far, detokenizers["there"])

@@ -11,6 +11,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
 from services.common.links.engine_link import EngineLink
+from services.common.links.zone import tell_zone
 from services.ring.identity import PeerId
 from tests.waiting import until
 
@@ -20,9 +21,10 @@ INCARNATION = 7
 class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     """A peer that attaches again ends its earlier stream, as at a real engine."""
 
-    def __init__(self, name: str = "engine-0", *, welcomes_as: str | None = None) -> None:
+    def __init__(self, name: str = "engine-0", *, welcomes_as: str | None = None, zone: str | None = None) -> None:
         self.attached = 0
         self._name, self._welcomes_as = name, welcomes_as or name
+        self._zone = zone
         self._streams: dict[str, asyncio.Event] = {}
 
     async def GetModel(self, request, context):
@@ -30,6 +32,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     async def Attach(self, request_iterator, context):
         hello = (await anext(request_iterator)).hello
+        await tell_zone(context, self._zone)
         self.attached += 1
         if hello.name in self._streams:
             self._streams[hello.name].set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from structlog.testing import capture_logs
 
 from services.common.links.channels import Endpoint
@@ -26,6 +27,16 @@ async def end(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("told", "known"), [(None, None), ("rack-7", "rack-7"), ("rack 7", None)])
+async def test_an_engine_tells_its_zone(told: str | None, known: str | None) -> None:
+    owner = Owner()
+    async with serving(FakeEngine(zone=told), "127.0.0.1") as (port, _):
+        link, task = dial(owner, PeerDedup(), f"127.0.0.1:{port}")
+        await owner.until("engine-0")
+        assert link.zone == known
+        await end(task)
 
 
 async def test_two_addresses_of_one_engine_make_one_link() -> None:

@@ -31,6 +31,7 @@ ENGINE, DETOKENIZER, OTHER = PeerId("engine-0", 1), PeerId("detokenizer-0", 2), 
 
 class Link:
     address = "unix:nowhere"
+    zone = None
 
 
 def message(peer: PeerId) -> link_pb2.Peer:
