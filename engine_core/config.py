@@ -276,8 +276,8 @@ class ParallelConfig(_Section):
     )
     data_parallel_size: int = option(
         1,
-        "Engines on this machine with a copy of the model each, all of its ranks included; `ringline serve` starts as "
-        "many. They divide its cores and memory, and on GPUs each has its own.",
+        "Engines on this machine, or Ray cluster, with a copy of the model each, all of its ranks included; `ringline "
+        "serve` starts as many. They divide its cores and memory, and on GPUs each has its own.",
         minimum=1,
         maximum=10,
     )

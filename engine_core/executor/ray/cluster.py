@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -139,10 +140,15 @@ def place(request: PlacementRequest) -> tuple[PlacementGroup, Placed, int]:
             f"the Ray cluster has not had {needed} within --worker-start-timeout={request.seconds:g} s; {found()}"
         )
     chosen = [nodes[node] for _, node in sorted(placement_group_table(group)["bundles_to_node_id"].items())]
-    places = [Place(each["NodeID"], each["NodeManagerHostname"], int(each["Resources"]["CPU"])) for each in chosen]
+    on_host = Counter(node["NodeManagerHostname"] for node in nodes.values())
+    hosts = [each["NodeManagerHostname"] for each in chosen]
+    places = [
+        Place(each["NodeID"], host, int(each["Resources"]["CPU"]), on_host[host])
+        for each, host in zip(chosen, hosts, strict=True)
+    ]
     own = get_node_ip_address()
     alone = all(each["NodeManagerAddress"] == own for each in chosen)
-    return group, Placed("127.0.0.1" if alone else own, places), gpus
+    return group, Placed(len(nodes), "127.0.0.1" if alone else own, places), gpus
 
 
 def start_actors(

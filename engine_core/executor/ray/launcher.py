@@ -102,11 +102,19 @@ class RayLauncher(RankLauncher):
         return cluster.reply(Placed, parallel.worker_start_timeout + _GRACE_SECONDS, late)
 
     def _divide(self, placed: Placed) -> list[Rank]:
-        """The ranks, by number; sets ``_threads``, their shares of the CPUs."""
+        """The ranks, by number; sets ``_threads``, their shares of the CPUs.
+
+        With several engines, each may have as many stages on a node as all of them have on the average one.
+        """
         parallel = self.config.parallel
         tp_size, pp_size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         on_host = Counter(place.host for place in placed.stages)
         on_node = Counter(place.node for place in placed.stages)
+        if (engines := parallel.data_parallel_size) > 1:
+            average = -(-engines * pp_size // placed.nodes)
+            for place in placed.stages:
+                on_node[place.node] = max(on_node[place.node], average)
+                on_host[place.host] = max(on_host[place.host], min(engines * pp_size, average * place.nodes_on_host))
         ranks = []
         for number in range(parallel.world_size):
             pp, tp = divmod(number, tp_size)

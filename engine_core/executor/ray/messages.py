@@ -49,12 +49,16 @@ class Place:
     """Name of the machine or container. Nodes with the same host share its memory."""
     cpus: int
     """All of Ray's CPUs there, in use or not."""
+    nodes_on_host: int
+    """Nodes of the cluster on that host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The cluster has room for all stages."""
 
+    nodes: int
+    """All nodes of the cluster."""
     engine_host: str
     """Address of this host that every node with ranks reaches."""
     stages: Sequence[Place]

@@ -314,3 +314,46 @@ def test_doors_of_one_machine_take_over_from_each_other(environment, tmp_path):
         assert stack.process.wait(90) == 0
     finally:
         stack.process.kill()
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two Ray nodes, each with room for both engines."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    node = {"num_cpus": 2, "object_store_memory": 80 << 20}
+    cluster = pytest.importorskip("ray.cluster_utils").Cluster(
+        initialize_head=True, head_node_args={**node, "include_dashboard": False}
+    )
+    yield cluster, cluster.add_node(**node)
+    cluster.shutdown()
+
+
+@pytest.mark.distributed
+def test_engines_are_on_the_nodes_of_a_cluster_and_a_node_may_leave_it(cluster, environment, tmp_path):
+    cluster, leaving = cluster
+    flags = ("--data-parallel-size", "2", "--distributed-executor-backend", "ray", "--ray-address", cluster.address)
+    flags += ("--port", "0", "--no-http", "--kv-cache-memory-bytes", "32MiB")
+    stack = Stack({**environment, "RINGLINE_LOG_FORMAT": "json"}, tmp_path, str(MODEL), *flags)
+    try:
+        stack.ready()
+        groups = cluster.global_state.placement_group_table().values()
+        nodes = [node for group in groups for node in group["bundles_to_node_id"].values()]
+        assert len(nodes) == len(set(nodes)) == 2
+        options = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
+        prompts = [f"Once upon {number} times" for number in range(8)]
+        with ringline_client.Client(stack.serving()["processor"]["address"]) as client:
+            expected = [client.generate(prompt, **options).choices[0].text for prompt in prompts]
+            streams = [client.stream(prompt, **options) for prompt in prompts]
+            texts = [next(deltas).text for deltas in streams]
+            cluster.remove_node(leaving, allow_graceful=False)
+            rest = ["".join(delta.text for delta in deltas) for deltas in streams]
+        assert [begun + more for begun, more in zip(texts, rest, strict=True)] == expected
+        stack.until(lambda: stack.events("died"))
+        services = stack.serving()  # the other node has room for both
+        assert [services[f"engine-{number}"]["health"] for number in range(2)] == ["SERVING"] * 2
+        (death,) = stack.events("died")
+        assert death["child"] in ("engine-0", "engine-1")
+        stack.process.send_signal(signal.SIGTERM)
+        assert stack.process.wait(90) == 0
+    finally:
+        stack.process.kill()
