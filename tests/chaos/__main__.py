@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument(
         "--ranks", action="store_true", help="engines of two ranks, of two stages and of one process; ranks fail, too"
     )
+    parser.add_argument(
+        "--data-parallel", action="store_true", help="engines that divide the machine, like those of one `serve`"
+    )
     given = parser.parse_args()
     seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
@@ -39,6 +42,7 @@ def main() -> int:
         given.concurrency,
         pauses=given.pauses,
         ranks=given.ranks,
+        divided=given.data_parallel,
         kind=given.kind,
         keep=given.keep,
     )

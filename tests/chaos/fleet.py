@@ -29,15 +29,17 @@ class Fleet:
         patience: float = 120.0,
         releases: Mapping[str, Release] | None = None,
         ranks: Mapping[str, Sequence[str]] | None = None,
+        divided: bool = False,
     ) -> None:
         """``model``: the flags that name it to engines; ``patience``: the processors', in seconds.
 
         ``releases``: what processes run, by their names. Default: all run this tree. ``ranks``: the flags of engines
-        of several ranks, by their names.
+        of several ranks, by their names. ``divided``: engines divide the machine, as those of one ``serve`` do.
         """
         self._directory = directory
         self._model = model
         self._patience = patience
+        self._divided = divided
         self.ranks = ranks or {}
         counts = {"engine": engines, "detokenizer": detokenizers, "processor": processors}
         self.names = {kind: [f"{kind}-{index}" for index in range(count)] for kind, count in counts.items()}
@@ -52,13 +54,20 @@ class Fleet:
     def _flags(self, name: str) -> list[str]:
         kind = name.partition("-")[0]
         if kind == "engine":
-            return [*engine_flags(self._model), *self.ranks.get(name, ())]
+            return [*engine_flags(self._model), *self.ranks.get(name, ()), *self._share(name)]
         flags = [*COMMON_FLAGS, "--engines", self._wires(name, "engine")]
         if kind == "processor":
             # So many engines are killed that the limit for poisonous requests would hit innocent ones.
             flags += ["--detokenizers", self._wires(name, "detokenizer"), "--max-crash-resubmits", "1000"]
             flags += ["--patience", str(self._patience)]
         return flags
+
+    def _share(self, engine: str) -> list[str]:
+        engines = self.names["engine"]
+        if not self._divided:
+            return []
+        place = ["--data-parallel-size", str(len(engines)), "--data-parallel-rank", str(engines.index(engine))]
+        return [*place, "--num-threads", "1"]
 
     def _wires(self, name: str, kind: str) -> str:
         """Create wires from ``name`` to all processes of ``kind``; returns their addresses."""

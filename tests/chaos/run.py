@@ -50,6 +50,8 @@ class Options:
     engines: int = 3
     ranks: bool = False
     """Whether the first engine has two tensor-parallel ranks and the second one two stages; ranks fail, too."""
+    divided: bool = False
+    """Whether engines divide the machine, as those of `ringline serve --data-parallel-size` do."""
     kind: str | None = None
     """Of the model, one of ``models.KINDS``; None: the bundled one."""
     keep: Path | None = None
@@ -68,6 +70,7 @@ async def run(options: Options) -> Report:
                 engines=options.engines,
                 model=[str(model)],
                 ranks=ranks.OPTIONS if options.ranks else None,
+                divided=options.divided,
             )
         )
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]

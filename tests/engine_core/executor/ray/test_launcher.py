@@ -24,6 +24,7 @@ from engine_core.executor.ranks import child_process, monitor, workers
 from engine_core.executor.ranks.workers import RankWorkers
 from engine_core.executor.ray import launcher, tcp
 from engine_core.executor.ray.launcher import RayLauncher
+from engine_core.executor.ray.messages import Place, Placed
 from engine_core.llm import LLM
 from engine_core.progress import StartupProgress
 from tests.processes import alive
@@ -149,6 +150,13 @@ def test_stages_are_spread_over_nodes(cluster: Any) -> None:
         assert len(set(nodes)) == 2
         assert sorted(executor._launcher.config_of(rank.rank).device.num_threads for rank in executor._ranks) == [1, 2]
         executor.submit(plan(1)).result()
+
+
+def test_engines_divide_a_node_that_they_must_share() -> None:
+    """Five on two nodes of eight CPUs, of one host: three may be on one."""
+    launcher = RayLauncher(config(None, tensor_parallel_size=1, data_parallel_size=5), "")
+    [rank] = launcher._divide(Placed(2, "127.0.0.1", [Place("node", "host", 8, 2)]))
+    assert (launcher.config_of(rank).device.num_threads, rank.ranks_on_host) == (2, 5)
 
 
 @pytest.fixture
