@@ -218,8 +218,10 @@ def test_a_prompt_longer_than_the_whole_cache():
         Harness(windows=[WINDOW], blocks=7, max_num_batched_tokens=8)
 
 
-@pytest.mark.parametrize("chunks", [False, True])
-@pytest.mark.parametrize("windows", [[WINDOW], [None, WINDOW], [WINDOW, 11, None]])
+@pytest.mark.parametrize(
+    ("windows", "chunks"),
+    [([WINDOW], False), ([None, WINDOW], False), ([WINDOW, 11, None], False), ([None, WINDOW], True)],
+)
 def test_prefixes_are_found_across_and_behind_the_window(windows, chunks):
     """Blocks that a window has left can be found as long as nobody has taken them."""
     engine = Harness(windows=windows, window_chunks=chunks, prefix_caching=True, max_num_batched_tokens=8)
@@ -249,19 +251,22 @@ def test_a_prefix_ends_where_a_window_lacks_a_block():
 
 
 def test_a_prefix_that_ends_with_a_chunk_needs_no_block_of_it():
-    manager = KVCacheManager(
-        KVCacheConfig(64, 4, 1, group_layers([8], chunked=True)), step_tokens=64, prefix_caching=True
-    )
+    """Of groups that see all, it needs every block."""
+    config = KVCacheConfig(64, 4, 1, group_layers([8, None], chunked=True))
+    manager = KVCacheManager(config, step_tokens=64, prefix_caching=True)
     group = SequenceGroup(make_request("r", 41), model_spec(), 0.0, 4, priority=0, tenant="")
     first, again = (Sequence(number, group, 0, SequenceState.QUEUED) for number in range(2))
     manager.admit(first, manager.find_prefix(first), headroom=0)
+    assert (first.num_computed, manager.next_change(first)) == (0, 4)
     manager.publish(first, 40)
-    assert manager.next_change(first) == 8
     manager.release_skipped_blocks(first, 39)
-    assert first.block_tables[0][:9].count(NO_BLOCK) == 8
+    assert [table.count(NO_BLOCK) for table in first.block_tables] == [8, 0]
+    assert manager.next_change(first) == 40  # a new chunk begins
+    manager.release_skipped_blocks(first, 40)
     manager.pool.allocate(manager.pool.num_free)
-    [table] = manager.find_prefix(again).block_tables
-    assert table == [NO_BLOCK] * 10  # the token at 40 sees itself alone
+    chunks, everything = manager.find_prefix(again).block_tables
+    assert chunks == [NO_BLOCK] * 10  # the token at 40 sees itself alone
+    assert everything == first.block_tables[1][:10]
 
 
 def test_choices_start_from_the_window_behind_their_prompt():
