@@ -25,7 +25,6 @@ from engine_core.executor.ranks.process import RankProcess
 
 LOCAL_RANK = "engine_core.executor.ranks.local.LocalRank"
 """What a ``ForkedRank`` replaces."""
-_ROOM = "room for the title of a rank, which is longer than this process's own" + 60 * "."
 
 
 @cache
@@ -37,7 +36,7 @@ def forking_process() -> socket:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # with more, libraries begin threads, which a fork loses
     with theirs:
         subprocess.Popen(
-            [sys.executable, "-P", "-c", run, str(theirs.fileno()), _ROOM],
+            [sys.executable, "-P", "-c", run, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env=environment,
@@ -48,12 +47,12 @@ def forking_process() -> socket:
 class ForkedRank(RankProcess):
     """In the place of a ``LocalRank``."""
 
-    def __init__(self, rank: Rank, title: str) -> None:
+    def __init__(self, rank: Rank) -> None:
         self.rank = rank
         ours, theirs = zip(socketpair(), socketpair(), strict=True)
         reading, self._life = os.pipe()
         forking = forking_process()
-        send_fds(forking, [json.dumps({"title": title}).encode()], [*(each.fileno() for each in theirs), reading])
+        send_fds(forking, [b"{}"], [*(each.fileno() for each in theirs), reading])
         for each in theirs:
             each.close()
         os.close(reading)
@@ -159,7 +158,7 @@ def _run(lines: list[socket], asked: dict[str, str], descriptors: list[int]) -> 
             run_engine(**asked, line=socket(fileno=descriptors[0]), told=descriptors[1])
         from engine_core.executor.ranks import local_main
 
-        sys.argv[1:] = [*map(str, descriptors), asked["title"]]
+        sys.argv[1:] = list(map(str, descriptors))
         local_main.main()
     except BaseException:
         traceback.print_exc()
