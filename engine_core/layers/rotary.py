@@ -232,10 +232,16 @@ def yarn_scale(weight: float, factor: float) -> float:
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
-    """The one given; else by ``mscale`` and ``mscale_all_dim`` if both are set; else the paper's 0.1 ln(factor) + 1."""
+    """The one given; else by ``mscale`` and ``mscale_all_dim`` if both are set; else the paper's 0.1 ln(factor) + 1.
+
+    ``attn_factor`` multiplies the latter two, as in YaRN's own code and in vLLM; transformers ignores it.
+    """
     if parameters.get("attention_factor") is not None:
         return read_number(parameters, "attention_factor")
+    return read_number(parameters, "attn_factor", 1.0) * _implied_attention_factor(parameters, factor)
 
+
+def _implied_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
         of_rotated, of_all = read_number(parameters, "mscale"), read_number(parameters, "mscale_all_dim")
         return yarn_scale(of_rotated, factor) / yarn_scale(of_all, factor)

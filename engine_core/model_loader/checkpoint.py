@@ -21,6 +21,7 @@ from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfi
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader import multimodal
 from engine_core.model_loader.digest import WeightsDigest, digest_of
+from engine_core.model_loader.formats import pools_hidden_states
 from engine_core.model_loader.generation_config import default_sampling
 from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.files import is_gguf
@@ -33,6 +34,7 @@ from engine_core.model_loader.multimodal import TextModel
 from engine_core.model_loader.safetensors_reader import find_tensors, has_tensors
 from engine_core.model_loader.stored_quantization import require_stored_codes, stored_quantization, with_quantization
 from engine_core.model_loader.stored_tensor import StoredTensor
+from engine_core.models.kinds import not_supported
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import (
     ARCHITECTURES,
@@ -48,6 +50,8 @@ from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
 """Names of the config.json fields whose value is the length of a list that transformers builds."""
+_PUBLISHED_TYPES = {"kimi_k2": "deepseek_v3"}
+"""``model_type`` of checkpoints whose publisher has a name of its own for another model, to that model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +135,15 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         raw = with_quantization(path, read_object(path / "config.json"))
         generation = read_object(path / "generation_config.json", optional=True)
     published = raw
+    if (own := _PUBLISHED_TYPES.get(str(raw.get("model_type")))) is not None:
+        raw = {**raw, "model_type": own}
     architecture, text_of = _architecture(path, raw), None
     if architecture in multimodal.CLASSES:
         text, text_of = _text_model(path, raw, architecture, load), architecture
         architecture, raw = text.architecture, text.fields
     choice = choose_model(architecture, raw, config.model_impl)
+    if pools_hidden_states(path):
+        raise not_supported(architecture, "it is a model for embeddings (modules.json), which generates no text")
     stored = stored_quantization(path, raw, config.quantization, lambda: _tensors(path, text_of, load))
     if stored is not None and choice.impl != RINGLINE and not is_gguf(path):
         raise UnsupportedModelError(
@@ -145,7 +153,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         )
     if config.int8_activations:
         require_stored_codes(path, config.quantization, stored)
-    hf_config = _hf_config(path, raw, choice, is_text=text_of is not None)
+    hf_config = _hf_config(path, raw, choice, as_published=raw is published)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
     spec = ModelSpec(
@@ -220,7 +228,7 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
         )
     if named[0] == "MistralForCausalLM" and raw.get("model_type") == "mistral" and "layer_types" in raw:
         return "MinistralForCausalLM"  # as AutoConfig does
-    return canonical_architecture(named[0], raw.get("model_type"))
+    return canonical_architecture(multimodal.PUBLISHED_AS.get(named[0], named[0]), raw.get("model_type"))
 
 
 def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> TextModel:
@@ -261,10 +269,10 @@ def _read_by_transformers(path: Path, fields: Mapping[str, Any] | None = None) -
     return config
 
 
-def _hf_config(path: Path, raw: Mapping[str, Any], choice: ModelChoice, *, is_text: bool) -> PretrainedConfig:
+def _hf_config(path: Path, raw: Mapping[str, Any], choice: ModelChoice, *, as_published: bool) -> PretrainedConfig:
     """``raw`` as transformers reads it: with defaults, and older spellings updated.
 
-    ``is_text``: it is of a part of the checkpoint.
+    ``as_published``: it is what config.json says.
     """
     file = path if is_gguf(path) else path / "config.json"
     _check_names(file, raw, choice)
@@ -275,7 +283,7 @@ def _hf_config(path: Path, raw: Mapping[str, Any], choice: ModelChoice, *, is_te
             "ones"
         )
     choice.model.check_raw_config(raw)
-    config = _read_by_transformers(path, raw if is_text or file == path else None)
+    config = _read_by_transformers(path, None if as_published and file != path else raw)
     if config.model_type not in choice.model_types:
         raise _contradiction(file, choice, config.model_type)
     return config

@@ -70,6 +70,11 @@ CLASSES = frozenset(
     }
 )
 """Classes of transformers whose answers to text alone are those of their text model."""
+PUBLISHED_AS = {
+    "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+    "Qwen2_5OmniModel": "Qwen2_5OmniForConditionalGeneration",
+}
+"""Names in config.json files that are older than transformers' class, to its name."""
 
 _TEXT_TYPES = {
     "gemma4_unified_text": "gemma4_text",

@@ -11,6 +11,8 @@ from engine_core.errors import UnsupportedModelError
 
 ATTENTION_TYPES = ("full_attention", "sliding_attention")
 """The ``layer_types`` of a dense decoder."""
+_ALSO_FULL = "attention"
+"""A hybrid's name for layers of full attention."""
 
 _PARTS = ("audio", "image", "text", "thinker", "vision", "vq")
 """Prefixes of the names of a multimodal model's sub-configurations."""
@@ -19,6 +21,7 @@ _DIFFUSION = ("diffusion", "dreammodel", "llada", "sdar")
 _SCORING = ("Classification", "MultipleChoice", "QuestionAnswering", "RewardModel", "RewardModeling", "Scoring")
 
 _RECURRENT = {
+    "linear_attn": "linear attention",
     "linear_num_key_heads": "linear attention",
     "mamba": "state-space layers",
     "ssm": "state-space layers",
@@ -57,15 +60,20 @@ def kind_of(architecture: str, fields: Mapping[str, Any], *, with_experts: bool 
 
 
 def _multimodal(architecture: str, fields: Mapping[str, Any]) -> str | None:
-    kind = "a multimodal model{}, and only text models are served"
     if parts := [name for name in fields if name.endswith("_config") and name.startswith(_PARTS)]:
         shown = [name for name in parts if not name.startswith("text")] or parts
-        return kind.format(f" ({', '.join(shown)})")
+        return f"a multimodal model ({', '.join(shown)}) {_of_its_text(fields.get('text_config'))}"
     if architecture in _classes("SPEECH_SEQ_2_SEQ", "CTC", "TEXT_TO_WAVEFORM", "TEXT_TO_SPECTROGRAM"):
         return "a speech model, and only text models are served"
     if architecture in _classes("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"):
-        return kind.format("")
+        return f"a multimodal model {_of_its_text(None)}"
     return None
+
+
+def _of_its_text(text: object) -> str:
+    """Why the text of a multimodal model is not served; ``text`` configures its text model."""
+    kind = _hybrid(text) if isinstance(text, dict) else None
+    return "of a class whose text is not served" if kind is None else f"whose text model is {kind}"
 
 
 def _other_task(architecture: str, fields: Mapping[str, Any]) -> str | None:
@@ -86,11 +94,14 @@ def _other_task(architecture: str, fields: Mapping[str, Any]) -> str | None:
 
 def _hybrid(fields: Mapping[str, Any]) -> str | None:
     """Models with layers other than full or sliding-window attention."""
+    if fields.get("index_topk"):
+        return "a model with sparse attention (index_topk), which is not served"
     listed = fields.get("layer_types")
     types = {each for each in listed if isinstance(each, str)} if isinstance(listed, list) else set()
-    if others := sorted(types - set(ATTENTION_TYPES)):
+    attending = {*ATTENTION_TYPES, _ALSO_FULL}
+    if others := sorted(types - attending):
         named = f"layer_types: {', '.join(others)}"
-        if types & set(ATTENTION_TYPES) and any(not each.endswith("_attention") or "linear" in each for each in others):
+        if types & attending and any(not each.endswith("_attention") or "linear" in each for each in others):
             return f"a hybrid of attention and other layers ({named}), which are not served"
         return f"a model with other layers than full or sliding attention ({named})"
     attends = "a hybrid of attention and" if "num_attention_heads" in fields else "a model of"

@@ -102,7 +102,7 @@ SCENARIOS = {
     "engine_core/layers": "expert_tensors",
     "engine_core/model_loader": "load_memory quantized_models",
     "engine_core/models": "against_transformers bitwise_stability config_errors families long_generation longrope "
-    "multimodal "
+    "multimodal published "
     "shared_caches single_fields stages tensors_left_out transformers_fallback unlike_layers",
     "engine_core/quantization": "rounded_experts",
     "engine_core/scheduling": "stages",

@@ -52,6 +52,13 @@ def test_angles_equal_transformers(parameters: dict[str, Any], head_dim: int) ->
     assert torch.equal(torch.cat([sin, sin], -1)[:, 0], expected_sin[0])
 
 
+def test_attn_factor_multiplies_what_yarn_implies() -> None:
+    """As in YaRN's own code; transformers has no such field."""
+    given, implied = read(YARN | {"attn_factor": 1.5}), read(YARN)
+    assert given.attention_factor == pytest.approx(1.5 * implied.attention_factor)
+    assert read(YARN | {"attn_factor": 1.5, "attention_factor": 0.7}).attention_factor == 0.7
+
+
 @pytest.mark.parametrize(
     ("parameters", "longest"),
     [

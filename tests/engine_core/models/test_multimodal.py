@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine_core.errors import CheckpointError, EngineError, UnsupportedModelError
+from engine_core.errors import CheckpointError, EngineError
 from engine_core.llm import configure
-from engine_core.model_loader.loader import model_outline
 from engine_core.model_loader.multimodal import CLASSES, is_of_text, text_model, text_name
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.startup import start_engine
@@ -27,7 +26,6 @@ from tests.engine_core.models.multimodal_models import (
     save,
     thinkers_name,
 )
-from tests.engine_core.models.published import PUBLISHED, Published
 
 IDS = torch.tensor([(31 * place) % 196 + 3 for place in range(24)])
 SOON = ("Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
@@ -154,16 +152,3 @@ def test_modules_that_are_not_quantized_are_named_as_in_the_text_model() -> None
 def test_names_of_every_layout(name: str, expected: str | None) -> None:
     renamed = text_name(name)
     assert (renamed if is_of_text(renamed) else None) == expected
-
-
-@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published.name)
-def test_published_configurations(published: Published, tmp_path: Path) -> None:
-    fields = {"architectures": [published.architecture], "model_type": published.model_type, **published.fields}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    if published.text_weights is None:
-        with pytest.raises(UnsupportedModelError, match=published.refusal):
-            open_at(tmp_path, "dummy", dtype="bfloat16")
-        return
-    checkpoint = open_at(tmp_path, "dummy", dtype="bfloat16")
-    assert checkpoint.text_of == published.architecture
-    assert model_outline(checkpoint).num_weights == pytest.approx(published.text_weights * 1e9, rel=2e-3)

@@ -1,0 +1,95 @@
+"""Encoders, models for embeddings and models that score, none of which generates text."""
+
+from __future__ import annotations
+
+from tests.engine_core.models.published.entry import Fields, Published, model, refused, sizes
+from tests.engine_core.models.published.mistral import MISTRAL
+from tests.engine_core.models.published.qwen import QWEN2, QWEN3
+
+
+def _encoder(architecture: str, model_type: str, **fields: object) -> Fields:
+    return model(architecture, model_type, **fields) | sizes(768, 3072, 12, 12)
+
+
+ENCODERS: tuple[Published, ...] = (
+    refused(
+        "google-bert/bert-base-uncased",
+        "an encoder, which generates no text",
+        _encoder("BertForMaskedLM", "bert", vocab_size=30522),
+    ),
+    refused(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "an encoder, which generates no text",
+        _encoder("BertModel", "bert", vocab_size=30522),
+    ),
+    refused(
+        "BAAI/bge-m3",
+        "an encoder, which generates no text",
+        _encoder("XLMRobertaModel", "xlm-roberta", vocab_size=250002),
+    ),
+    refused(
+        "BAAI/bge-reranker-v2-m3",
+        "a classifier or reward model, which generates no text",
+        _encoder("XLMRobertaForSequenceClassification", "xlm-roberta", vocab_size=250002),
+    ),
+    refused(
+        "intfloat/multilingual-e5-large",
+        "an encoder, which generates no text",
+        _encoder("XLMRobertaModel", "xlm-roberta", vocab_size=250002),
+    ),
+    refused(
+        "answerdotai/ModernBERT-base",
+        "an encoder, which generates no text",
+        _encoder("ModernBertForMaskedLM", "modernbert", vocab_size=50368),
+    ),
+    refused(
+        "microsoft/deberta-v3-base",
+        "/config.json names no architecture (architectures=None): expected a list such as ['LlamaForCausalLM']",
+        _encoder("", "deberta-v2") | {"architectures": None},
+    ),
+    refused(
+        "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
+        "a classifier or reward model, which generates no text",
+        model("DistilBertForSequenceClassification", "distilbert", dim=768, n_layers=6, n_heads=12, vocab_size=30522),
+    ),
+    refused(
+        "nomic-ai/nomic-embed-text-v1.5",
+        "a model without a head that predicts tokens, such as one for embeddings",
+        model("NomicBertModel", "nomic_bert", n_embd=768, n_layer=12, n_head=12)
+        | {"auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}},
+    ),
+    refused(
+        "intfloat/e5-mistral-7b-instruct",
+        "a model without a head that predicts tokens, such as one for embeddings",
+        MISTRAL | sizes(4096, 14336, 32, 32, 8) | {"architectures": ["MistralModel"]},
+    ),
+    refused(
+        "Alibaba-NLP/gte-Qwen2-1.5B-instruct",
+        "a model for embeddings (modules.json), which generates no text",
+        QWEN2
+        | sizes(1536, 8960, 28, 12, 2)
+        | {"auto_map": {"AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"}, "is_causal": False},
+        modules=[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+    ),
+    refused(
+        "Qwen/Qwen3-Embedding-0.6B",
+        "a model for embeddings (modules.json), which generates no text",
+        QWEN3 | sizes(1024, 3072, 28, 16, 8) | {"tie_word_embeddings": True, "vocab_size": 151669},
+        modules=[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+    ),
+    refused(
+        "google-t5/t5-base",
+        "an encoder-decoder or a part of one",
+        model("T5ForConditionalGeneration", "t5", is_encoder_decoder=True, d_model=768),
+    ),
+    refused(
+        "facebook/bart-large-cnn",
+        "an encoder-decoder or a part of one",
+        model("BartForConditionalGeneration", "bart", is_encoder_decoder=True),
+    ),
+    refused(
+        "Skywork/Skywork-Reward-V2-Llama-3.1-8B",
+        "a classifier or reward model, which generates no text",
+        model("LlamaForSequenceClassification", "llama", id2label={"0": "LABEL_0"}) | sizes(4096, 14336, 32, 32, 8),
+    ),
+)
