@@ -11,6 +11,7 @@ import torch
 from engine_core.attention.base import AttentionBackend, AttentionOptions
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
+from engine_core.layers.altup import AltUp, AltUpShape
 from engine_core.layers.attention import Attention, HeadNormNames
 from engine_core.layers.embedding import VocabParallelEmbedding
 from engine_core.layers.fused_moe import FusedMoE, RoutedExperts, RouterTensors
@@ -189,6 +190,11 @@ class PartFactory:
     def layer_norm(self, name: str | None, features: int | Features, eps: float) -> LayerNorm:
         """Layer norm over all ``features``; without a name, weights are ones and biases zeros."""
         return self._add(LayerNorm(name, _features(features), eps, self.backend, self.device))
+
+    def altup(self, name: str, shape: AltUpShape, norm: RMSNorm) -> AltUp:
+        """The coefficients of a layer's streams; ``norm`` is of the router's input."""
+        method = self._quantization.method((f"{name}.modality_router",))
+        return self._add(AltUp(name, shape, norm, self.backend, method))
 
     def attention(
         self,

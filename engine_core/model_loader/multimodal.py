@@ -26,6 +26,7 @@ CLASSES = frozenset(
         "Exaone4_5_ForConditionalGeneration",
         "FunAsrNanoForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "Gemma4UnifiedForConditionalGeneration",
         "Glm46VForConditionalGeneration",
@@ -101,7 +102,7 @@ _INHERITED = ("quantization_config", "eos_token_id", "is_causal")
 """Fields that stand beside the text model's, and mean its own."""
 _TEXT = re.compile(r"^(?:thinker\.)?(?:model\.language_model|language_model\.model|model\.text_model)\.(?=\w)")
 _HEAD = re.compile(r"^(?:(?:thinker|language_model|model)\.(?=lm_head\.)|thinker\.(?=model\.))")
-_OF_TEXT = re.compile(r"model\.(?:layers|embed_tokens\w*|norm|per_layer_\w+)\.|lm_head\.")
+_OF_TEXT = re.compile(r"model\.(?:layers|embed_tokens\w*|norm|(?:per_layer|altup)_\w+)\.|lm_head\.")
 
 
 @dataclass(frozen=True, slots=True)

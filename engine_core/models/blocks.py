@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import torch
 
 from engine_core.attention.base import AttentionOptions
@@ -113,8 +115,11 @@ class GatedMLP:
         *,
         intermediate_size: int | None = None,
         down_name: str = "down_proj",
+        sparsity: float = 0.0,
     ) -> None:
-        """``intermediate_size`` defaults to the configuration's."""
+        """``intermediate_size`` defaults to the configuration's. ``sparsity``: the share of gates below a cutoff, were
+        they distributed normally; of the others, the cutoff is subtracted.
+        """
         hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
         names = tuple(f"{prefix}.{name}" for name in config.gate_up_names)
         self.gate_up_proj = parts.merged_linear(names, hidden, inner, bias=config.mlp_bias)
@@ -123,8 +128,17 @@ class GatedMLP:
         self._act_and_mul = parts.backend.act_and_mul
         self._gather_columns = parts.shares.gather_columns(inner)
         self._residual_scale = config.residual_scale
+        self._inner = inner
+        self._cut_off = parts.backend.stream_ops().cut_off
+        self._deviations: float | None = None
+        if sparsity > 0:  # rounded to the model's type, as in transformers
+            self._deviations = torch.tensor(NormalDist().inv_cdf(sparsity), dtype=parts.dtype).item()
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[T, H] for ``x`` [T, H], plus ``residual`` if given."""
-        inner = self._gather_columns(self._act_and_mul(self.gate_up_proj(x), self._activation))
+        gate_up = self.gate_up_proj(x)
+        if self._deviations is not None:
+            gate = gate_up[:, : gate_up.shape[1] // 2]
+            self._cut_off(gate, self._gather_columns(gate), self._inner, self._deviations)
+        inner = self._gather_columns(self._act_and_mul(gate_up, self._activation))
         return self.down_proj(inner, residual, self._residual_scale)

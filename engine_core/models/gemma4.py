@@ -141,6 +141,13 @@ class PerLayerEmbeddings:
         self.norm = parts.rms_norm(f"{prefix}.per_layer_projection_norm", shape.size, config.norm_eps, scale=2**-0.5)
         self._num_layers = count
         self._scale = hidden**-0.5
+        self._missing_from = shape.vocab_size if shape.vocab_size < config.vocab_size else None
+
+    def of_tokens(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the table [T, L · P]; its first one for tokens that it lacks."""
+        if self._missing_from is not None:
+            input_ids = torch.where(input_ids < self._missing_from, input_ids, 0)
+        return self.embed_tokens(input_ids)
 
     def __call__(self, of_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """[T, L, P] from rows of the table [T, L · P] and the first layer's input ``hidden`` [T, H]."""
@@ -211,7 +218,7 @@ class Gemma4ForCausalLM(CausalLM):
             embedding_scale=fields["hidden_size"] ** 0.5,
             logit_softcap=optional_number(config, "final_logit_softcapping"),
             heads=heads,
-            owners=_owners(config, kinds),
+            owners=shared_cache_owners(config, kinds),
             keys_as_values=tuple(config.attention_k_eq_v and kind == "full_attention" for kind in kinds),
             qkv_bias=config.attention_bias,
             o_bias=config.attention_bias,
@@ -244,7 +251,7 @@ class Gemma4ForCausalLM(CausalLM):
         given = super().first_input(input_ids, positions)
         if self.per_layer is None:
             return given
-        of_tokens = self.per_layer.embed_tokens(input_ids)
+        of_tokens = self.per_layer.of_tokens(input_ids)
         return replace(given, per_layer=of_tokens if self.has_head else self.per_layer(of_tokens, given.hidden))
 
     def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
@@ -316,7 +323,7 @@ def _check_ropes(config: PretrainedConfig, kinds: Sequence[str]) -> None:
             )
 
 
-def _owners(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[int, ...]:
+def shared_cache_owners(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[int, ...]:
     """Each layer's cache owner: for the last ``num_kv_shared_layers``, the last layer of their type before them."""
     shared = whole_number(config, "num_kv_shared_layers")
     if shared >= len(kinds):

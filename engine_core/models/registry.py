@@ -23,6 +23,7 @@ from engine_core.models.flex_olmo import FlexOlmoForCausalLM
 from engine_core.models.gemma import GemmaForCausalLM
 from engine_core.models.gemma2 import Gemma2ForCausalLM
 from engine_core.models.gemma3 import Gemma3ForCausalLM
+from engine_core.models.gemma3n import Gemma3nForCausalLM
 from engine_core.models.gemma4 import Gemma4ForCausalLM
 from engine_core.models.glm import GlmForCausalLM
 from engine_core.models.glm4 import Glm4ForCausalLM
@@ -69,6 +70,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "FlexOlmoForCausalLM": FlexOlmoForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Gemma3nForCausalLM": Gemma3nForCausalLM,
     "Gemma4ForCausalLM": Gemma4ForCausalLM,
     "GemmaForCausalLM": GemmaForCausalLM,
     "Glm4ForCausalLM": Glm4ForCausalLM,

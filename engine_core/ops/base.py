@@ -19,6 +19,7 @@ from engine_core.activation import Activation
 from engine_core.attention.base import RotaryOp
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.forward_context import ForwardContext
+from engine_core.ops.streams import StreamOps
 from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights, QuantizedExpertWeights
 from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
 
@@ -334,6 +335,10 @@ class OpsBackend(ABC):
     @abstractmethod
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         """Rotation of heads, normalized first if there are ``norms``."""
+
+    def stream_ops(self) -> StreamOps:
+        """Ops on several residual streams per row, and the cutoff of sparse activations."""
+        return StreamOps()
 
     # Elementwise ops: by torch here, by a kernel where a backend has one.
 

@@ -256,6 +256,59 @@ struct RinglineRotation {
     float epsilon;
 };
 
+enum RinglineStreamsKind : int32_t {
+    kRinglinePredict = 0,      // each of the n streams, plus the others times n² coefficients
+    kRinglineCorrect = 1,      // each, plus the change of the active one, the update − the stream, times 1 + a coefficient
+    kRinglineAddToOthers = 2,  // each, the first excepted, plus the update
+    kRinglineCopy = 3,
+};
+
+// n residual streams of each of M rows (AltUp). Coefficients are products of the weight and tanh of the row's logits. n is
+// at most 8, the width a multiple of 16.
+struct RinglineStreams {
+    const void* x;          // [M, n, width]
+    const void* update;     // [M, width], or null
+    const float* logits;    // [M, n], or null
+    const float* weight;    // [coefficients, n], or null
+    const float* scale;     // [width]: factors of active_output; or null
+    void* output;           // [M, n, width], or another order
+    void* active_output;    // [M, width]: the output's active stream once more; or null
+    int64_t rows, width;
+    int64_t output_stride, output_stream_stride;  // elements from one row, and one stream, to the next
+    int32_t streams, active;
+    int32_t kind;
+    int32_t number_type;
+    int32_t num_threads;
+};
+
+// (x · √(mean of the target's squares ÷ max(mean of x's squares, least)) + residual) · scale, for G groups of each of M
+// rows. Zeros follow the first mean_width numbers of each.
+struct RinglineMagnitude {
+    const void* x;         // [M, G, width], dense
+    const void* target;    // [M, width]
+    const void* residual;  // [M, width], G = 1; or null
+    void* output;          // [M, G, width]; where the target leads, it is the first of G + 1
+    int64_t rows, groups, width, mean_width;
+    int64_t target_stride, residual_stride, output_stride;  // elements from one row to the next
+    int32_t leads;
+    int32_t number_type;
+    int32_t num_threads;
+    float least;
+    float scale;
+};
+
+// x becomes max(0, x − cutoff) in M rows: the mean of the row's numbers in `over`, plus some deviations. Of those, all
+// but `count` are padding: zeros.
+struct RinglineCutoff {
+    void* x;           // [M, width]
+    const void* over;  // [M, over_width]; may begin with x
+    int64_t rows, width, over_width, count;
+    int64_t x_stride, over_stride;  // elements from one row to the next
+    int32_t number_type;
+    int32_t num_threads;
+    float deviations;
+};
+
 // A weight [N, K] rounded to 8 bits. Zeros pad N, also of the per-output arrays, to whole panels of 32,
 // and K to whole words of 4.
 struct RinglineInt8Weight {
@@ -387,6 +440,9 @@ struct RinglineGather {
     X(rotate, RinglineRotation)               \
     X(activate, RinglineActivation)           \
     X(sigmoid_gate, RinglineSigmoidGate)      \
+    X(streams, RinglineStreams)               \
+    X(match_magnitude, RinglineMagnitude)     \
+    X(cut_off, RinglineCutoff)                \
     X(select_rows, RinglineSelection)         \
     X(route, RinglineRouting)                 \
     X(experts, RinglineExperts)               \

@@ -21,6 +21,7 @@
 #include "rows/rope.h"
 #include "experts/route.h"
 #include "rows/select_rows.h"
+#include "rows/streams.h"
 
 #define RINGLINE_NAME(name, Arguments) name,
 const Kernels RINGLINE_TABLE = {RINGLINE_KERNELS(RINGLINE_NAME)};

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
+from transformers.models.gemma3n import modeling_gemma3n
 
 from engine_core.model_loader.multimodal import CLASSES
 from tests.engine_core.models.families.experts import EXPERTS, LLAMA4
+from tests.engine_core.models.families.gemma3n import GEMMA3N
 from tests.engine_core.models.families.latent import LATENT
 from tests.engine_core.models.tiny_models import EAGER, SIZES
 
@@ -23,6 +27,7 @@ GLM_MROPE = {**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 TEXT_FIELDS: dict[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 0.25},
     "deepseek_v3": {**LATENT, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    "gemma3n_text": {**GEMMA3N, "num_hidden_layers": 5, "pad_token_id": 0},
     "gemma4_text": {"pad_token_id": 0, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 199},
     "gemma4_unified_text": {"pad_token_id": 0},
     "glm4v_text": {"rope_parameters": GLM_MROPE},
@@ -66,7 +71,7 @@ def configuration(model_type: str) -> PretrainedConfig:
 
 def make(config: PretrainedConfig, architecture: str) -> PreTrainedModel:
     """The composite; all of it but the text model and the head is on the meta device."""
-    with torch.device("meta"):
+    with torch.device("meta"), _without_timm():
         model: PreTrainedModel = getattr(transformers, architecture)._from_config(config, **EAGER)
     owner = model if config.model_type == "llama4" else model.model
     name = "text_model" if hasattr(owner, "text_model") else "language_model"
@@ -85,12 +90,26 @@ def make(config: PretrainedConfig, architecture: str) -> PreTrainedModel:
     return model.eval()
 
 
+def _without_timm() -> AbstractContextManager[object]:
+    """Gemma 3n's vision tower, which nobody reads, is timm's, which is not installed."""
+    from_config = AutoModel.from_config
+
+    def made(config: PretrainedConfig, **options: Any) -> torch.nn.Module:
+        is_tower = config.model_type == "gemma3n_vision"
+        return torch.nn.Identity() if is_tower else from_config(config, **options)
+
+    return patch.object(modeling_gemma3n.AutoModel, "from_config", made)
+
+
 def logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """Of ``ids`` [T], scaled as the text model's own class does: some composites leave that out."""
     text = model.config.get_text_config(decoder=True)
     given = {"input_ids": ids[None]}
     if model.config.model_type == "idefics3":  # it would move the embeddings to the device of its vision tower
         given = {"inputs_embeds": model.get_input_embeddings()(ids[None])}
+    if model.config.model_type == "gemma3n":  # it would look all ids up in its other parts' embeddings, too
+        given = {"inputs_embeds": model.get_input_embeddings()(ids[None])}
+        given["per_layer_inputs"] = model.model.language_model.get_per_layer_inputs(ids[None])
     with torch.no_grad():
         computed: torch.Tensor = model(**given).logits[0]
     return computed * getattr(text, "logit_scale", 1.0) / getattr(text, "logits_scaling", 1.0)

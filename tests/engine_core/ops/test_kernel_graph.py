@@ -89,6 +89,7 @@ def steps(model: LanguageModel, seed: int, threads: Sequence[int] = (1, 2)) -> t
         ("llama-mha-tied-biases", "float16", "int4"),
         ("mistral-mqa-head-dim", "bfloat16", "int8"),
         ("gemma4_text", "bfloat16", None),
+        ("gemma3n_text", "bfloat16", None),
     ],
 )
 @torch.inference_mode()

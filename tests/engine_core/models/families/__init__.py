@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense, experts, fallback, gemma4, latent, more_experts, scaled
+from tests.engine_core.models.families import dense, experts, fallback, gemma3n, gemma4, latent, more_experts, scaled
 from tests.engine_core.models.tiny_models import CASES
 
 SHAPES: dict[str, PretrainedConfig] = {
@@ -16,6 +16,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     **more_experts.SHAPES,
     **latent.SHAPES,
     **scaled.SHAPES,
+    **gemma3n.SHAPES,
     **gemma4.SHAPES,
 }
 """By names that begin with the family's."""

@@ -25,6 +25,29 @@ def _gemma3(**text_fields: object) -> Fields:
     }
 
 
+def _gemma3n(layers: int, inner: int, **fields: object) -> Fields:
+    text_config = {
+        "model_type": "gemma3n_text",
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * (layers - 10),
+        "altup_num_inputs": 4,
+        "head_dim": 256,
+        "hidden_size": 2048,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": [inner] * layers,
+        "laurel_rank": 64,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * (layers // 5),
+        "num_attention_heads": 8,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 2,
+        "sliding_window": 512,
+        "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144,
+        **fields,
+    }
+    fields = {"text_config": text_config, "vision_config": {}, "audio_config": {}}
+    return model("Gemma3nForConditionalGeneration", "gemma3n", **fields)
+
+
 def _gemma4(pattern: int, shape: Fields, **text_fields: object) -> Fields:
     """One in ``pattern`` layers sees all tokens."""
     kinds = ["sliding_attention"] * (pattern - 1) + ["full_attention"]
@@ -98,12 +121,8 @@ GEMMAS: tuple[Published, ...] = (
             top_k_experts=8,
         ),
     ),
-    refused(
-        "google/gemma-3n-E4B-it",
-        "a multimodal model (vision_config, audio_config) of a class whose text is not served",
-        model("Gemma3nForConditionalGeneration", "gemma3n", vision_config={}, audio_config={})
-        | {"text_config": {"model_type": "gemma3n_text", "altup_num_inputs": 4, "laurel_rank": 64}},
-    ),
+    text("google/gemma-3n-E2B-it", 4.435, _gemma3n(30, 8192, num_kv_shared_layers=10)),
+    text("google/gemma-3n-E4B-it", 6.835, _gemma3n(35, 16384, num_kv_shared_layers=15)),
     refused(
         "google/paligemma2-3b-mix-224",
         "a multimodal model (vision_config) of a class whose text is not served",
