@@ -23,6 +23,8 @@ _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(
 _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _BYTES = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]*(?=@)")
+"""A user and password in a URL."""
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 
@@ -208,7 +210,7 @@ def arguments(settings: Iterable[Setting], values: Mapping[str, Any]) -> list[st
 
 
 def given_options(*settings: Any) -> list[str]:
-    """Command-line arguments for the options that differ from their defaults; of secrets, the flags alone."""
+    """Command-line arguments for the options that differ from their defaults, without secrets and passwords."""
     words: list[str] = []
     for section in settings:
         for default, setting in zip(settings_of(type(section)()), settings_of(section), strict=True):
@@ -218,7 +220,7 @@ def given_options(*settings: Any) -> list[str]:
             if setting.secret or value is None:
                 words.append(f"{setting.flag}={'...' if setting.secret else 'none'}")
             else:
-                words += arguments([setting], {setting.name: value})
+                words += [_PASSWORD.sub("...", word) for word in arguments([setting], {setting.name: value})]
     return words
 
 

@@ -57,7 +57,9 @@ class ServerSettings(_Section):
     host: str = option("127.0.0.1", "Interface to listen on; 0.0.0.0 accepts connections from other machines.")
     port: int = option(0, "TCP port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
     uds: str | None = option(
-        None, "Path of a unix socket to listen on, instead of host and port; with --share-port, beside them."
+        None,
+        "Path of a unix socket to listen on, instead of host and port; with --share-port, beside them and without TLS: "
+        "the permissions of its file decide who may connect.",
     )
     share_port: bool = option(
         False,

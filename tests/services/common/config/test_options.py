@@ -116,6 +116,7 @@ def test_options_that_differ_from_their_defaults_are_shown_but_for_secrets():
     class Door:
         api_key: str | None = option(None, "A key.", secret=True)
 
-    changed = Outer(Inner(size=2**20), fast=False, note="two words")
-    assert given_options(changed, Door("sesame")) == ["--size=1MiB", "--no-fast", "--note=two words", "--api-key=..."]
+    changed = Outer(Inner(size=2**20), fast=False, note="https://me:sesame@host/x two words")
+    note = "--note=https://...@host/x two words"
+    assert given_options(changed, Door("sesame")) == ["--size=1MiB", "--no-fast", note, "--api-key=..."]
     assert given_options(Outer(), Door()) == []
