@@ -51,6 +51,7 @@ CLASSES = frozenset(
         "Mistral3ForConditionalGeneration",
         "MossTranscribeDiarizeForConditionalGeneration",
         "Ovis2ForConditionalGeneration",
+        "PaddleOCRVLForConditionalGeneration",
         "QianfanOCRForConditionalGeneration",
         "Qwen2AudioForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
@@ -82,6 +83,7 @@ _TEXT_TYPES = {
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
     "glm_ocr_text": "glm4",
+    "paddleocr_vl_text": "llama",
     "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl_text": "qwen2",
@@ -96,6 +98,8 @@ _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe_text": {TRANSPOSED_EXPERTS: True, "norm_topk_prob": True},
 }
 """Fields that a text model's configuration lacks, as its module has but one way."""
+_RENAMED = {"paddleocr_vl_text": {"attention_bias": "use_bias", "mlp_bias": "use_bias"}}
+"""Fields as that model calls them, to what the text model's configuration calls them."""
 _ROTATIONS = ("mrope_section", "mrope_interleaved", "mrope_dim")
 """Which of a head's elements are rotated by time, height and width."""
 _INHERITED = ("quantization_config", "eos_token_id", "is_causal")
@@ -123,6 +127,7 @@ def text_model(raw: Mapping[str, Any], config: PretrainedConfig, *, has_head: bo
     if text is config:
         raise CheckpointError(f"model_type={config.model_type!r} has no text model inside, as its class says")
     fields = {**text.to_dict(), **_FIXED.get(text.model_type, {})}
+    fields |= {name: fields[own] for name, own in _RENAMED.get(text.model_type, {}).items()}
     model_type = _TEXT_TYPES.get(text.model_type, text.model_type)
     if (architecture := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)) is None:
         raise CheckpointError(f"text_config: model_type={model_type!r} is not that of a language model")

@@ -35,6 +35,7 @@ TEXT_FIELDS: dict[str, dict[str, Any]] = {
     "glm_ocr_text": {"rope_parameters": GLM_MROPE},
     "granite": {"logits_scaling": 4.0},
     "llama4_text": {**LLAMA4, "num_hidden_layers": 3, "attention_chunk_size": 11, "floor_scale": 9},
+    "paddleocr_vl_text": {"rope_parameters": MROPE, "head_dim": 16, "use_bias": True},
     "qwen2_5_omni_text": {"rope_parameters": MROPE},
     "qwen2_5_vl_text": {"rope_parameters": MROPE},
     "qwen2_vl_text": {"rope_parameters": MROPE},

@@ -307,10 +307,11 @@ VISION: tuple[Published, ...] = (
             {"model_type": "mllama_text_model"} | sizes(4096, 14336, 40, 32, 8),
         ),
     ),
-    refused(
+    text(
         "PaddlePaddle/PaddleOCR-VL",
-        "a multimodal model (vision_config) of a class whose text is not served",
+        0.467,
         model("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", vision_config={}, head_dim=128, vocab_size=103424)
+        | {"use_bias": False, "tie_word_embeddings": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
         | {"auto_map": {"AutoModelForCausalLM": "modeling_paddleocr_vl.PaddleOCRVLForConditionalGeneration"}}
         | {
             "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
