@@ -80,6 +80,8 @@ class Connection:
         """Bytes of DATA frames."""
         self.ended: set[int] = set()
         """Streams that the server has ended."""
+        self.is_served = False
+        """Whether the server has sent its settings, as it does once it has a connection."""
 
     async def __aenter__(self) -> Connection:
         await self.dial()
@@ -230,6 +232,7 @@ class Connection:
             await self._notify()
 
     def _on_settings(self, payload: bytes) -> None:
+        self.is_served = True
         for at in range(0, len(payload), 6):
             setting, value = struct.unpack_from(">HI", payload, at)
             if setting == INITIAL_WINDOW_SIZE:

@@ -90,8 +90,10 @@ def test_who_knows_the_key_is_connected_and_may_then_be_silent(
     monkeypatch.setattr(tcp, "_PROOF_SECONDS", 0.5)
     theirs = Connecting(listener, listener.key).result()
     ours = accepted(listener)
-    threading.Timer(0.8, theirs.send, ["late"]).start()
+    late = threading.Timer(0.8, theirs.send, ["late"])
+    late.start()
     assert ours.recv() == "late"
+    late.join()
     shut(ours, socket.SHUT_WR)
     with pytest.raises(EOFError):
         theirs.recv()

@@ -200,6 +200,7 @@ async def test_who_has_many_connections_without_calls_makes_room_for_others() ->
         await busy.send(stream, message(b"go"))
         await until(lambda: busy.received >= len(LARGE))
         flood = [await stack.enter_async_context(client(server)) for _ in range(100)]
+        await until(lambda: all(one.is_served or one.lost for one in flood))
         await until(lambda: sum(not one.lost for one in flood) < 64 - 64 // 4)
         for _ in range(16):
             async with client(server, source=ELSEWHERE) as one:
