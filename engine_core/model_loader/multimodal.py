@@ -106,6 +106,9 @@ _INHERITED = ("quantization_config", "eos_token_id", "is_causal")
 """Fields that stand beside the text model's, and mean its own."""
 _TEXT = re.compile(r"^(?:thinker\.)?(?:model\.language_model|language_model\.model|model\.text_model)\.(?=\w)")
 _HEAD = re.compile(r"^(?:(?:thinker|language_model|model)\.(?=lm_head\.)|thinker\.(?=model\.))")
+_IN_PATTERN = re.compile(
+    r"thinker(?:\\?\.)(?=model)|(?P<text>model\\?\.(?:language|text)_model|language_model\\?\.model|(?:language|text)_model)"
+)
 _OF_TEXT = re.compile(r"model\.(?:layers|embed_tokens\w*|norm|(?:per_layer|altup)_\w+)\.|lm_head\.")
 
 
@@ -175,11 +178,13 @@ def _plain_rope(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed_within(value: Any) -> Any:
-    """``value`` with ``text_name`` applied to every name of a module in it, keys included."""
+    """``value`` with every name of a module in it, and every pattern of names, as the text model's; keys included."""
     if isinstance(value, str):
-        return text_name(value)
+        renamed = text_name(value)
+        # in a pattern, such as "re:.*language_model.*_proj", the prefix may be anywhere, with its dots escaped or not
+        return renamed if renamed != value else _IN_PATTERN.sub(lambda at: "model" if at["text"] else "", value)
     if isinstance(value, list):
         return [_renamed_within(each) for each in value]
     if isinstance(value, dict):
-        return {text_name(name): _renamed_within(each) for name, each in value.items()}
+        return {_renamed_within(name): _renamed_within(each) for name, each in value.items()}
     return value

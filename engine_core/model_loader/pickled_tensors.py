@@ -29,6 +29,8 @@ _DICT = "collections OrderedDict"
 _TENSORS = {"torch._utils _rebuild_tensor": 4, "torch._utils _rebuild_tensor_v2": 6}
 """Functions that make a tensor of its storage's type, and their fewest arguments."""
 _TYPED_TENSOR = "torch._utils _rebuild_tensor_v3"
+_MOST_ARGUMENTS = 8
+"""Of any function. Each call reads all of them, and a pickle may repeat a call at little cost."""
 _PARAMETERS = {"torch._utils _rebuild_parameter": 3, "torch._utils _rebuild_parameter_with_state": 4}
 _UNTYPED = "torch.storage UntypedStorage"
 _STORAGES = {
@@ -201,7 +203,7 @@ class _Interpreter:
                 pass
             case _:
                 raise RefusedPickleError(
-                    f"has the operation {operation} in its pickle, which torch.save does not write"
+                    f"has the operation {operation} in its pickle, which torch.save does not write by itself"
                 )
 
     def _pop(self) -> object:
@@ -237,15 +239,16 @@ def _allowed(argument: object) -> _Global:
 def _called(called: object, arguments: object) -> object:
     """What torch's function would make."""
     name, given = _require(called, _Global).name, _require(arguments, tuple)
+    count = len(given)
     if name == _DICT and not given:
         return {}
-    if (fewest := _PARAMETERS.get(name)) is not None and len(given) >= fewest:
+    if (fewest := _PARAMETERS.get(name)) is not None and fewest <= count <= _MOST_ARGUMENTS:
         return _require(given[0], PickledTensor)
-    if (fewest := _TENSORS.get(name)) is not None and len(given) >= fewest:
+    if (fewest := _TENSORS.get(name)) is not None and fewest <= count <= _MOST_ARGUMENTS:
         return _tensor(given, None, given[6:])
-    if name == _TYPED_TENSOR and len(given) >= 7:
+    if name == _TYPED_TENSOR and 7 <= count <= _MOST_ARGUMENTS:
         return _tensor(given, _DTYPES.get(_require(given[6], _Global).name), given[7:])
-    raise RefusedPickleError(f"calls {name.replace(' ', '.')} with {len(given)} arguments, which torch.save does not")
+    raise RefusedPickleError(f"calls {name.replace(' ', '.')} with {count} arguments, which torch.save does not")
 
 
 def _storage(identifier: object) -> PickledStorage:

@@ -96,6 +96,8 @@ def _entries(opened: _BoundedFile) -> dict[str, _Entry]:
     if len(pickles) != 1:
         raise RefusedPickleError(f"has {len(pickles)} files data.pkl: expected one")
     folder = pickles[0].removesuffix("data.pkl")
+    if outside := next((name for name in names if not name.startswith(folder)), None):
+        raise RefusedPickleError(f"has an entry {outside[:100]!r} outside its folder {folder[:100]!r}")
     if f"{folder}constants.pkl" in names:
         raise RefusedPickleError("is a TorchScript program, not a dictionary of tensors")
     return {name.removeprefix(folder): _entry(opened, info) for name, info in zip(names, infos, strict=True)}

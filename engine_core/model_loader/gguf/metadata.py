@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_core.errors import CheckpointError
-from engine_core.model_loader.gguf.reader import GgufFile, Value
+from engine_core.model_loader.gguf.reader import GgufFile, Value, shown
 
 MOST_LAYERS = 2**16
 
@@ -40,7 +40,10 @@ class Metadata:
         """The whole number, or the boolean, of each of the first ``layers``; a file may have one for all."""
         if not self.is_list(name):
             return [self.integer(name, default)] * (layers if 0 <= layers < MOST_LAYERS else 0)
-        found: Sequence[object] = self._value(name)  # type: ignore[assignment]
+        found = self._value(name)
+        assert isinstance(found, Sequence)
+        if len(found) > MOST_LAYERS:
+            raise self._problem(name, found, f"at most {MOST_LAYERS} values")
         whole = [each for each in found if isinstance(each, int)]
         if not whole or len(whole) != len(found) or len(found) not in (layers, self.integer("block_count")):
             raise self._problem(name, found, f"{layers} whole numbers, one for each layer")
@@ -50,6 +53,8 @@ class Metadata:
         """A whole number, or the common value of a list with an entry per layer."""
         value = self._value(name)
         if isinstance(value, Sequence) and not isinstance(value, str) and value:
+            if len(value) > MOST_LAYERS:
+                raise self._problem(name, value, f"at most {MOST_LAYERS} values")
             if len(set(value)) > 1:
                 raise self._problem(name, value, "the same for all layers, as the model has no other")
             value = value[0]
@@ -92,8 +97,8 @@ class Metadata:
         """The name in the file."""
         return name if name.startswith(("general.", "tokenizer.")) else f"{self.architecture}.{name}"
 
-    def _problem(self, name: str, value: object, expected: str) -> CheckpointError:
-        found = f"{self.key(name)}={value!r:.80}" if value is not None else f"no {self.key(name)}"
+    def _problem(self, name: str, value: Value | None, expected: str) -> CheckpointError:
+        found = f"{self.key(name)}={shown(value)}" if value is not None else f"no {self.key(name)}"
         return CheckpointError(f"{self.file.path}: {found}: expected {expected}")
 
 

@@ -36,6 +36,9 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 """Metadata types of fixed size: their ``struct`` codes."""
 
+_MOST_BOOLEANS = 2**20
+"""In a list, which takes many times the bytes that it has in the file."""
+
 Value = bool | int | float | str | Sequence[bool | int | float | str]
 
 
@@ -238,6 +241,7 @@ class _Header:
         self._at += width * count
         if kind != _BOOL:
             return numbers
+        self._require(count <= _MOST_BOOLEANS, f"a list of {count} booleans: expected at most {_MOST_BOOLEANS}")
         self._require(all(each <= 1 for each in numbers), "a boolean that is neither 0 nor 1")
         return [bool(each) for each in numbers]
 
@@ -290,3 +294,8 @@ class _Header:
 
     def _problem(self, found: str) -> CheckpointError:
         return CheckpointError(f"{self._path}: {self._where} has {found}; download the file again")
+
+
+def shown(value: Value) -> str:
+    """The beginning of ``value`` for an error, made from no more than that."""
+    return f"{value[:80] if isinstance(value, Sequence) else value!r:.80}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.model_loader.gguf.metadata import Metadata
-from engine_core.model_loader.gguf.reader import GgufTensor
+from engine_core.model_loader.gguf.reader import GgufTensor, shown
 
 _PREFIX = "rope."
 _FIELDS = {
@@ -72,7 +72,7 @@ def check_rope_fields(metadata: Metadata, further: frozenset[str]) -> None:
     for name, value in metadata.file.metadata.items():
         if name.startswith(prefix) and name.removeprefix(prefix) not in known:
             raise UnsupportedModelError(
-                f"{metadata.file.path}: {name}={value!r:.80} is not supported: expected none of {prefix}* but "
+                f"{metadata.file.path}: {name}={shown(value)} is not supported: expected none of {prefix}* but "
                 f"{', '.join(sorted(known))}"
             )
 

@@ -16,7 +16,7 @@ from typing import Any
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.gguf.pre_tokenizers import PRE_TOKENIZERS
 from engine_core.model_loader.gguf.projector import require_language_model
-from engine_core.model_loader.gguf.reader import GgufFile
+from engine_core.model_loader.gguf.reader import GgufFile, shown
 from engine_core.model_loader.tokenizer_json import (
     BYTE_LEVEL,
     added_token,
@@ -121,7 +121,7 @@ class _Fields:
         raise self._wrong(name, f"a list of {of}")
 
     def _wrong(self, name: str, expected: str) -> CheckpointError:
-        return self.problem(name, f"is {str(self.file.metadata[self.below + name])[:80]}: expected {expected}")
+        return self.problem(name, f"is {shown(self.file.metadata[self.below + name])}: expected {expected}")
 
 
 class _Vocabulary:

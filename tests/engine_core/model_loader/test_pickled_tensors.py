@@ -128,6 +128,7 @@ HOSTILE = {
     "dimensions": (tensor(shape=b"(" + b"K\x01" * 70 + b"t"), "has a tensor of 70 dimensions: expected at most 64"),
     "other dimensions": (tensor(strides=b"K\x01K\x01\x86"), "a damaged pickle"),
     "sizes that are no numbers": (tensor(shape=b"\x88\x85"), "a damaged pickle"),
+    "many arguments": (tensor(state=b"N" * 100), "calls torch._utils._rebuild_tensor_v2 with 106 arguments"),
     "conjugated": (tensor(state=b"}U\x04conj\x88s"), "to be negated or conjugated"),
     "storage of another size": (
         tensor(count=5),

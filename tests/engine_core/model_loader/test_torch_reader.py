@@ -225,6 +225,10 @@ ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
         "has numbers in another byte order than little-endian",
     ),
     "two of one name": (duplicate, "has two entries of one name"),
+    "outside the folder": (
+        lambda file: zipped(file, **{"a/data.pkl": tensor(), "a/data/0": FOUR, "data/0": FOUR}),
+        "has an entry 'data/0' outside its folder 'a/'",
+    ),
     "no pickle": (lambda file: zipped(file, x=b""), "has 0 files data.pkl: expected one"),
     "two pickles": (
         lambda file: zipped(file, **{"a/data.pkl": tensor(), "b/data.pkl": tensor()}),

@@ -135,6 +135,22 @@ def test_modules_that_are_not_quantized_are_named_as_in_the_text_model() -> None
 
 
 @pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"+:model\.language_model\.layers\.1\..*", r"+:model\.layers\.1\..*"),
+        ("-:language_model.model.layers.1", "-:model.layers.1"),
+        ("re:.*language_model.*_proj$", "re:.*model.*_proj$"),
+        (r"re:^thinker\.model\.layers", r"re:^model\.layers"),
+        ("re:.*visual.*", "re:.*visual.*"),
+    ],
+)
+def test_patterns_of_modules_are_those_of_the_text_model(pattern: str, expected: str) -> None:
+    raw = {"quantization_config": {"targets": [pattern], "dynamic": {pattern: {"bits": 8}}}}
+    read = text_model(raw, configuration("qwen3_vl"), has_head=True).fields["quantization_config"]
+    assert read == {"targets": [expected], "dynamic": {expected: {"bits": 8}}}
+
+
+@pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("language_model.model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),

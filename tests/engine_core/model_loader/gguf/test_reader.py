@@ -18,6 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.gguf.config import describe
+from engine_core.model_loader.gguf.metadata import Metadata
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.gguf.types import TYPES
 from tests.engine_core.model_loader.gguf.damaged import damage
@@ -152,6 +153,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"fields": (field("a", LIST, struct.pack("<IQ", U32, 2**62)),)},
         "a list of .* numbers, more than fit",
     ),
+    "many booleans": (
+        {"fields": (field("a", LIST, struct.pack("<IQ", 7, 2**20 + 1) + bytes(2**20 + 1)),)},
+        "a list of 1048577 booleans: expected at most 1048576",
+    ),
     "many texts": (
         {"fields": (field("a", LIST, struct.pack("<IQ", STRING, 2**61)),)},
         "a list of .* strings, more than",
@@ -230,3 +235,15 @@ def test_damaged_files_cost_one_error(seed: int, tmp_path: Path) -> None:
     assert count / 2 < len(refused) < count
     assert all(str(path) in error for error in refused)
     assert getrusage(RUSAGE_SELF).ru_maxrss < before + 2**17  # in KiB
+
+
+def test_a_long_list_where_a_number_is_expected_is_shown_in_part(tmp_path: Path) -> None:
+    named = field("general.architecture", STRING, string(b"llama"))
+    numbers = field("llama.block_count", LIST, struct.pack("<IQ", U32, 10**6) + bytes(4 * 10**6))
+    metadata = Metadata.of(read_gguf(file_of(tmp_path / "x.gguf", fields=(named, numbers))))
+    for read in (lambda: metadata.integer("block_count"), lambda: metadata.of_layers("block_count", 4)):
+        with pytest.raises(
+            CheckpointError, match=r"llama.block_count=array.*: expected at most 65536 values"
+        ) as caught:
+            read()
+        assert len(str(caught.value)) < 400
