@@ -120,6 +120,8 @@ def test_after_preemption(case: Case, same_params: dict[str, SamplingParams]) ->
     """A cache where all prompts fit and not all continuations: the last ones are computed again."""
     options = {"max_model_len": 170, "max_num_batched_tokens": 16}
     cache = least_cache(case.directory, 170, 16)
+    if "chunk" in str(case.model.config.to_dict().get("layer_types")):  # with chunks, more cannot begin together
+        cache = cache * 27 // 20
     with started(case.directory, kv_cache_memory_bytes=cache, **options) as engine:
         case.check(run(engine, case.prompts, same_params))
         assert engine.core.stats().preemptions > 0

@@ -230,9 +230,10 @@ ACTIVATIONS = {type(ACT2FN[name]): activation for name, activation in NAMES.item
 
 @dataclass
 class GivenOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """With the fields of models with experts, too."""
+    """With the fields of models with experts or shared caches, too."""
 
     router_logits: tuple[torch.Tensor, ...] | None = None
+    shared_kv_states: Any = None
 
 
 class GivenHidden(nn.Module):

@@ -274,8 +274,7 @@ def _resolve_output(given: inference_pb2.OutputParams) -> inference_pb2.OutputPa
 def _bad_words(words: list[str], served_model: ServedModel) -> list[list[int]]:
     """The ids of each word, at the beginning of a text and after a space.
 
-    As in vLLM, the form after a space is used only if it has the same length and another first id: otherwise it would
-    ban the space rather than the word.
+    The form after a space is left out if it is the other one behind a token for the space.
     """
     sequences: list[list[int]] = []
     for word in words:
@@ -283,6 +282,6 @@ def _bad_words(words: list[str], served_model: ServedModel) -> list[list[int]]:
         spaced = served_model.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
         if bare:
             sequences.append(bare)
-        if spaced and (not bare or (spaced[0] != bare[0] and len(spaced) == len(bare))):
+        if spaced and bare not in (spaced, spaced[1:]):
             sequences.append(spaced)
     return sequences

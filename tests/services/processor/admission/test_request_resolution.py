@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.prompt_resolution import prompt_ids, render_chat
-from services.processor.admission.request_resolution import cache_salt, resolve_request
+from services.processor.admission.request_resolution import _bad_words, cache_salt, resolve_request
 from services.processor.admission.validation import MAX_PROBLEM_LENGTH, ModelLimits
 from services.processor.request import ResolvedRequest
 from services.ring.errors import Code, Reason, Refused
@@ -309,6 +310,24 @@ def test_bad_words_are_banned_with_and_without_a_leading_space() -> None:
     # " a" is one token, so it is spelt differently; " b" would ban the space, and so would " cd".
     assert banned == [ids("a"), ids(" a"), ids("b"), ids("cd")]
     assert [len(word) for word in banned] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("bare", "spaced", "banned"),
+    [
+        ([86, 341], [440], [[86, 341], [440]]),
+        ([5], [6, 7], [[5], [6, 7]]),
+        ([5], [3, 5], [[5]]),
+        ([5], [5], [[5]]),
+        ([], [6], [[6]]),
+    ],
+)
+def test_the_form_after_a_space_may_have_another_number_of_tokens(
+    bare: list[int], spaced: list[int], banned: list[list[int]]
+) -> None:
+    forms = {"there": bare, " there": spaced}
+    tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: forms[text])
+    assert _bad_words([" there"], SimpleNamespace(tokenizer=tokenizer)) == banned  # type: ignore[arg-type]
 
 
 # Salts
