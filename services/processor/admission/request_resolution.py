@@ -282,6 +282,6 @@ def _bad_words(words: list[str], served_model: ServedModel) -> list[list[int]]:
         spaced = served_model.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
         if bare:
             sequences.append(bare)
-        if spaced and bare not in (spaced, spaced[1:]):
+        if spaced and (not bare or bare not in (spaced, spaced[1:])):
             sequences.append(spaced)
     return sequences
