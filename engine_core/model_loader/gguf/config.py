@@ -9,7 +9,7 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.model_loader.gguf.architectures import ARCHITECTURES
 from engine_core.model_loader.gguf.architectures.base import Architecture, num_layers
 from engine_core.model_loader.gguf.metadata import Metadata
-from engine_core.model_loader.gguf.names import Heads, Source, sources_of, types_of
+from engine_core.model_loader.gguf.names import Counts, Heads, Source, sources_of, types_of
 from engine_core.model_loader.gguf.projector import require_language_model
 from engine_core.model_loader.gguf.reader import GgufFile, GgufTensor
 from engine_core.model_loader.gguf.rope import check_rope_fields, rope_parameters
@@ -51,8 +51,9 @@ def describe(file: GgufFile) -> GgufDescription:
     config = _common(metadata, architecture) | architecture.fields(metadata)
     rotated = int(config["head_dim"] * config["rope_parameters"].get("partial_rotary_factor", 1.0))
     heads = Heads(config["num_attention_heads"], config["num_key_value_heads"], rotated)
-    left_out = range(num_layers(metadata), metadata.integer("block_count"))
-    sources = sources_of(file, architecture.names, heads, left_out)
+    layers = metadata.integer("block_count")
+    counts = Counts(layers, num_layers(metadata), metadata.integer("expert_count", 0))
+    sources = sources_of(file, architecture.names, heads, counts)
     types = types_of(sources)
     if any(each not in FLOAT_TYPES for each in types.values()) or architecture.separates_experts:
         config["quantization_config"] = {"quant_method": "gguf", "types": types}
