@@ -130,10 +130,11 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     raw: Mapping[str, Any]
     if is_gguf(path):
         described = describe(read_gguf(path))
-        raw, generation = described.config, described.generation
+        raw, generation, generation_file = described.config, described.generation, path
     else:
         raw = with_quantization(path, read_object(path / "config.json"))
-        generation = read_object(path / "generation_config.json", optional=True)
+        generation_file = path / "generation_config.json"
+        generation = read_object(generation_file, optional=True)
     published = raw
     if (own := _PUBLISHED_TYPES.get(str(raw.get("model_type")))) is not None:
         raw = {**raw, "model_type": own}
@@ -165,7 +166,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
             path, generation, raw, _tokenizer_eos(config, path), architecture_config.vocab_size
         ),
         dtype=dtype_name,
-        default_sampling=default_sampling(path, generation, config),
+        default_sampling=default_sampling(generation_file, generation, config),
     )
     return Checkpoint(
         path,
