@@ -48,9 +48,7 @@ def test_top_k_of_the_file(top_k: float, default: int) -> None:
         ("repetition_penalty", 0, "repetition_penalty: is 0; expected at least"),
     ],
 )
-def test_a_default_of_the_file_that_no_request_could_have_is_refused_unless_options_win(
-    field: str, value: Any, words: str
-) -> None:
+def test_a_default_of_the_file_is_refused_if_no_request_could_have_it(field: str, value: Any, words: str) -> None:
     file, generation = Path("m.json"), {field: value, "min_p": 0.25} | {field: value}
     otherwise = "; --override-generation-config gives another value, --generation-config none passes over the file's"
     with pytest.raises(CheckpointError, match=f"^m.json: default of sampling: {words}.*{otherwise}$"):

@@ -201,7 +201,7 @@ def test_activation_scales_are_passed_over_and_other_tensors_are_not(
 @pytest.mark.parametrize(
     ("said", "zeros", "meant"), [("gptq_v2", 0x77777777, "gptq"), ("gptq", -0x77777778, "gptq_v2")]
 )
-def test_gptqs_zeros_of_the_other_version_are_refused_with_the_version_to_set(
+def test_gptqs_zeros_of_the_other_version_are_refused(
     said: str, zeros: int, meant: str, checkpoints: Callable[[str], Path], tmp_path: Path
 ) -> None:
     source = checkpoints("gptq")
