@@ -408,11 +408,11 @@ def _eos_token_ids(
     if value is None:
         value = raw.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
+    if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
         raise CheckpointError(
             f"{path}: eos_token_id={value!r} is not usable: expected ids below vocab_size {vocab_size}"
         )
-    if tokenizers is not None and tokenizers < vocab_size:
+    if tokenizers is not None and 0 <= tokenizers < vocab_size:
         ids = [*ids, tokenizers]
     return tuple(dict.fromkeys(ids))
 
