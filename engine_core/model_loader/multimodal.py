@@ -164,8 +164,10 @@ def text_name(name: str) -> str:
 
 
 def is_of_text(name: str) -> bool:
-    """Whether a tensor with that ``text_name`` belongs to the text model."""
-    return _OF_TEXT.match(name) is not None
+    """Whether a tensor with that name in a file belongs to the text model, whether or not that needs it."""
+    own = text_name(name)
+    # a head that is named as the text model's own parts is that of older checkpoints, beside tied embeddings
+    return _OF_TEXT.match(own) is not None or (_TEXT.match(name) is not None and not own.startswith("model.lm_head."))
 
 
 def _plain_rope(parameters: dict[str, Any]) -> dict[str, Any]:
