@@ -16,6 +16,7 @@ from engine_core.model_loader.gguf.rope import check_rope_fields, rope_parameter
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.gguf.types import FLOAT_TYPES
 
+_NO_POOLING = 0
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -46,6 +47,7 @@ def describe(file: GgufFile) -> GgufDescription:
             f"{file.path} has the architecture {metadata.architecture!r}, which is not supported: expected one of "
             f"{', '.join(ARCHITECTURES)}"
         )
+    _require_generation(metadata)
     architecture = found.of(metadata)
     check_rope_fields(metadata, architecture.rope_fields)
     config = _common(metadata, architecture) | architecture.fields(metadata)
@@ -58,6 +60,20 @@ def describe(file: GgufFile) -> GgufDescription:
     if any(each not in FLOAT_TYPES for each in types.values()) or architecture.separates_experts:
         config["quantization_config"] = {"quant_method": "gguf", "types": types}
     return GgufDescription(config | {"dtype": "bfloat16"}, _generation(metadata), sources)
+
+
+def _require_generation(metadata: Metadata) -> None:
+    """Raise ``UnsupportedModelError`` for a model of an architecture that generates, made for something else."""
+    if (pooling := metadata.integer("pooling_type", _NO_POOLING)) != _NO_POOLING:
+        raise UnsupportedModelError(
+            f"{metadata.file.path} is a model for embeddings or ranks ({metadata.key('pooling_type')}={pooling}), "
+            "which generates no text"
+        )
+    if not metadata.flag("attention.causal", True):
+        raise UnsupportedModelError(
+            f"{metadata.file.path}: {metadata.key('attention.causal')}=false is not supported: expected true, as no "
+            "token may attend to later ones"
+        )
 
 
 def _common(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:

@@ -329,6 +329,32 @@ def test_rotations_that_are_not_supported(fields: dict[str, Any], problem: str, 
 
 
 @pytest.mark.parametrize(
+    ("case", "fields", "problem"),
+    [
+        ("llama-gqa", {"attention.causal": False}, r"llama\.attention\.causal=false is not supported: expected true"),
+        ("qwen3-tied-head-dim", {"pooling_type": 3}, r"for embeddings or ranks \(qwen3\.pooling_type=3\)"),
+        ("exaone4", {"rope.freq_base_swa": 123.0}, r"freq_base_swa=123 is not supported: expected 10000"),
+        ("exaone_moe", {"rope.freq_base_swa": 123.0}, r"freq_base_swa=123 is not supported: expected 10000"),
+        (
+            "gemma4_text-experts",
+            {"rope.dimension_count_swa": 2},
+            r"dimension_count_swa=2 is not supported",
+        ),
+        *(
+            (case, {"expert_gating_func": 1}, r"expert_gating_func=1 is not supported: expected 2")
+            for case in ("dots1", "exaone_moe", "glm4_moe", "minimax_m2")
+        ),
+    ],
+)
+def test_fields_that_would_change_the_result(case: str, fields: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    config = FLOATS[case]
+    save_model(make_model(config), tmp_path)
+    describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "right.gguf")))
+    with pytest.raises(UnsupportedModelError, match=problem):
+        describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "model.gguf", more=fields)))
+
+
+@pytest.mark.parametrize(
     ("change", "fields", "problem"),
     [
         (
