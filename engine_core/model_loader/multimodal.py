@@ -137,8 +137,8 @@ def text_model(raw: Mapping[str, Any], config: PretrainedConfig, *, has_head: bo
     if model_type != text.model_type and fields.get("head_dim") is None:  # the other's default is a number
         fields["head_dim"] = text.hidden_size // text.num_attention_heads
     inherited = {name: raw[name] for name in _INHERITED if raw.get(name) is not None}
-    if "quantization_config" in inherited:
-        inherited["quantization_config"] = _renamed_within(inherited["quantization_config"])
+    if (quantization := inherited.get("quantization_config", fields.get("quantization_config"))) is not None:
+        inherited["quantization_config"] = _renamed_within(quantization)
     if (dtype := raw.get("dtype", raw.get("torch_dtype"))) is not None and fields.get("dtype") is None:
         inherited["dtype"] = dtype
     # transformers ties a head that the files do not have, if either configuration says so

@@ -171,9 +171,13 @@ def test_modules_that_are_not_quantized_are_named_as_in_the_text_model() -> None
     ],
 )
 def test_patterns_of_modules_are_those_of_the_text_model(pattern: str, expected: str) -> None:
+    """Also where they stand with the text model's own fields."""
     raw = {"quantization_config": {"targets": [pattern], "dynamic": {pattern: {"bits": 8}}}}
-    read = text_model(raw, configuration("qwen3_vl"), has_head=True).fields["quantization_config"]
-    assert read == {"targets": [expected], "dynamic": {expected: {"bits": 8}}}
+    inside = configuration("qwen3_vl")
+    inside.text_config.quantization_config = raw["quantization_config"]
+    for fields, config in ((raw, configuration("qwen3_vl")), ({}, inside)):
+        read = text_model(fields, config, has_head=True).fields["quantization_config"]
+        assert read == {"targets": [expected], "dynamic": {expected: {"bits": 8}}}
 
 
 @pytest.mark.parametrize(
