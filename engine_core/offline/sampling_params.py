@@ -14,6 +14,10 @@ from engine_core.offline.numpy_to_python import plain
 _OF_VLLM = {
     "best_of": "n gives several choices",
     "bad_words": "bad_words_token_ids has the words as token ids",
+    "logits_processors": "logit_bias, bad_words_token_ids and allowed_token_ids change what may be sampled",
+    "output_kind": "results are whole; the ring's client streams",
+    "spaces_between_special_tokens": "no spaces are put between special tokens",
+    "use_beam_search": "n gives several choices",
     "detokenize": "results of prompts that are token ids have no text",
     "truncate_prompt_tokens": "a prompt may be a list of token ids, of which you leave out what you like",
     **dict.fromkeys(

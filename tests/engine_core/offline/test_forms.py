@@ -65,6 +65,10 @@ def test_what_is_no_form_is_refused(params: dict[str, Any], text: str) -> None:
     [
         ("guided_decoding", "the form of the text is json"),
         ("bad_words", "bad_words_token_ids has"),
+        ("logits_processors", "logit_bias, bad_words_token_ids and"),
+        ("output_kind", "results are whole"),
+        ("spaces_between_special_tokens", "no spaces are put"),
+        ("use_beam_search", "n gives several choices"),
         ("detokenize", "results of prompts that are token ids"),
         ("truncate_prompt_tokens", "a prompt may be a list of token ids"),
     ],
