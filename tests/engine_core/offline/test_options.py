@@ -49,11 +49,6 @@ def test_defaults_of_sampling_are_given_as_in_vllm() -> None:
     assert (model.generation_config, model.override_generation_config) == ("none", '{"top_k": 3}')
 
 
-@pytest.mark.parametrize(("given", "own"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")])
-def test_number_types_are_given_as_in_vllm(given: str, own: str) -> None:
-    assert configure(model="m", dtype=given).model.dtype == own
-
-
 def test_options_reach_their_sections() -> None:
     config = configure(model="m", block_size=32, max_num_seqs=3, load_format="dummy", num_threads=1)
     assert (config.model.model, config.cache.block_size, config.scheduler.max_num_seqs) == ("m", 32, 3)
@@ -67,6 +62,11 @@ def test_paths_and_numbers_of_numpy_are_options_too() -> None:
         configure(model="m", max_num_seqs=np.float64(3.0))
     with pytest.raises(ConfigError, match="max_num_seqs=a number of thousands of digits is not usable"):
         configure(model="m", max_num_seqs=10**5000)
+
+
+@pytest.mark.parametrize(("given", "own"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")])
+def test_number_types_are_given_as_in_vllm(given: str, own: str) -> None:
+    assert configure(model="m", dtype=given).model.dtype == own
 
 
 # Options that count something, each with the least that it takes.
