@@ -42,6 +42,9 @@ def configure(**options: Any) -> EngineConfig:
         if option not in known:
             raise UnknownOptionError(option, value, _instead_of(option, known))
         chosen[known[option]][option] = _value(option, value, options_of(sections[known[option]])[option])
+    if "seed" in chosen["model"] and chosen["load"].get("load_format") != "dummy":  # vLLM's is that of sampling
+        problem = "it is that of random weights (load_format='dummy'); SamplingParams have their own"
+        warnings.warn(f"seed has no effect: {problem}", UserWarning, stacklevel=3)
     return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -36,7 +37,9 @@ class SamplingParams(request.SamplingParams):
 
     top_k: int | None = None
     """Keep the k most likely tokens; None, 0 or -1 keeps all."""
-    max_tokens: int | None = 16  # type: ignore[assignment]  # of more types than the engine's
+    seed: int | None = 0  # type: ignore[assignment]  # of more types than the engine's
+    """64-bit unsigned: equal prompts with equal seeds give equal tokens. None: one is drawn for each prompt."""
+    max_tokens: int | None = 16  # type: ignore[assignment]
     """≥ 1; output tokens per choice. None: as many as the context has room for."""
     stop_token_ids: Collection[int] | None = frozenset()  # type: ignore[assignment]
     """Tokens that end the choice with STOP: a list, a tuple or a set; the token is delivered and counted."""
@@ -74,9 +77,13 @@ class SamplingParams(request.SamplingParams):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def for_engine(self, grammar: str | None = None) -> request.SamplingParams:
-        """The engine's parameters, which concern token ids alone; ``grammar`` is the form's, in the engine's format."""
-        names = [f.name for f in fields(request.SamplingParams) if f.name != "grammar"]
-        return request.SamplingParams(**{name: getattr(self, name) for name in names}, grammar=grammar)
+        """The engine's parameters, which concern token ids alone; ``grammar`` is the form's, in the engine's format.
+
+        Draws a seed where there is none.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(request.SamplingParams)}
+        values |= {"grammar": grammar, "seed": secrets.randbits(64) if self.seed is None else self.seed}
+        return request.SamplingParams(**values)
 
 
 def read_params(given: request.SamplingParams, place: str) -> SamplingParams:

@@ -269,6 +269,12 @@ def test_vllms_values_are_taken(llm: LLM) -> None:
         llm.generate([5, 6, 7], replace(GREEDY, stop_token_ids=[500]))
 
 
+def test_without_a_seed_one_is_drawn_for_each_prompt(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=16, seed=None, ignore_eos=True)
+    results = [*llm.generate([[5, 6, 7]] * 2, params), *llm.generate([5, 6, 7], params)]
+    assert len({tuple(result.choices[0].token_ids) for result in results}) == 3
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
