@@ -131,8 +131,8 @@ class ModelConfig(_Section):
     )
     override_generation_config: str | None = option(
         None,
-        "JSON object of defaults of sampling that win over --generation-config: temperature, top_k (0: all tokens), "
-        "top_p, min_p and repetition_penalty.",
+        "JSON object of defaults of sampling that win over --generation-config: temperature, top_k (0 or -1: all "
+        "tokens), top_p, min_p and repetition_penalty.",
     )
     seed: int = option(0, "Seed of the random weights of --load-format dummy.", minimum=0, maximum=2**64 - 1)
 

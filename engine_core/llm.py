@@ -10,12 +10,13 @@ prompt, chat or stop string.
 
 from __future__ import annotations
 
+import secrets
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import count
 from os import PathLike
@@ -404,6 +405,8 @@ class LLM:
         token_ids = prompt.token_ids
         if token_ids is None:
             token_ids = tuple(map(int, self.tokenizer.encode(prompt.text or "")))
+        if params.seed is None:  # another for each prompt that shares them
+            for_engine = replace(for_engine, seed=secrets.randbits(64))
         request = Request(f"offline-{next(self._request_ids)}", token_ids, for_engine)
         try:
             validate_request(request, self.model, self._engine.executor.grammar_support)

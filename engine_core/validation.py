@@ -81,7 +81,7 @@ def _check_param_types(params: SamplingParams) -> None:
     _check_type("logit_bias", params.logit_bias, Mapping, "numbers by token id")
     for bias in params.logit_bias.values():
         _check_number("logit_bias", bias)
-    _check_type("stop_token_ids", params.stop_token_ids, Set, "a frozenset of token ids")
+    _check_type("stop_token_ids", params.stop_token_ids, Set, "a set of token ids")
     _check_type("bad_words_token_ids", params.bad_words_token_ids, _LISTS, "a tuple of words")
     for word in params.bad_words_token_ids:
         _check_type("bad_words_token_ids", word, _LISTS, "a tuple of token ids for each word")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from engine_core.errors import ConfigError
 
 _FILE = "chat_template.jinja"
 _ADDITIONAL = "additional_chat_templates/"
+_MOST_BYTES = 2**20
+"""The longest published templates have some 30,000."""
 _MARKS = ("{{", "{%")
 
 
@@ -22,14 +25,20 @@ def with_template(files: Mapping[str, bytes], config: ModelConfig) -> dict[str, 
 
 
 def read_template(config: ModelConfig) -> bytes | None:
-    """The option's template; None without it. Raises ``ConfigError`` for a file that cannot be read."""
+    """The option's template; None without it. Raises ``ConfigError`` for a file that is no template."""
     given = config.chat_template
     if given is None:
         return None
     if any(mark in given for mark in _MARKS):
         return given.encode()
     try:
-        return Path(given).read_bytes()
-    except OSError as error:
-        problem = f"a file that can be read, or the text of a template ({error.strerror})"
+        if not stat.S_ISREG(Path(given).stat().st_mode):  # a pipe or a device may block forever, or never end
+            raise ConfigError("chat_template", given, "a regular file, or the text of a template")
+        with Path(given).open("rb") as file:
+            template = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # also of a name with a null character
+        problem = f"a file that can be read, or the text of a template ({getattr(error, 'strerror', None) or error})"
         raise ConfigError("chat_template", given, problem) from None
+    if len(template) > _MOST_BYTES:
+        raise ConfigError("chat_template", given, f"a file of at most {_MOST_BYTES} bytes, or the text of a template")
+    return template

@@ -130,10 +130,11 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     raw: Mapping[str, Any]
     if is_gguf(path):
         described = describe(read_gguf(path))
-        raw, generation = described.config, described.generation
+        raw, generation, generation_file = described.config, described.generation, path
     else:
         raw = with_quantization(path, read_object(path / "config.json"))
-        generation = read_object(path / "generation_config.json", optional=True)
+        generation_file = path / "generation_config.json"
+        generation = read_object(generation_file, optional=True)
     published = raw
     if (own := _PUBLISHED_TYPES.get(str(raw.get("model_type")))) is not None:
         raw = {**raw, "model_type": own}
@@ -155,7 +156,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice, as_published=raw is published)
     architecture_config = _read_config(hf_config, choice)
-    dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
+    dtype_name = _dtype_name(path, text_of, config, load, hf_config, stored is not None)
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
         architecture=choice.architecture,
@@ -165,7 +166,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
             path, generation, raw, _tokenizer_eos(config, path), architecture_config.vocab_size
         ),
         dtype=dtype_name,
-        default_sampling=default_sampling(path, generation, config),
+        default_sampling=default_sampling(generation_file, generation, config),
     )
     return Checkpoint(
         path,
@@ -249,10 +250,12 @@ def _tensors(path: Path, text_of: str | None, load: LoadConfig) -> dict[str, Sto
     if is_gguf(path) or load.load_format == "dummy" or not has_tensors(path, load.load_format):
         return {}
     found = find_tensors(path, load.load_format)
-    if text_of is None:
-        return found
-    renamed = {multimodal.text_name(name): tensor for name, tensor in found.items()}
-    return {name: tensor for name, tensor in renamed.items() if multimodal.is_of_text(name)}
+    return found if text_of is None else _of_text(found)
+
+
+def _of_text(found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of a multimodal checkpoint's text model, by their names there."""
+    return {multimodal.text_name(name): tensor for name, tensor in found.items() if multimodal.is_of_text(name)}
 
 
 def _read_by_transformers(path: Path, fields: Mapping[str, Any] | None = None) -> PretrainedConfig:
@@ -341,7 +344,12 @@ def _reason(error: Exception) -> str:
 
 
 def _dtype_name(
-    path: Path, config: ModelConfig, load: LoadConfig, hf_config: PretrainedConfig, is_quantized: bool
+    path: Path,
+    text_of: str | None,
+    config: ModelConfig,
+    load: LoadConfig,
+    hf_config: PretrainedConfig,
+    is_quantized: bool,
 ) -> str:
     """The type in the options, else in config.json, else of the stored tensors.
 
@@ -352,9 +360,11 @@ def _dtype_name(
     dtype = hf_config.dtype
     if dtype is None:
         has_weights = load.load_format != "dummy" or has_tensors(path)
-        dtype = (
-            _first_dtype(path, load.load_format) if has_weights else torch.bfloat16 if is_quantized else torch.float32
-        )
+        if has_weights:
+            found = find_tensors(path, load.load_format)
+            dtype = _first_dtype(found if text_of is None else _of_text(found))
+        else:
+            dtype = torch.bfloat16 if is_quantized else torch.float32
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise UnsupportedModelError(
@@ -363,9 +373,9 @@ def _dtype_name(
     return name
 
 
-def _first_dtype(path: Path, load_format: str) -> torch.dtype:
+def _first_dtype(tensors: Mapping[str, StoredTensor]) -> torch.dtype:
     """The type of the first floating-point tensor; float32 if there is none, which is refused later."""
-    dtypes = (tensor.dtype for tensor in find_tensors(path, load_format).values())
+    dtypes = (tensor.dtype for tensor in tensors.values())
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
 
 
@@ -407,11 +417,11 @@ def _eos_token_ids(
     if value is None:
         value = raw.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
+    if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
         raise CheckpointError(
             f"{path}: eos_token_id={value!r} is not usable: expected ids below vocab_size {vocab_size}"
         )
-    if tokenizers is not None and tokenizers < vocab_size:
+    if tokenizers is not None and 0 <= tokenizers < vocab_size:
         ids = [*ids, tokenizers]
     return tuple(dict.fromkeys(ids))
 

@@ -94,7 +94,7 @@ def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
         return model.renamed(name if checkpoint.text_of is None else text_name(name))
 
     def is_left_out(name: str) -> bool:
-        return checkpoint.text_of is not None and not is_of_text(text_name(name))
+        return checkpoint.text_of is not None and not is_of_text(name)
 
     expected = ExpectedTensors(model.tensors(), is_redundant, renamed, is_left_out, model.repeats)
     return expected if stored is None else replace(expected, must_be_zero=stored.must_be_zero, quantized=True)

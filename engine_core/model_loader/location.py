@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from engine_core.errors import CheckpointError, ConfigError
@@ -34,6 +35,8 @@ def local_path(model: str) -> Path | None:
     try:
         path = Path(model).expanduser()
         if path.is_dir():
+            if not os.access(path, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+                raise CheckpointError(f"{path} may not be read: give this process the right to list and to enter it")
             return path
         exists = path.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long, a user without a home directory

@@ -137,9 +137,8 @@ def text_model(raw: Mapping[str, Any], config: PretrainedConfig, *, has_head: bo
     if model_type != text.model_type and fields.get("head_dim") is None:  # the other's default is a number
         fields["head_dim"] = text.hidden_size // text.num_attention_heads
     inherited = {name: raw[name] for name in _INHERITED if raw.get(name) is not None}
-    quantized = inherited.get("quantization_config", fields.get("quantization_config"))
-    if quantized is not None:
-        inherited["quantization_config"] = _renamed_within(quantized)
+    if (quantization := inherited.get("quantization_config", fields.get("quantization_config"))) is not None:
+        inherited["quantization_config"] = _renamed_within(quantization)
     if (dtype := raw.get("dtype", raw.get("torch_dtype"))) is not None and fields.get("dtype") is None:
         inherited["dtype"] = dtype
     # transformers ties a head that the files do not have, if either configuration says so
@@ -167,8 +166,10 @@ def text_name(name: str) -> str:
 
 
 def is_of_text(name: str) -> bool:
-    """Whether a tensor with that ``text_name`` belongs to the text model."""
-    return _OF_TEXT.match(name) is not None
+    """Whether a tensor with that name in a file belongs to the text model, whether or not that needs it."""
+    own = text_name(name)
+    # a head that is named as the text model's own parts is that of older checkpoints, beside tied embeddings
+    return _OF_TEXT.match(own) is not None or (_TEXT.match(name) is not None and not own.startswith("model.lm_head."))
 
 
 def _plain_rope(parameters: dict[str, Any]) -> dict[str, Any]:

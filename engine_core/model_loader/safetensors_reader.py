@@ -341,9 +341,11 @@ def _in_order(stored: StoredTensor, mapped: memoryview) -> memoryview:
 def _tensors_of(file: Path) -> dict[str, StoredTensor]:
     """The tensors in one file's header. Raises ``CheckpointError``, also for a file shorter than its header says."""
     try:
-        with safe_open(file, framework="pt"):
-            pass  # opening checks size and header
-        with file.open("rb") as opened:
+        opened = file.open("rb")
+    except OSError as error:  # of which safetensors would say that there is no such file
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        with opened, safe_open(file, framework="pt"):  # which checks size and header
             size = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(size))
     except (SafetensorError, OSError) as error:

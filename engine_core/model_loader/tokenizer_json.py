@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from engine_core.errors import CheckpointError
 
 BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 """GPT-2's bytes as characters: as a pre-tokenizer and as a decoder."""
 SPACE = "▁"
 """SentencePiece's character for a space."""
+_MOST_WORK = 2**28
+"""Characters in all attempts to split pieces; vocabularies of 256,000 pieces need some 2^24."""
 
 
 def tokenizer_json(model: dict[str, Any], added: Sequence[dict[str, Any]], **parts: Any) -> dict[str, Any]:
@@ -61,12 +66,23 @@ def sentencepiece_parts(space_before: bool, legacy: bool) -> dict[str, Any]:
 
 
 def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """SentencePiece's merges: all pairs of pieces that make a piece, by its score, highest first."""
+    """SentencePiece's merges: all pairs of pieces that make a piece, by its score, highest first.
+
+    Both halves have lengths that pieces have, so a piece that is longer than all others costs few attempts. Raises
+    ``CheckpointError``, which names no file, for pieces of so many lengths that all attempts would be long work.
+    """
+    lengths = sorted({len(piece) for piece in scores})
+    if sum(len(piece) * bisect_left(lengths, len(piece)) for piece in scores) > _MOST_WORK:
+        raise CheckpointError(
+            f"it has pieces of {len(lengths)} lengths, up to {lengths[-1]} characters: expected so few and short ones "
+            f"that the ways to split them in two have at most {_MOST_WORK} characters"
+        )
+    found = set(lengths)
     return [
         (piece[:end], piece[end:])
         for piece in sorted(scores, key=scores.__getitem__, reverse=True)
-        for end in range(1, len(piece))
-        if piece[:end] in scores and piece[end:] in scores
+        for end in lengths[: bisect_left(lengths, len(piece))]
+        if len(piece) - end in found and piece[:end] in scores and piece[end:] in scores
     ]
 
 

@@ -21,6 +21,8 @@ _TYPO_SIMILARITY = 0.8
 """Least similarity, by ``difflib``, at which a name counts as a misspelling of another."""
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_DTYPES = {"half": "float16", "float": "float32"}
+"""vLLM's words for ``dtype``."""
 _LONGEST = 64
 """Characters; Python takes quadratic time for the digits of longer numbers."""
 
@@ -40,6 +42,9 @@ def configure(**options: Any) -> EngineConfig:
         if option not in known:
             raise UnknownOptionError(option, value, _instead_of(option, known))
         chosen[known[option]][option] = _value(option, value, options_of(sections[known[option]])[option])
+    if "seed" in chosen["model"] and chosen["load"].get("load_format") != "dummy":  # vLLM's is that of sampling
+        problem = "it is that of random weights (load_format='dummy'); SamplingParams have their own"
+        warnings.warn(f"seed has no effect: {problem}", UserWarning, stacklevel=3)
     return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})
 
 
@@ -69,6 +74,8 @@ def _instead_of(option: str, known: Iterable[str]) -> str:
 
 def _value(name: str, value: Any, declared: Mapping[str, Any]) -> Any:
     """The option's value in the form that its section takes."""
+    if name == "dtype" and isinstance(value, str):
+        return _DTYPES.get(value, value)
     if name == "override_generation_config" and isinstance(value, Mapping):
         return json.dumps(dict(value), default=plain)
     if name == "generation_config" and value == "vllm":  # vLLM's word

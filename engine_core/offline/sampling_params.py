@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -12,18 +14,35 @@ from engine_core.offline.numpy_to_python import plain
 
 _OF_VLLM = {
     "best_of": "n gives several choices",
+    "bad_words": "bad_words_token_ids has the words as token ids",
+    "logits_processors": "logit_bias, bad_words_token_ids and allowed_token_ids change what may be sampled",
+    "output_kind": "results are whole; the ring's client streams",
+    "spaces_between_special_tokens": "no spaces are put between special tokens",
+    "use_beam_search": "n gives several choices",
+    "detokenize": "results of prompts that are token ids have no text",
+    "truncate_prompt_tokens": "a prompt may be a list of token ids, of which you leave out what you like",
     **dict.fromkeys(
         ("guided_decoding", "structured_outputs"),
         "the form of the text is json_schema, json_object, regex, choice or grammar",
     ),
 }
 """Unsupported parameters of vLLM's class, with alternatives."""
+_NO_LIMIT = 2**63 - 1
+"""More tokens than any context has room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(request.SamplingParams):
     """The engine's parameters, how a choice becomes text, and the form of the text."""
 
+    top_k: int | None = None
+    """Keep the k most likely tokens; None, 0 or -1 keeps all."""
+    seed: int | None = 0  # type: ignore[assignment]  # of more types than the engine's
+    """64-bit unsigned: equal prompts with equal seeds give equal tokens. None: one is drawn for each prompt."""
+    max_tokens: int | None = 16  # type: ignore[assignment]
+    """≥ 1; output tokens per choice. None: as many as the context has room for."""
+    stop_token_ids: Collection[int] | None = frozenset()  # type: ignore[assignment]
+    """Tokens that end the choice with STOP: a list, a tuple or a set; the token is delivered and counted."""
     grammar: str | None = None
     """The text follows this grammar: Lark's notation with a rule ``start``, or GBNF with a rule ``root``."""
 
@@ -58,18 +77,31 @@ class SamplingParams(request.SamplingParams):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def for_engine(self, grammar: str | None = None) -> request.SamplingParams:
-        """The engine's parameters, which concern token ids alone; ``grammar`` is the form's, in the engine's format."""
-        names = [f.name for f in fields(request.SamplingParams) if f.name != "grammar"]
-        return request.SamplingParams(**{name: getattr(self, name) for name in names}, grammar=grammar)
+        """The engine's parameters, which concern token ids alone; ``grammar`` is the form's, in the engine's format.
+
+        Draws a seed where there is none.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(request.SamplingParams)}
+        values |= {"grammar": grammar, "seed": secrets.randbits(64) if self.seed is None else self.seed}
+        return request.SamplingParams(**values)
 
 
 def read_params(given: request.SamplingParams, place: str) -> SamplingParams:
-    """``given`` with Python's numbers, and with default text parameters if it has only the engine's.
+    """``given`` with the engine's values for vLLM's and Python's numbers; text parameters are defaults if it has none.
 
     Raises ``InvalidRequestError``, naming ``place``, for a text parameter of the wrong type.
     """
     names = [f.name for f in fields(SamplingParams) if hasattr(given, f.name)]
-    params = SamplingParams(**{name: plain(getattr(given, name)) for name in names})
+    values = {name: plain(getattr(given, name)) for name in names}
+    if type(values["top_k"]) is int and values["top_k"] in (0, -1):
+        values["top_k"] = None
+    if values["max_tokens"] is None:
+        values["max_tokens"] = _NO_LIMIT
+    stop = values["stop_token_ids"]
+    if isinstance(stop, tuple | None):
+        with suppress(TypeError):  # from what cannot be in a set, which the type check will refuse
+            values["stop_token_ids"] = frozenset(stop or ())
+    params = SamplingParams(**values)
     if not isinstance(params.stop, str | list | tuple | None):
         kind = type(params.stop).__name__
         raise InvalidRequestError(f"{place}: stop", f"is of type {kind}; expected a string, or a list of strings")

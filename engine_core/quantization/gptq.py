@@ -93,14 +93,20 @@ class GptqScheme(Scheme):
         if self.symmetric:
             middle = 1 << (self.bits - 1)
             if not (zeros == middle).all():
-                raise CheckpointError(
-                    f"{name}.qzeros has other zeros than {middle}, but quantization_config says sym: true; set that "
-                    "to false"
-                )
+                raise CheckpointError(f"{name}.qzeros has {self._advice(stored)}")
             return None
         if (zeros > 255).any():
             raise CheckpointError(f"{name}.qzeros has a zero of 256: expected at most 255")
         return zeros.to(torch.uint8).t().contiguous()
+
+    def _advice(self, stored: torch.Tensor) -> str:
+        """Which zeros these are, which are not symmetric, and what to set in quantization_config."""
+        middle = 1 << (self.bits - 1)
+        other, version = ("gptq_v2", 2) if self.stored_less else ("gptq", 1)
+        if (stored == middle - 1 + self.stored_less).all():
+            means = f'"quant_method": "gptq", "checkpoint_format": "{other}"'
+            return f"{middle} as version {version} of the format stores it: set quantization_config to {means}"
+        return f"other zeros than {middle}, but quantization_config says sym: true; set that to false"
 
 
 def names_groups(tensors: Tensors) -> bool:

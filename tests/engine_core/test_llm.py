@@ -18,7 +18,14 @@ import torch
 from transformers import PreTrainedModel
 
 from engine_core.engine import EngineCore
-from engine_core.errors import CheckpointError, ClosedError, ConfigError, EngineError, ExecutorError
+from engine_core.errors import (
+    CheckpointError,
+    ClosedError,
+    ConfigError,
+    EngineError,
+    ExecutorError,
+    InvalidRequestError,
+)
 from engine_core.llm import LLM
 from engine_core.model_loader import location
 from engine_core.models.causal_lm import CausalLM
@@ -248,6 +255,24 @@ def test_stats_can_be_read_in_any_thread_at_any_time(llm: LLM, monkeypatch: pyte
 def test_lengths_beyond_64_bits_are_as_long_as_there_is_room(llm: LLM) -> None:
     [result] = llm.generate([5] * 100, replace(GREEDY, ignore_eos=False, max_tokens=2**70, min_tokens=2**70))
     assert len(result.choices[0].token_ids) == 28
+
+
+def test_vllms_values_are_taken(llm: LLM) -> None:
+    [expected] = llm.generate([5, 6, 7], replace(GREEDY, max_tokens=125))
+    ids = expected.choices[0].token_ids
+    assert len(ids) == 125
+    [result] = llm.generate([5, 6, 7], replace(GREEDY, max_tokens=None, top_k=-1))
+    assert result.choices[0].token_ids == ids
+    [result] = llm.generate([5, 6, 7], replace(GREEDY, max_tokens=None, top_k=0, stop_token_ids=[ids[4]]))
+    assert result.choices[0].token_ids == ids[: ids.index(ids[4]) + 1]
+    with pytest.raises(InvalidRequestError, match=r"^sampling_params: stop_token_ids: has token id 500; expected ids"):
+        llm.generate([5, 6, 7], replace(GREEDY, stop_token_ids=[500]))
+
+
+def test_without_a_seed_one_is_drawn_for_each_prompt(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=16, seed=None, ignore_eos=True)
+    results = [*llm.generate([[5, 6, 7]] * 2, params), *llm.generate([5, 6, 7], params)]
+    assert len({tuple(result.choices[0].token_ids) for result in results}) == 3
 
 
 class Terminal(io.StringIO):

@@ -9,13 +9,14 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.model_loader.gguf.architectures import ARCHITECTURES
 from engine_core.model_loader.gguf.architectures.base import Architecture, num_layers
 from engine_core.model_loader.gguf.metadata import Metadata
-from engine_core.model_loader.gguf.names import Heads, Source, sources_of, types_of
+from engine_core.model_loader.gguf.names import Counts, Heads, Source, sources_of, types_of
 from engine_core.model_loader.gguf.projector import require_language_model
 from engine_core.model_loader.gguf.reader import GgufFile, GgufTensor
 from engine_core.model_loader.gguf.rope import check_rope_fields, rope_parameters
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.gguf.types import FLOAT_TYPES
 
+_NO_POOLING = 0
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -46,17 +47,33 @@ def describe(file: GgufFile) -> GgufDescription:
             f"{file.path} has the architecture {metadata.architecture!r}, which is not supported: expected one of "
             f"{', '.join(ARCHITECTURES)}"
         )
+    _require_generation(metadata)
     architecture = found.of(metadata)
     check_rope_fields(metadata, architecture.rope_fields)
     config = _common(metadata, architecture) | architecture.fields(metadata)
     rotated = int(config["head_dim"] * config["rope_parameters"].get("partial_rotary_factor", 1.0))
     heads = Heads(config["num_attention_heads"], config["num_key_value_heads"], rotated)
-    left_out = range(num_layers(metadata), metadata.integer("block_count"))
-    sources = sources_of(file, architecture.names, heads, left_out)
+    layers = metadata.integer("block_count")
+    counts = Counts(layers, num_layers(metadata), metadata.integer("expert_count", 0))
+    sources = sources_of(file, architecture.names, heads, counts)
     types = types_of(sources)
     if any(each not in FLOAT_TYPES for each in types.values()) or architecture.separates_experts:
         config["quantization_config"] = {"quant_method": "gguf", "types": types}
     return GgufDescription(config | {"dtype": "bfloat16"}, _generation(metadata), sources)
+
+
+def _require_generation(metadata: Metadata) -> None:
+    """Raise ``UnsupportedModelError`` for a model of an architecture that generates, made for something else."""
+    if (pooling := metadata.integer("pooling_type", _NO_POOLING)) != _NO_POOLING:
+        raise UnsupportedModelError(
+            f"{metadata.file.path} is a model for embeddings or ranks ({metadata.key('pooling_type')}={pooling}), "
+            "which generates no text"
+        )
+    if not metadata.flag("attention.causal", True):
+        raise UnsupportedModelError(
+            f"{metadata.file.path}: {metadata.key('attention.causal')}=false is not supported: expected true, as no "
+            "token may attend to later ones"
+        )
 
 
 def _common(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_core.errors import CheckpointError
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.model_loader.gguf.reader import GgufFile, Value, shown
 
 MOST_LAYERS = 2**16
@@ -73,6 +73,13 @@ class Metadata:
             raise self._problem(name, value, "a number")
         written = (float(f"{value:.{digits}g}") for digits in range(1, 10))
         return next((each for each in written if _as_float32(each) == value), float(value))
+
+    def require(self, name: str, expected: float) -> None:
+        """Raise ``UnsupportedModelError`` if the file has another number than the only one that the model knows."""
+        if (found := self.number(name, expected)) != expected:
+            raise UnsupportedModelError(
+                f"{self.file.path}: {self.key(name)}={found:g} is not supported: expected {expected:g}"
+            )
 
     def text(self, name: str, default: str) -> str:
         value = self._value(name)

@@ -27,6 +27,18 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """What the file's fields say that there is."""
+
+    layers: int
+    """Those that predict further tokens among them."""
+    used: int
+    """The first ones; the others are left out."""
+    experts: int
+    """Of a layer."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeadOrder:
     """The order of rows within each head, where it is not the checkpoint's."""
 
@@ -119,16 +131,17 @@ _REORDERED = ("attn_q", "attn_k")
 _MOST_EXPERTS = 4096
 _MOST_ROWS = 1024
 """That are tensors."""
-_MOST_SOURCES = 2**20
+_MOST_SOURCES = 2**18
+"""A model of 100 layers with 512 experts each has some 155,000. Each costs more memory than a hostile file's bytes."""
 
 
-def sources_of(file: GgufFile, names: TensorNames, heads: Heads, left_out: range = range(0)) -> dict[str, Source]:
-    """Each tensor by its name in transformers' format, but for layers ``left_out``; unknown tensors keep their names.
+def sources_of(file: GgufFile, names: TensorNames, heads: Heads, counts: Counts) -> dict[str, Source]:
+    """Each tensor by its name in transformers' format; unknown tensors keep their names.
 
-    Raises ``CheckpointError``.
+    Raises ``CheckpointError``, also for tensors of more layers or experts than ``counts``.
     """
     found: dict[str, Source] = {}
-    for name, source in _sources(file, names, heads, left_out):
+    for name, source in _sources(file, names, heads, counts):
         if name in found:
             raise CheckpointError(f"{file.path}: two tensors are {name}: {tensors_of(source)[0].name} is one")
         found[name] = source
@@ -137,7 +150,7 @@ def sources_of(file: GgufFile, names: TensorNames, heads: Heads, left_out: range
     return found
 
 
-def _sources(file: GgufFile, names: TensorNames, heads: Heads, left_out: range) -> Iterator[tuple[str, Source]]:
+def _sources(file: GgufFile, names: TensorNames, heads: Heads, counts: Counts) -> Iterator[tuple[str, Source]]:
     for name, tensor in file.tensors.items():
         if _UNUSED.fullmatch(name):
             continue
@@ -145,11 +158,15 @@ def _sources(file: GgufFile, names: TensorNames, heads: Heads, left_out: range) 
             yield outer, GgufRows(tensor, tensor.shape, added=_added(names, outer))
         elif (found := _IN_LAYER.fullmatch(name)) is None:
             yield name, GgufRows(tensor, tensor.shape)
-        elif (layer := int(found["layer"])) not in left_out:
+        elif (layer := int(found["layer"])) >= counts.layers:
+            raise CheckpointError(f"{file.path}: {name} is of layer {layer}, but block_count is {counts.layers}")
+        elif layer < counts.used:
             prefix, part, kind = f"model.layers.{layer}", found["part"], found["kind"] or ""
             if (expert := _EXPERT_PART.fullmatch(part)) is not None:
-                yield from _experts(names, prefix, expert[1], kind, tensor)
+                yield from _experts(names, prefix, expert[1], kind, tensor, counts.experts)
             elif (one := _ONE_EXPERT.fullmatch(part)) is not None:
+                if int(one[2]) >= counts.experts:
+                    raise CheckpointError(f"{file.path}: {name} is beyond the expert_count, {counts.experts}")
                 own = f"{prefix}.{names.experts}.{int(one[2])}.{names.projections[one[1]]}{kind}"
                 yield own, GgufRows(tensor, tensor.shape)
             elif part in _LATENT_PARTS:
@@ -221,13 +238,18 @@ def _split(prefix: str, kind: str, tensor: GgufTensor, heads: Heads) -> Iterator
 
 
 def _experts(
-    names: TensorNames, prefix: str, which: str, kind: str, tensor: GgufTensor
+    names: TensorNames, prefix: str, which: str, kind: str, tensor: GgufTensor, experts: int
 ) -> Iterator[tuple[str, Source]]:
     """The rows of each expert's projection, or of two projections that share a tensor."""
     projections = ["gate", "up"] if which == "gate_up" else [which]
     count, *shape = tensor.shape
-    if len(shape) != (1 if kind == ".bias" else 2) or shape[0] % len(projections) or count > _MOST_EXPERTS:
+    if len(shape) != (1 if kind == ".bias" else 2) or shape[0] % len(projections):
         raise CheckpointError(f"{tensor.file}: {tensor.name} is {list(tensor.shape)}, which is not as experts are")
+    if count != experts or count > _MOST_EXPERTS:
+        raise CheckpointError(
+            f"{tensor.file}: {tensor.name} has {count} experts, but expert_count is {experts}: expected equal numbers, "
+            f"and at most {_MOST_EXPERTS}"
+        )
     rows = shape[0] // len(projections)
     for expert in range(count):
         for number, projection in enumerate(projections):

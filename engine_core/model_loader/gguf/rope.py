@@ -66,6 +66,11 @@ def rope_parameters(metadata: Metadata, default_head_dim: int) -> dict[str, Any]
     )
 
 
+def require_one_base(metadata: Metadata) -> None:
+    """Raise ``UnsupportedModelError`` for layers with a window that rotate by a base of their own."""
+    metadata.require("rope.freq_base_swa", metadata.number("rope.freq_base", 10000.0))
+
+
 def check_rope_fields(metadata: Metadata, further: frozenset[str]) -> None:
     """Raise ``UnsupportedModelError`` for a field that is neither known nor one of the architecture's ``further``."""
     known, prefix = _FIELDS | further, metadata.key(_PREFIX)

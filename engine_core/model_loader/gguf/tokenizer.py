@@ -224,8 +224,12 @@ class _Vocabulary:
             raise self._fields.problem("scores", "has a number that is NaN")
         normal = {token: scores[token_id] for token, token_id in self._ids.items() if self.types[token_id] == _NORMAL}
         space_before = self._fields.flag("add_space_prefix")
+        try:
+            merges = merges_by_score(normal)
+        except CheckpointError as error:
+            raise self._fields.problem("tokens", f"is not usable: {error}") from None
         return (
-            self._fallback(merges_by_score(normal)),
+            self._fallback(merges),
             sentencepiece_parts(space_before in (None, True), legacy=True),
             True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,18 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     missing = str(tmp_path / "t.jinja")
     with pytest.raises(ConfigError, match=r"chat_template=.*expected a file that can be read.*\(No such file"):
         with_template(FILES, ModelConfig(model="m", chat_template=missing))
+
+
+def test_a_file_that_is_no_template_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**20 + 1)
+    for given, words in {
+        str(tmp_path / "pipe"): "a regular file, or the text",
+        str(tmp_path): "a regular file, or the text",
+        "/dev/zero": "a regular file, or the text",
+        str(tmp_path / "large"): "a file of at most 1048576 bytes",
+        "a\0b": "a file that can be read",
+    }.items():
+        with pytest.raises(ConfigError, match=f"chat_template=.*expected {words}"):
+            with_template(FILES, ModelConfig(model="m", chat_template=given))

@@ -223,6 +223,7 @@ IN_FILE = {"added_tokens": [{"id": 5, "content": "<pad>"}, {"id": 9, "content": 
         (None, 3, {"tokenizer_config": LISTED, "special_tokens_map": {"eos_token": "<end>"}}, (3,)),
         (3, None, {"tokenizer_config": {"eos_token": None}, "tokenizer": IN_FILE}, (3,)),
         (3, None, {"tokenizer_config": {"added_tokens_decoder": {"200": END}, "eos_token": "<end>"}}, (3,)),
+        (3, None, {"tokenizer_config": {"added_tokens_decoder": {"-5": END}, "eos_token": "<end>"}}, (3,)),
     ],
 )
 def test_eos_ids_come_from_generation_or_model_and_from_the_tokenizer(
@@ -250,6 +251,7 @@ def test_the_eos_token_is_that_of_the_tokenizer_in_use(tmp_path: Path) -> None:
         ("tokenizer_config", {"added_tokens_decoder": {"x": END}}, "special tokens of its tokenizer cannot be read"),
         ("generation_config", {"temperature": "hot"}, "temperature='hot' is not a number"),
         ("generation_config", {"eos_token_id": "x"}, "eos_token_id='x'"),
+        ("generation_config", {"eos_token_id": True}, "eos_token_id=True"),
     ],
 )
 def test_damaged_values_beside_the_configuration(

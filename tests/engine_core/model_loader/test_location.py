@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -67,6 +69,23 @@ def test_not_in_the_cache(is_offline: bool, why: str, tmp_path: Path, monkeypatc
     )
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(ModelConfig(model="some/model", download_dir=str(tmp_path)), LoadConfig())
+
+
+@pytest.mark.parametrize("mode", [0o311, 0o444])
+def test_a_directory_that_may_not_be_listed_or_entered(mode: int) -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as outer:  # others may not enter pytest's own
+        Path(outer).chmod(0o755)
+        (directory := Path(outer) / "model").mkdir()
+        directory.chmod(mode)
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(CheckpointError, match=f"^{directory} may not be read: give this process the right to"):
+                check_location(str(directory))
+        finally:
+            os.seteuid(user)
+            directory.chmod(0o755)
 
 
 RESPONSE = SimpleNamespace(headers={}, request=None)

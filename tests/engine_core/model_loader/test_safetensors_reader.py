@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -163,6 +164,13 @@ def test_a_type_that_safetensors_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"model\.safetensors is damaged or not a safetensors file \(.*F7.*download it"
     ):
+        find_tensors(tmp_path)
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: Permission denied$"):
         find_tensors(tmp_path)
 
 

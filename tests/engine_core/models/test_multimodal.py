@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine_core.errors import CheckpointError, EngineError
 from engine_core.llm import configure
 from engine_core.model_loader.multimodal import CLASSES, is_of_text, text_model, text_name
+from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.startup import start_engine
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
@@ -105,6 +107,30 @@ def test_a_tensor_of_the_text_model_that_is_not_expected_is_refused(tmp_path: Pa
         build_model(open_at(directory, dtype="float32"))
 
 
+def test_tensors_of_another_part_say_nothing_of_the_number_type(tmp_path: Path) -> None:
+    name = "Gemma3ForConditionalGeneration"
+    directory = save(make(configuration("gemma3"), name), tmp_path, name)
+    config = json.loads((directory / "config.json").read_text())
+    for fields in (config, config["text_config"], config["vision_config"]):
+        fields.pop("dtype", None)
+    (directory / "config.json").write_text(json.dumps(config))
+    stored = {each: tensor.bfloat16() for each, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(stored | {"a_tower.weight": torch.ones(1)}, directory / "model.safetensors")
+    assert next(iter(find_tensors(directory))) == "a_tower.weight"
+    assert open_at(directory).spec.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("added", ["model.language_model.extra_scale", "model.language_model.norm2.weight"])
+def test_a_tensor_below_the_text_model_is_one_of_it(added: str, tmp_path: Path) -> None:
+    name = "Gemma3ForConditionalGeneration"
+    directory = save(make(configuration("gemma3"), name), tmp_path, name)
+    stored = load_file(directory / "model.safetensors")
+    save_file(stored | {added: torch.ones(4)}, directory / "model.safetensors")
+    own = added.replace("language_model.", "")
+    with pytest.raises(CheckpointError, match=rf"1 unexpected \({own}\)"):
+        build_model(open_at(directory, dtype="float32"))
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -145,9 +171,13 @@ def test_modules_that_are_not_quantized_are_named_as_in_the_text_model() -> None
     ],
 )
 def test_patterns_of_modules_are_those_of_the_text_model(pattern: str, expected: str) -> None:
+    """Also where they stand with the text model's own fields."""
     raw = {"quantization_config": {"targets": [pattern], "dynamic": {pattern: {"bits": 8}}}}
-    read = text_model(raw, configuration("qwen3_vl"), has_head=True).fields["quantization_config"]
-    assert read == {"targets": [expected], "dynamic": {expected: {"bits": 8}}}
+    inside = configuration("qwen3_vl")
+    inside.text_config.quantization_config = raw["quantization_config"]
+    for fields, config in ((raw, configuration("qwen3_vl")), ({}, inside)):
+        read = text_model(fields, config, has_head=True).fields["quantization_config"]
+        assert read == {"targets": [expected], "dynamic": {expected: {"bits": 8}}}
 
 
 @pytest.mark.parametrize(
@@ -159,6 +189,9 @@ def test_patterns_of_modules_are_those_of_the_text_model(pattern: str, expected:
         ("thinker.model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.weight"),
         ("language_model.lm_head.weight", "lm_head.weight"),
         ("model.layers.0.input_layernorm.weight", "model.layers.0.input_layernorm.weight"),
+        ("model.language_model.norm2.weight", "model.norm2.weight"),
+        ("language_model.model.extra_scale", "model.extra_scale"),
+        ("model.language_model.lm_head.weight", None),
         ("model.visual.blocks.0.norm1.weight", None),
         ("talker.model.layers.0.mlp.gate.weight", None),
         ("vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", None),
@@ -166,5 +199,4 @@ def test_patterns_of_modules_are_those_of_the_text_model(pattern: str, expected:
     ],
 )
 def test_names_of_every_layout(name: str, expected: str | None) -> None:
-    renamed = text_name(name)
-    assert (renamed if is_of_text(renamed) else None) == expected
+    assert (text_name(name) if is_of_text(name) else None) == expected

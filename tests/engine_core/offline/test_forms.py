@@ -60,9 +60,44 @@ def test_what_is_no_form_is_refused(params: dict[str, Any], text: str) -> None:
     assert str(refused.value).startswith(text)
 
 
-def test_vllms_names_are_answered_with_ours() -> None:
-    with pytest.raises(TypeError, match=r"^parameter 'guided_decoding' is not supported: the form of the text is json"):
-        SamplingParams(guided_decoding=None)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("name", "alternative"),
+    [
+        ("guided_decoding", "the form of the text is json"),
+        ("bad_words", "bad_words_token_ids has"),
+        ("logits_processors", "logit_bias, bad_words_token_ids and"),
+        ("output_kind", "results are whole"),
+        ("spaces_between_special_tokens", "no spaces are put"),
+        ("use_beam_search", "n gives several choices"),
+        ("detokenize", "results of prompts that are token ids"),
+        ("truncate_prompt_tokens", "a prompt may be a list of token ids"),
+    ],
+)
+def test_vllms_names_are_answered_with_ours(name: str, alternative: str) -> None:
+    with pytest.raises(TypeError, match=rf"^parameter '{name}' is not supported: {alternative}"):
+        SamplingParams(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("given", "engines"),
+    [
+        ({"top_k": -1}, {"top_k": None}),
+        ({"top_k": 0}, {"top_k": None}),
+        ({"top_k": np.int64(-1)}, {"top_k": None}),
+        ({"top_k": -2}, {"top_k": -2}),
+        ({"top_k": False}, {"top_k": False}),
+        ({"max_tokens": None}, {"max_tokens": 2**63 - 1}),
+        ({"stop_token_ids": [2, np.int64(3), 2]}, {"stop_token_ids": frozenset({2, 3})}),
+        ({"stop_token_ids": (2,)}, {"stop_token_ids": frozenset({2})}),
+        ({"stop_token_ids": {2}}, {"stop_token_ids": frozenset({2})}),
+        ({"stop_token_ids": None}, {"stop_token_ids": frozenset()}),
+        ({"stop_token_ids": [{}]}, {"stop_token_ids": ({},)}),
+    ],
+)
+def test_vllms_values_are_the_engines(given: dict[str, Any], engines: dict[str, Any]) -> None:
+    params = read_params(SamplingParams(**given), "").for_engine()
+    assert {name: getattr(params, name) for name in given} == engines
+    assert all(type(getattr(params, name)) is type(value) for name, value in engines.items())
 
 
 def test_the_engine_gets_the_grammar_of_the_form_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +65,25 @@ def test_paths_and_numbers_of_numpy_are_options_too() -> None:
         configure(model="m", max_num_seqs=10**5000)
 
 
+@pytest.mark.parametrize(("given", "own"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")])
+def test_number_types_are_given_as_in_vllm(given: str, own: str) -> None:
+    assert configure(model="m", dtype=given).model.dtype == own
+
+
+def test_a_seed_is_that_of_random_weights() -> None:
+    with pytest.warns(UserWarning, match="seed has no effect: it is that of random weights"):
+        assert configure(model="m", seed=7).model.seed == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        configure(model="m", seed=7, load_format="dummy")
+        configure(model="m")
+
+
 # Options that count something, each with the least that it takes.
 SIZES = [(each.name, each.minimum) for each in OF_FLAGS.values() if each.kind is int and each.minimum is not None]
 
 
+@pytest.mark.filterwarnings("ignore:seed has no effect")
 @pytest.mark.parametrize(("option", "least"), SIZES)
 def test_an_option_refuses_what_is_no_number_of_its_range(option: str, least: int) -> None:
     configure(model="m", **{option: least})

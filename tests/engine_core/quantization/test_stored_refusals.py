@@ -198,6 +198,31 @@ def test_activation_scales_are_passed_over_and_other_tensors_are_not(
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("said", "zeros", "meant"), [("gptq_v2", 0x77777777, "gptq"), ("gptq", -0x77777778, "gptq_v2")]
+)
+def test_gptqs_zeros_of_the_other_version_are_refused(
+    said: str, zeros: int, meant: str, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = checkpoints("gptq")
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    tensors = load_file(source / "model.safetensors")
+    for each in tensors:
+        if each.endswith(".qzeros"):
+            tensors[each].fill_(zeros)
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    def saying(version: str) -> Path:
+        config["quantization_config"]["checkpoint_format"] = version
+        (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+        return tmp_path
+
+    advice = f'set quantization_config to "quant_method": "gptq", "checkpoint_format": "{meant}"$'
+    with pytest.raises(CheckpointError, match=rf"\.qzeros has 8 as version [12] of the format stores it: {advice}"):
+        load(saying(said))
+    assert torch.equal(logits_of(load(saying(meant)), torch.arange(20)), logits_of(load(source), torch.arange(20)))
+
+
 def with_bias(checkpoint: Path, directory: Path, name: str, bias: torch.Tensor) -> Path:
     """A copy of the checkpoint with a ``bias`` for every layer that is quantized, and this one for ``name``."""
     (directory / "config.json").write_bytes((checkpoint / "config.json").read_bytes())

@@ -91,6 +91,8 @@ def windows_or_none(metadata: Metadata, every: int) -> dict[str, Any]:
     return {"sliding_window": window or None, "layer_types": kinds}
 
 
+SIGMOID = 2
+"""A value of ``expert_gating_func``."""
 EXPERTS = {"ffn_gate_inp": "mlp.gate"}
 SHARED_EXPERTS = {f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")}
 CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}

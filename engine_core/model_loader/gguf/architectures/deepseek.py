@@ -10,6 +10,7 @@ from engine_core.model_loader.gguf.architectures.base import (
     CORRECTED,
     EXPERTS,
     SHARED_EXPERTS,
+    SIGMOID,
     Architecture,
     TensorNames,
     routed_experts,
@@ -17,8 +18,6 @@ from engine_core.model_loader.gguf.architectures.base import (
 from engine_core.model_loader.gguf.metadata import Metadata
 from engine_core.model_loader.gguf.rope import rope_parameters
 
-_SIGMOID = 2
-"""A value of ``expert_gating_func``."""
 _LATENTS = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -30,7 +29,7 @@ _LATENTS = {
 
 
 def _is_v3(metadata: Metadata) -> bool:
-    return metadata.integer("expert_gating_func", 1) == _SIGMOID
+    return metadata.integer("expert_gating_func", 1) == SIGMOID
 
 
 def _v3(metadata: Metadata) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def _gemma4(metadata: Metadata) -> dict[str, Any]:
     sizes = metadata.of_layers("feed_forward_length", len(kinds))
     per_layer = tensors.get("per_layer_token_embd.weight")
     local = next((index for index, kind in enumerate(kinds) if kind == "sliding_attention"), full)
+    metadata.require("rope.dimension_count_swa", metadata.integer("attention.key_length_swa"))
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": kinds,

@@ -10,6 +10,7 @@ from engine_core.model_loader.gguf.architectures.base import (
     EXPERTS,
     FUSED_GATE_UP,
     SHARED_EXPERTS,
+    SIGMOID,
     Architecture,
     TensorNames,
     routed_experts,
@@ -18,6 +19,7 @@ from engine_core.model_loader.gguf.metadata import Metadata
 
 
 def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
+    metadata.require("expert_gating_func", SIGMOID)
     return routed_experts(metadata) | {
         "num_nextn_predict_layers": metadata.integer("nextn_predict_layers", 0),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.file.tensors,

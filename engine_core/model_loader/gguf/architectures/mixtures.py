@@ -9,6 +9,7 @@ from engine_core.model_loader.gguf.architectures.base import (
     CORRECTED,
     EXPERTS,
     SHARED_EXPERTS,
+    SIGMOID,
     Architecture,
     TensorNames,
     num_layers,
@@ -18,6 +19,7 @@ from engine_core.model_loader.gguf.architectures.base import (
 )
 from engine_core.model_loader.gguf.architectures.llama import granite, is_without_rotations, without_rotations
 from engine_core.model_loader.gguf.metadata import Metadata
+from engine_core.model_loader.gguf.rope import require_one_base
 
 
 def _ernie(metadata: Metadata) -> dict[str, Any]:
@@ -36,10 +38,13 @@ def _ernie(metadata: Metadata) -> dict[str, Any]:
 
 
 def _dots1(metadata: Metadata) -> dict[str, Any]:
+    metadata.require("expert_gating_func", SIGMOID)
     return routed_experts(metadata) | windows_or_none(metadata, 1)
 
 
 def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
+    metadata.require("expert_gating_func", SIGMOID)
+    require_one_base(metadata)
     experts = routed_experts(metadata)
     dense, kinds = experts.pop("first_k_dense_replace"), windows_or_none(metadata, 4)
     return (
@@ -62,6 +67,7 @@ def _granite_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
+    metadata.require("expert_gating_func", SIGMOID)
     return {
         "num_local_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),

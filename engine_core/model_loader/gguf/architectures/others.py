@@ -14,7 +14,12 @@ from engine_core.model_loader.gguf.architectures.base import (
     windows_or_none,
 )
 from engine_core.model_loader.gguf.metadata import Metadata
-from engine_core.model_loader.gguf.rope import rope_parameters
+from engine_core.model_loader.gguf.rope import require_one_base, rope_parameters
+
+
+def _exaone4(metadata: Metadata) -> dict[str, Any]:
+    require_one_base(metadata)
+    return windows_or_none(metadata, 4)
 
 
 def _phi3(metadata: Metadata) -> dict[str, Any]:
@@ -67,7 +72,7 @@ ARCHITECTURES = {
         name="Exaone4ForCausalLM",
         model_type="exaone4",
         models="EXAONE 4",
-        fields=lambda metadata: windows_or_none(metadata, 4),
+        fields=_exaone4,
         names=OLMO3.names,
         rope_fields=frozenset({"freq_base_swa"}),
     ),

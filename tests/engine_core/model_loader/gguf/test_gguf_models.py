@@ -31,7 +31,8 @@ from transformers import (
 )
 
 from engine_core.attention.torch_reference import TorchAttention
-from engine_core.errors import UnsupportedModelError
+from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.model_loader.gguf import names
 from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.ops.torch import TorchBackend
@@ -325,3 +326,65 @@ def test_rotations_that_are_not_supported(fields: dict[str, Any], problem: str, 
     save_model(make_model(config), tmp_path)
     with pytest.raises(UnsupportedModelError, match=problem):
         describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "model.gguf", more=fields)))
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "problem"),
+    [
+        ("llama-gqa", {"attention.causal": False}, r"llama\.attention\.causal=false is not supported: expected true"),
+        ("qwen3-tied-head-dim", {"pooling_type": 3}, r"for embeddings or ranks \(qwen3\.pooling_type=3\)"),
+        ("exaone4", {"rope.freq_base_swa": 123.0}, r"freq_base_swa=123 is not supported: expected 10000"),
+        ("exaone_moe", {"rope.freq_base_swa": 123.0}, r"freq_base_swa=123 is not supported: expected 10000"),
+        (
+            "gemma4_text-experts",
+            {"rope.dimension_count_swa": 2},
+            r"dimension_count_swa=2 is not supported",
+        ),
+        *(
+            (case, {"expert_gating_func": 1}, r"expert_gating_func=1 is not supported: expected 2")
+            for case in ("dots1", "exaone_moe", "glm4_moe", "minimax_m2")
+        ),
+    ],
+)
+def test_fields_that_would_change_the_result(case: str, fields: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    config = FLOATS[case]
+    save_model(make_model(config), tmp_path)
+    describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "right.gguf")))
+    with pytest.raises(UnsupportedModelError, match=problem):
+        describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "model.gguf", more=fields)))
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "problem"),
+    [
+        (
+            {},
+            {"expert_count": 2},
+            r"blk\.0\.ffn_gate_exps\.weight has 5 experts, but expert_count is 2",
+        ),
+        ({"ffn_up_exps": "ffn_up.2"}, {"expert_count": 2}, r"blk\.0\.ffn_up\.2\.weight is beyond the expert_count, 2"),
+        ({"blk.2": "blk.3"}, {}, r"blk\.3\.\S+ is of layer 3, but block_count is 3"),
+    ],
+)
+def test_more_layers_or_experts_than_the_fields_say(
+    change: dict[str, str], fields: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    config = experts.SHAPES["mixtral"]
+    save_model(make_model(config), tmp_path)
+
+    def renamed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for old, new in change.items():
+            tensors = {name.replace(old, new): numbers for name, numbers in tensors.items()}
+        return dict(sorted(tensors.items(), key=lambda each: "exps" in each[0]))
+
+    file = write_gguf(tmp_path, config, tmp_path / "model.gguf", change=renamed, more=fields)
+    with pytest.raises(CheckpointError, match=problem):
+        describe(read_gguf(file))
+
+
+def test_a_file_makes_no_more_weights_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_MOST_SOURCES", 40)
+    config = experts.SHAPES["mixtral"]
+    save_model(make_model(config), tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.gguf has tensors for more than 40 weights"):
+        describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "model.gguf")))

@@ -21,6 +21,7 @@ from engine_core.model_loader.gguf.pre_tokenizers import PRE_TOKENIZERS
 from engine_core.model_loader.gguf.reader import GgufFile
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids, tokenizer_files
 from engine_core.model_loader.tokenizer import tokenizer_directory
+from engine_core.model_loader.tokenizer_json import merges_by_score
 from text_core.chat_templates import ChatTemplates
 from text_core.tokenizer import Tokenizer as TextTokenizer
 from text_core.tokenizer_files import read_tokenizer_files
@@ -194,6 +195,33 @@ def test_sentencepiece_as_gemmas() -> None:
         assert own.decode(ids) == text
 
 
+class Attempts(dict[str, float]):
+    """Scores of pieces, and how often a text was looked up in them."""
+
+    count = 0
+
+    def __contains__(self, piece: object) -> bool:
+        self.count += 1
+        return super().__contains__(piece)
+
+
+def test_merges_are_all_pairs_of_pieces_by_score_and_a_long_piece_costs_few_attempts() -> None:
+    pieces = ["a", "b", "ab", "ba", "aba", "abab", "c" * 7, "ab" * 3, "ab" * 20_000, "c" * 39_999]
+    scores = Attempts({piece: -float(score) for score, piece in enumerate(pieces)})
+    assert merges_by_score(scores) == [
+        ("a", "b"), ("b", "a"), ("a", "ba"), ("ab", "a"), ("ab", "ab"), ("aba", "b"), ("ab", "abab"), ("abab", "ab"),
+    ]  # fmt: skip
+    assert scores.count < 100
+
+
+def test_pieces_that_can_be_split_in_too_many_ways_are_refused() -> None:
+    tokens = ["<unk>", *("a" * length for length in range(1, 1000))]
+    fields = {"model": "llama", "tokens": tokens, "scores": [0.0] * 1000, "token_type": [UNKNOWN, *[NORMAL] * 999]}
+    expected = r"^some\.gguf: tokenizer\.ggml\.tokens is not usable: it has pieces of 999 lengths, up to 999 characters"
+    with pytest.raises(CheckpointError, match=expected):
+        tokenizer_files(file({f"tokenizer.ggml.{name}": value for name, value in fields.items()}))
+
+
 def test_listed_merges_as_gemma_4s() -> None:
     """The same merges, listed instead of scored."""
     original = model(add_dummy_prefix=False)
@@ -260,7 +288,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": "rwkv"}, "model is 'rwkv', which is not supported: expected one of gpt2, llama, gemma4"),
     "pre": ({"pre": "default"}, "pre is 'default', which is not supported: expected one of llama-bpe, "),
     "tokens": ({"tokens": None}, "tokens is missing, or empty"),
-    "text": ({"tokens": "abc"}, "tokens is abc: expected a list of texts"),
+    "text": ({"tokens": "abc"}, "tokens is 'abc': expected a list of texts"),
     "twice": ({"tokens": ["a", "b", "a"]}, "tokens has 'a' twice"),
     "types": ({"token_type": [1, 1]}, r"token_type is a list of 2: expected \d+ numbers, one for each token"),
     "merges": ({"merges": None}, "merges is missing"),
