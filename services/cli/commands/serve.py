@@ -98,9 +98,15 @@ def serve(checkpoint: str | None, **options: Any) -> int:
         log.info("starting", model=values["model"])
     else:
         logs.say(f"starting {_listed(stack_counts(stack, values))} with {values['model']}")
+    options_of_stack = stack_options(settings, stack, values)
+    if values.get("port") and stack.http_port is None and (http_port := options_of_stack.http_port) is not None:
+        if as_json:
+            log.info("--port is that of gRPC, --http-port that of HTTP", port=values["port"], http_port=http_port)
+        else:
+            logs.say(f"--port {values['port']} is that of gRPC; HTTP is at --http-port {http_port}")
     return asyncio.run(
         run_stack(
-            stack_options(settings, stack, values),
+            options_of_stack,
             logs,
             grace=settings.server.drain_grace,
             on_ready=lambda ready: _announce(ready, logs, as_json),

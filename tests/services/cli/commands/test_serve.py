@@ -81,6 +81,7 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
         records = [json.loads(line) for line in stack.lines()]
         events = [record["event"] for record in records if record["service"] != "gateway"]
         assert (events.count("serving"), events.count("ready")) == (3, 1)
+        assert not [event for event in events if "--http-port" in event]  # which is given
         # Both before torch is loaded, so that a start that takes seconds is seen to happen.
         assert events.index("starting") < events.index("stage started") < events.index("stage")
         (unknown,) = stack.events("unknown variable")  # once, not by each service again
@@ -170,8 +171,11 @@ async def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp
 def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(environment):
     """Its context does not fit, and the error says what to change."""
     shown = {**environment, "OMP_DISPLAY_ENV": "TRUE"}
-    done = ringline("serve", str(MODEL), "--port", "0", "--kv-cache-memory-bytes", "32KiB", env=shown)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = ringline("serve", str(MODEL), "--port", str(port), "--kv-cache-memory-bytes", "32KiB", env=shown)
     assert done.returncode == 3
+    assert re.search(rf"^--port {port} is that of gRPC; HTTP is at --http-port \d+$", done.stdout, re.MULTILINE)
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # or idle threads of the engine would starve the other services
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     assert len(errors) == 1
