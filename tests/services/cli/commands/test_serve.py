@@ -132,6 +132,8 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
 
         stack.process.send_signal(signal.SIGTERM)
         assert stack.process.wait(90) == 0
+        [stopping] = stack.events("stopping")
+        assert stopping["next"] == "another signal stops at once"
         assert [r["service"] for r in stack.events("draining")] == ["gateway", "processor", "detokenizer", "engine"]
         assert not any(alive(service["pid"]) for service in services.values())
         done = ringline("status", "--all", env=environment)
