@@ -99,7 +99,7 @@ def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) 
     if parse is not None:
         require_tokenizer(served_model, "output.parse")
         output.parse.CopyFrom(parse)
-    constraint = resolve_constraint(request, served_model, parse, tools)
+    constraint = resolve_constraint(request, served_model, prompt, parse, tools)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
     return _Resolved(request, served_model, prompt, resumed, sampling, stopping, output, parse, constraint, bad_words)
