@@ -81,7 +81,9 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     as_json = settings.telemetry.log_format == "json"
     configure_logs(replace(settings.telemetry, log_format="json" if as_json else "console"), "serve")
     warn_of_unknown_variables()
-    warn_of_ignored_flags(ignored_flags() | ignored_seed(values))
+    warn_of_ignored_flags(ignored_flags() | (without_effect := ignored_seed(values)))
+    if without_effect:
+        del values["seed"]  # or the engine would warn of it again
     engine_config(values)  # refuse what can be refused before a process starts
     check_bindable(settings.server)
     stack = build_settings(StackSettings(), values)

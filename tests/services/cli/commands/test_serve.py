@@ -73,6 +73,7 @@ class Stack:
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(environment, tmp_path):
     flags = (str(MODEL), "--port", "0", "--http-port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
     flags += ("--max-model-len", "36", "--block-size", "5", "--max-num-batched-tokens", "1")  # as small as may be
+    flags += ("--seed", "0")  # of vLLM and llama-server
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
     stack = Stack({**environment, **variables}, tmp_path, *flags)
@@ -86,6 +87,8 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
         assert events.index("starting") < events.index("stage started") < events.index("stage")
         (unknown,) = stack.events("unknown variable")  # once, not by each service again
         assert (unknown["service"], unknown["nearest"]) == ("serve", "RINGLINE_BLOCK_SIZE")
+        (ignored,) = stack.events("flag has no effect")
+        assert (ignored["service"], ignored["flag"]) == ("serve", "--seed")
         assert "serving" not in events[events.index("ready") :]
         stages = [stage["name"] for stage in stack.events("stage")]
         assert stages[:6] == [
