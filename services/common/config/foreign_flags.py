@@ -136,6 +136,8 @@ class _Translator:
             yield from self._alias(flag, entry, inline)
         elif isinstance(entry, NoEffect):
             self._ignore(flag, entry, inline)
+        elif isinstance(entry, str) and not flag.startswith("--"):  # click would read -hff as -h -f -f
+            raise click.UsageError(f"{flag} {entry}.")
         else:
             yield word
             self._model_given |= word[:1] != "-" or (own is not None and own.name == "model")

@@ -72,14 +72,14 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
             "--gpu-memory-utilization limits the memory", takes_value=True
         ),
         ("kvo", "kv_offload", "nkvo", "op_offload"): NoEffect("the KV cache is on --device"),
-        ("repack", "nr", "no_host", "swa_full", "mlock", "mmap", "dio", "direct_io", "ndio"): NoEffect(_MEMORY),
+        ("repack", "nr", "no_host", "mlock", "mmap", "dio", "direct_io", "ndio"): NoEffect(_MEMORY),
         ("lm", "load_mode", "lzm", "lazy_mode", "dt", "defrag_thold"): NoEffect(_MEMORY, takes_value=True),
         ("check_tensors",): NoEffect("tensors are checked as they are read"),
         ("perf",): NoEffect("docs/metrics.md lists what is measured"),
         ("warmup",): NoEffect("the engine warms up before it serves"),
         ("e", "escape"): NoEffect("prompts come from requests, and are taken as they are"),
         ("cb", "cont_batching", "nocb"): NoEffect(_BATCHED),
-        ("kvu", "kv_unified", "no_kvu", "cache_idle_slots", "no_slots"): NoEffect(_SLOTS),
+        ("kvu", "kv_unified", "no_kvu", "cache_idle_slots", "no_slots", "swa_full"): NoEffect(_SLOTS),
         ("cache_reuse", "cram", "cache_ram", "sps", "slot_prompt_similarity"): NoEffect(_SLOTS, takes_value=True),
         ("ctxcp", "ctx_checkpoints", "swa_checkpoints", "cms", "checkpoint_min_step"): NoEffect(
             _SLOTS, takes_value=True
@@ -94,7 +94,7 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
             "reasoning is reasoning_content",
             takes_value=True,
             only=("auto", "deepseek"),
-            otherwise="is not an option: a request may leave reasoning out, see docs/openai.md",
+            otherwise="is not supported: reasoning is never a part of the content; a request may leave it out",
         ),
         ("rea", "reasoning"): NoEffect(
             "the chat template decides",
