@@ -21,7 +21,13 @@ _LORA = "is not supported yet: merge the adapter into the model's weights, and s
 _OFFLOAD = "is not supported: the weights must fit on the device; {quantization} makes them smaller"
 _TEXT_ONLY = "is not supported: prompts are text, without images, audio or video"
 _TRANSFER = "is not supported yet: an engine's KV cache stays on its device"
-_CONFIG = "is not supported: the checkpoint's config.json counts; change it there"
+_CONFIG = (
+    "is not supported: the checkpoint's config.json counts, or a GGUF file's metadata; change a copy of the checkpoint"
+)
+_ROTATIONS = (
+    "is not supported: positions are scaled as config.json's rope_parameters say, or the metadata of a GGUF file; "
+    "change a copy of the checkpoint"
+)
 _STATE = "is not supported: a state that is no KV cache has the model's type, and the options of the KV cache"
 
 CALLED = {
@@ -34,6 +40,12 @@ CALLED = {
     "scheduling_policy": "policy",
 }
 """Python names (short flags included) → the option that is called otherwise here."""
+
+LOAD_FORMATS = {
+    **dict.fromkeys(("hf", "mistral", "gguf", "bitsandbytes"), "auto"),
+    **dict.fromkeys(("fastsafetensors", "runai_streamer", "instanttensor"), "safetensors"),
+}
+"""vLLM's values of ``load_format`` → ours, which reads the same weights."""
 
 _INSTEAD: dict[tuple[str, ...], str] = {
     # Several devices
@@ -59,7 +71,8 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     # The checkpoint
     ("code_revision",): "is not supported: no code from a checkpoint is executed",
     ("hf_token",): "is not an option: set the environment variable HF_TOKEN",
-    ("hf_overrides", "hf_config_path", "rope_scaling", "rope_theta", "disable_sliding_window"): _CONFIG,
+    ("hf_overrides", "hf_config_path", "disable_sliding_window"): _CONFIG,
+    ("rope_scaling", "rope_theta"): _ROTATIONS,
     ("quantization_config", "override_attention_dtype", "override_neuron_config"): _CONFIG,
     ("pooler_config", "override_pooler_config"): (
         "is not supported: models generate text; there are no embeddings, scores or classes"
@@ -135,12 +148,15 @@ _TASKS = "is not supported: models generate text; there are no embeddings, score
 _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
     ("trust_remote_code",): WithoutEffect(_NO_CODE, takes_value=False),
     ("tokenizer_mode",): WithoutEffect(
-        "the tokenizer is always the fast one",
-        only=("auto", "hf"),
-        otherwise="is not supported: the checkpoint's tokenizer.json counts, or is made of its other files",
+        "tokenizer.json is read, or made of tekken.json or other files, and chats follow the checkpoint's template",
+        only=("auto", "hf", "mistral"),
+        otherwise="is not supported: the checkpoint's tokenizer.json counts, or is made of its other files; leave "
+        "it out",
     ),
     ("config_format",): WithoutEffect(
-        "config.json is read", only=("auto", "hf"), otherwise="is not supported: config.json is read"
+        "config.json is read, and params.json is not",
+        only=("auto", "hf", "mistral"),
+        otherwise="is not supported: config.json is read; leave it out",
     ),
     ("task", "runner"): WithoutEffect("models generate text", only=("auto", "generate"), otherwise=_TASKS),
     ("convert",): WithoutEffect("models generate text", only=("auto", "none"), otherwise=_TASKS),

@@ -67,8 +67,8 @@ def _parts_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> dict[
     if (known := formats.TOOL_FORMATS.get(form.tool_calls)) is None:
         names = ", ".join(sorted(formats.TOOL_FORMATS))
         problem = (
-            "calls can be held to a form only in a known format, and neither the request nor the model's chat "
-            f"template names one: expected output.parse.tool_calls, one of {names}"
+            "calls can be held to a form only in a known format, and the model's chat template writes none: expected "
+            f"another template, or, by gRPC, output.parse.tool_calls, one of {names}"
         )
         raise ConstraintError("tool_calls", problem)
     has_form = calls.form is not None and not calls.required  # required calls leave no room for text

@@ -32,6 +32,10 @@ Message = Mapping[str, Any]
 """A message: ``role``, ``content`` (text or a list of parts); optional ``tool_calls``, ``tool_call_id``, ``name``, …"""
 
 MAX_TEMPLATE_CHARS = 1 << 20
+NO_TEMPLATE = (
+    "the model has no chat template (its checkpoint has no chat_template.jinja, and no chat_template in "
+    "tokenizer_config.json): start its engine with --chat-template FILE, or send the prompt as text or as ids"
+)
 
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -212,10 +216,7 @@ class ChatTemplates:
 
     def _choose(self, name: str | None, has_tools: bool) -> str:
         if not self._sources:
-            raise ChatTemplateError(
-                "the model has no chat template (its checkpoint has no chat_template.jinja, and no chat_template in "
-                "tokenizer_config.json): send the prompt as text or as ids"
-            )
+            raise ChatTemplateError(NO_TEMPLATE)
         if name is None:
             name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:

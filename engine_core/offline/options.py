@@ -15,7 +15,7 @@ from typing import Any
 from engine_core.config import EngineConfig, options_of
 from engine_core.errors import ConfigError, UnknownOptionError
 from engine_core.offline.numpy_to_python import plain
-from engine_core.vllm_options import WITHOUT_EFFECT, instead_of_vllm_options
+from engine_core.vllm_options import LOAD_FORMATS, WITHOUT_EFFECT, instead_of_vllm_options
 
 _TYPO_SIMILARITY = 0.8
 """Least similarity, by ``difflib``, at which a name counts as a misspelling of another."""
@@ -80,6 +80,8 @@ def _value(name: str, value: Any, declared: Mapping[str, Any]) -> Any:
         return json.dumps(dict(value), default=plain)
     if name == "generation_config" and value == "vllm":  # vLLM's word
         return "none"
+    if name == "load_format" and isinstance(value, str):
+        return LOAD_FORMATS.get(value, value)
     if declared.get("unit") != "bytes" or not isinstance(value, str):
         return fspath(value) if isinstance(value, PathLike) else plain(value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip()[: _LONGEST + 1])

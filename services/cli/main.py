@@ -54,6 +54,13 @@ class _Lazy(click.Group):
         with _broken_pipe_as_own_error():
             return super().invoke(ctx)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            problem = f"{error.option_name} is no option of `ringline` itself: a command comes first, such as"
+            raise click.UsageError(f"{problem} `ringline serve -m MODEL`.", ctx) from None
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import structlog
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelConfig
@@ -15,6 +16,8 @@ from text_core.tokenizer import Tokenizer
 from text_core.tokenizer_files import NO_TOKENIZER, read_tokenizer_files
 
 CHUNK_BYTES = 1 << 20
+
+log = structlog.get_logger(__name__)
 
 
 def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
@@ -28,7 +31,9 @@ def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
 def checked_tokenizer(files: dict[str, bytes]) -> Tokenizer:
     """The tokenizer of ``files``; raises ``CheckpointError`` if they, or a chat template, are damaged."""
     try:
-        ChatTemplates.from_files(files)
+        templates = ChatTemplates.from_files(files)
+        if not templates.names and files != NO_TOKENIZER:
+            log.warning("the model has no chat template, so chats are refused: --chat-template gives it one")
         return Tokenizer.from_files(files)
     except ValueError as error:
         raise CheckpointError(str(error)) from error

@@ -28,6 +28,7 @@ from services.gateway.http.load import Load
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import Operation
+from services.gateway.other_paths import path_advice
 
 _EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
 """Answer headers that pages of allowed origins may read."""
@@ -108,7 +109,7 @@ class _Path:
 
     def _without_endpoint(self, scope: Scope) -> Response:
         if not self._methods:
-            problem = f"there is no {scope['method'][:20]} {scope['path'][:200]!r} here; {_path_advice(scope['path'])}"
+            problem = f"there is no {scope['method'][:20]} {scope['path'][:200]!r} here; {path_advice(scope['path'])}"
             raise ApiError(HTTPStatus.NOT_FOUND, problem, code="not_found")
         if scope["method"] == "OPTIONS":
             return Response(status_code=HTTPStatus.NO_CONTENT, headers={"allow": self._allowed})
@@ -226,15 +227,6 @@ class _Exchange:
         elif self.first_byte_seconds is None:
             self.first_byte_seconds = self.seconds
         await self._send(message)
-
-
-def _path_advice(path: str) -> str:
-    """Advice on wrong base URLs: OpenAI's ends with /v1, Anthropic's does not."""
-    if path.startswith("/v1/v1/"):
-        return "the client adds /v1 itself: leave it out of the base URL"
-    if path.startswith(("/chat/", "/completions", "/responses", "/models")):
-        return "the base URL ends with /v1"
-    return "docs/openai.md says what there is"
 
 
 def _wrong_method(scope: Scope, allowed: str) -> ApiError:

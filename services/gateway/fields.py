@@ -8,6 +8,7 @@ A body is a ``msgspec.Struct`` whose fields are all ``Annotated`` with one of th
         stream: Annotated[bool | None, supported()] = None                         # handled by the endpoint
         user: Annotated[Any, ignored("…")] = None                                  # harmless
         audio: Annotated[Any, refused("text is the only modality")] = None         # would change the result
+        n_predict: Annotated[int | None, same("max_tokens", note="…")] = None    # another server's name
 
 Pass the parsed body to ``checked``, then to ``options_of`` for the ring's options. List the endpoint in
 ``tests.docs.api_fields.ENDPOINTS``, from which the tables in docs/openai.md are generated.
@@ -18,7 +19,7 @@ Every field is optional, for null means absent. Undeclared fields are ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
@@ -47,6 +48,16 @@ class Field:
     """Its name in the ring, if it goes there unchanged."""
     neutral: tuple[object, ...] = ()
     """Accepted values of a refused field: they change nothing."""
+    below: float | None = None
+    """Lesser numbers are neutral, too."""
+    same_as: tuple[str, ...] = ()
+    """Fields that it is another name of: those of them that the body has. The last is set."""
+
+    def is_neutral(self, value: object) -> bool:
+        """Whether a value changes nothing."""
+        if value is None or value in self.neutral:
+            return True
+        return self.below is not None and isinstance(value, int | float) and value < self.below
 
 
 def passed(note: str = "", option: str = "") -> Field:
@@ -64,9 +75,20 @@ def ignored(note: str) -> Field:
     return Field(Support.IGNORED, note)
 
 
-def refused(instead: str, *neutral: object) -> Field:
-    """An unsupported field that would change the result. ``instead``: why, or what to do; in lower case."""
-    return Field(Support.REFUSED, instead, None, neutral)
+def refused(instead: str, *neutral: object, below: float | None = None) -> Field:
+    """An unsupported field that would change the result. ``instead``: why, or what to do; in lower case.
+
+    ``neutral`` values, and numbers less than ``below``, change nothing and are accepted.
+    """
+    return Field(Support.REFUSED, instead, None, neutral, below)
+
+
+def same(*names: str, note: str, neutral: tuple[object, ...] = (), below: float | None = None) -> Field:
+    """Another server's name of fields, of which a body has one at least.
+
+    ``neutral`` values, and numbers less than ``below``, set nothing.
+    """
+    return Field(Support.SUPPORTED, note, None, neutral, below, names)
 
 
 class Body(msgspec.Struct, kw_only=True):
@@ -85,9 +107,18 @@ def declared(body: type[msgspec.Struct]) -> Mapping[str, Field]:
     for attribute, name in names.items():
         (field,) = (one for one in getattr(hints[attribute], "__metadata__", ()) if isinstance(one, Field))
         if field.option == "":
-            field = Field(field.support, field.note, attribute, field.neutral)
+            field = replace(field, option=attribute)
         fields[name] = field
     return fields
+
+
+@cache
+def _aliases(body: type[msgspec.Struct]) -> tuple[tuple[str, Field], ...]:
+    """Fields that are other names, each of those that the body has."""
+    fields = declared(body)
+    given = {name: field.same_as for name, field in fields.items() if field.same_as}
+    own = {name: tuple(other for other in others if other in fields) for name, others in given.items()}
+    return tuple((name, replace(fields[name], same_as=others)) for name, others in own.items())
 
 
 @cache
@@ -101,15 +132,35 @@ def _options(body: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
 
 
 def checked(request: _Body, prefix: str = "") -> _Body:
-    """Return the request. Raises ``ApiError`` for refused fields."""
+    """Return the request, with fields set that it has by another name. Raises ``ApiError`` for refused fields."""
     for name, field in _refusals(type(request)):
         value = getattr(request, name)
-        if value is not None and value not in field.neutral:
+        if value is not None and not field.is_neutral(value):
             raise invalid(prefix + name, f"not supported: {field.note}", code="unsupported_parameter")
+    for name, field in _aliases(type(request)):
+        value = getattr(request, name)
+        if not field.is_neutral(value):
+            _set_same(request, name, field, value)
     return request
 
 
-_TOKEN_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+def _set_same(request: msgspec.Struct, name: str, field: Field, value: object) -> None:
+    for other in field.same_as:
+        if (given := getattr(request, other)) is not None:
+            if given != value:
+                raise invalid(name, f"{value}, but {other} is {given}, and both set the same: give one")
+            return
+    setattr(request, field.same_as[-1], value)
+
+
+def names_given(request: msgspec.Struct) -> dict[str, str]:
+    """The names that the request has for the ring's options, where they are those of other servers."""
+    fields = declared(type(request))
+    given = [(name, field) for name, field in _aliases(type(request)) if not field.is_neutral(getattr(request, name))]
+    return {fields[field.same_as[-1]].option or field.same_as[-1]: name for name, field in given}
+
+
+_TOKEN_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _LEAST_TOP_P = 1e-7
 """Keeps only the most likely token, which is likelier in any vocabulary below ten million."""
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from services.gateway.fields import Body, refused
+from services.gateway.fields import refused
+from services.gateway.other_servers import OtherServers
 
 INSTEAD = "the form of an answer is text.format in Responses, output_config.format in Messages"
 
@@ -20,7 +21,7 @@ class Within(msgspec.Struct, omit_defaults=True):
 NO_FORM = (Within(), Within({"type": "text"}))
 
 
-class OtherForms(Body):
+class OtherForms(OtherServers):
     """Form fields of chats and completions, and of other servers."""
 
     response_format: Annotated[Any, refused(INSTEAD, {"type": "text"})] = None

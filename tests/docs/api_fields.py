@@ -18,6 +18,7 @@ from services.gateway.openai.completions import CompletionRequest
 from services.gateway.openai.responses.request import ResponseRequest
 from services.gateway.openai.sampling_fields import SamplingFields
 from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
+from services.gateway.other_servers import OtherServers
 from tests.docs.documents import ROOT, Generated
 
 ENDPOINTS: Mapping[str, type[Body]] = {
@@ -31,6 +32,7 @@ ENDPOINTS: Mapping[str, type[Body]] = {
 }
 """The bodies of requests, by path."""
 _SHARED: Mapping[type[Body], str] = {
+    OtherServers: "Of other servers: everywhere but `/tokenize` and `/detokenize`",
     SamplingFields: "Chats and completions",
     CountRequest: "`/v1/messages/count_tokens`, and `/v1/messages`",
 }
@@ -46,14 +48,21 @@ def tables() -> str:
     sections: list[str] = []
     seen: set[type[Body]] = set()
     for path, body in ENDPOINTS.items():
-        shared = next((base for base in body.__mro__ if base in _SHARED), None)
-        if shared is not None and shared not in seen:
-            seen.add(shared)
-            sections.append(_section(_SHARED[shared], _fields(shared)))
-        if body is not shared:
-            own = {name: field for name, field in _fields(body).items() if not shared or name not in _fields(shared)}
-            sections.append(_section(f"`{path}`" + (", besides" if shared else ""), own))
+        bases = [base for base in reversed(body.__mro__) if base in _SHARED]
+        above: dict[str, Field] = {}
+        for base in bases:
+            if base not in seen:
+                seen.add(base)
+                sections.append(_section(_SHARED[base], _without(above, _fields(base))))
+            above = _fields(base)
+        if body not in bases:
+            sections.append(_section(f"`{path}`" + (", besides" if above else ""), _without(above, _fields(body))))
     return "\n".join(sections)
+
+
+def _without(above: Mapping[str, Field], fields: Mapping[str, Field]) -> dict[str, Field]:
+    """The fields that a body declares itself, or otherwise than what is above it."""
+    return {name: field for name, field in fields.items() if above.get(name) != field}
 
 
 def _fields(body: type[Body]) -> dict[str, Field]:
@@ -89,6 +98,8 @@ def _cell(field: Field) -> str:
     note = _NAMES.sub(r"`\g<0>`", field.note) + "."
     note = note[:1].upper() + note[1:]
     neutral = [f"`{msgspec.json.encode(value).decode()}`" for value in field.neutral]
+    if field.below is not None:
+        neutral.append(f"less than `{field.below}`")
     return note + (f" Accepted: {', '.join(neutral)}." if neutral else "")
 
 

@@ -195,7 +195,7 @@ def test_a_broken_template_is_found_before_the_first_chat(files, message):
 
 
 def test_a_model_without_templates_says_so():
-    with pytest.raises(ChatTemplateError, match=r"no chat template .* send the prompt as text or as ids"):
+    with pytest.raises(ChatTemplateError, match=r"no chat template .*--chat-template FILE, or send the prompt as text"):
         ChatTemplates({}).render(PLAIN)
 
 

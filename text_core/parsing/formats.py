@@ -43,6 +43,12 @@ def begins_in_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
     return form is not None and prompt_tail_text.rstrip().endswith(form.opening)
 
 
+def has_ended_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
+    """Whether a prompt with this end has opened and ended the reasoning, as templates do that are told to."""
+    form = REASONING_FORMATS.get(reasoning)
+    return form is not None and prompt_tail_text.rstrip().endswith(form.closing.rstrip())
+
+
 def make_parser(options: ParseOptions, writer: PartWriter, meter: ReasoningMeter) -> TextParser:
     """A parser of one choice; raises ``ValueError`` for an unknown format."""
     tools, reasoning = _formats(options)

@@ -16,7 +16,7 @@ from engine_core.model_loader.chat_template import read_template
 from engine_core.model_loader.generation_config import overrides
 from engine_core.model_loader.location import check_location, local_path
 from engine_core.progress import StartupProgress
-from engine_core.vllm_options import CALLED, WITHOUT_EFFECT, instead_of_vllm_options
+from engine_core.vllm_options import CALLED, LOAD_FORMATS, WITHOUT_EFFECT, instead_of_vllm_options
 from services.common.config.errors import FatalError, unusable_option
 from services.common.config.flags import (
     SettingsCommand,
@@ -40,6 +40,7 @@ FOREIGN_FLAGS: ForeignFlags = {
     **instead_of_vllm_options(lambda name: "--" + name.replace("_", "-")),
     **{name: NoEffect(each.why, each.takes_value, each.only, each.otherwise) for name, each in WITHOUT_EFFECT.items()},
     **{name: Alias(option) for name, option in CALLED.items()},
+    "load_format": Alias("load_format", LOAD_FORMATS),
 }
 """Flags of vLLM and llama-server; vLLM's win."""
 

@@ -81,7 +81,9 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     as_json = settings.telemetry.log_format == "json"
     configure_logs(replace(settings.telemetry, log_format="json" if as_json else "console"), "serve")
     warn_of_unknown_variables()
-    warn_of_ignored_flags(ignored_flags() | ignored_seed(values))
+    warn_of_ignored_flags(ignored_flags() | (without_effect := ignored_seed(values)))
+    if without_effect:
+        del values["seed"]  # or the engine would warn of it again
     engine_config(values)  # refuse what can be refused before a process starts
     check_bindable(settings.server)
     stack = build_settings(StackSettings(), values)
@@ -98,9 +100,15 @@ def serve(checkpoint: str | None, **options: Any) -> int:
         log.info("starting", model=values["model"])
     else:
         logs.say(f"starting {_listed(stack_counts(stack, values))} with {values['model']}")
+    options_of_stack = stack_options(settings, stack, values)
+    if values.get("port") and stack.http_port is None and (http_port := options_of_stack.http_port) is not None:
+        if as_json:
+            log.info("--port is that of gRPC, --http-port that of HTTP", port=values["port"], http_port=http_port)
+        else:
+            logs.say(f"--port {values['port']} is that of gRPC; HTTP is at --http-port {http_port}")
     return asyncio.run(
         run_stack(
-            stack_options(settings, stack, values),
+            options_of_stack,
             logs,
             grace=settings.server.drain_grace,
             on_ready=lambda ready: _announce(ready, logs, as_json),

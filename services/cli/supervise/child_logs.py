@@ -68,6 +68,8 @@ class ChildLogs:
                 self._status(f"  {child}: {name} …")
             case {"event": "stage advanced", "name": str(name), "done_bytes": int(done), "total_bytes": int(total)}:
                 self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
+            case {"event": "no processor serves yet"}:
+                pass  # the engine's stages say why
             case {"event": "stage", "name": "serving"}:
                 pass  # the event "serving" follows when the service accepts calls
             case {"event": "stage", "name": str(name)}:

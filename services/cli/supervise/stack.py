@@ -292,7 +292,10 @@ async def run_stack(
 
     def on_signal(number: int) -> None:
         received.append(number)
-        log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
+        if len(received) == 1:
+            log.info("stopping", signal=signal.Signals(number).name, grace=grace, next="another signal stops at once")
+        else:
+            log.info("stopping at once", signal=signal.Signals(number).name)
         supervisor.stop()
 
     cert_file, key_file = options.values.get("tls_cert_file"), options.values.get("tls_key_file")

@@ -118,6 +118,9 @@ class _Translator:
     def _next(self, word: str) -> Iterator[str]:
         """The translation of ``word`` and of what belongs to it."""
         flag, equals, value = word.partition("=")
+        dashed = flag.replace("_", "-")
+        if flag not in self._by_flag and dashed in self._by_flag:  # vLLM takes both spellings
+            flag, word = dashed, dashed + equals + value
         entry = entry_of(flag, self._foreign) if word[:1] == "-" else None
         own = self._by_flag.get(flag)
         if own is not None and not (isinstance(entry, Alias) and entry.option == own.name):
@@ -133,6 +136,8 @@ class _Translator:
             yield from self._alias(flag, entry, inline)
         elif isinstance(entry, NoEffect):
             self._ignore(flag, entry, inline)
+        elif isinstance(entry, str) and not flag.startswith("--"):  # click would read -hff as -h -f -f
+            raise click.UsageError(f"{flag} {entry}.")
         else:
             yield word
             self._model_given |= word[:1] != "-" or (own is not None and own.name == "model")

@@ -10,7 +10,10 @@ from services.common.config.foreign_flags import Alias, Answer, NoEffect, table
 _REQUEST = "is not an option: each request can set it, see docs/openai.md"
 _DEFAULT = "is not an option: a request can set it, and --override-generation-config has the defaults of requests"
 _NO_SAMPLER = "is not supported: requests have temperature, top_p, top_k, min_p, penalties and logit_bias"
-_CONTEXT = "is not supported: the checkpoint says how positions are scaled"
+_CONTEXT = (
+    "is not supported: positions are scaled as the metadata of a GGUF file say, or config.json's rope_parameters; "
+    "change a copy of the checkpoint"
+)
 _WHOLE = "is not supported: the weights must fit on the device; --quantization makes them smaller"
 _LORA = "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
 _DRAFTS = (
@@ -69,14 +72,14 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
             "--gpu-memory-utilization limits the memory", takes_value=True
         ),
         ("kvo", "kv_offload", "nkvo", "op_offload"): NoEffect("the KV cache is on --device"),
-        ("repack", "nr", "no_host", "swa_full", "mlock", "mmap", "dio", "direct_io", "ndio"): NoEffect(_MEMORY),
+        ("repack", "nr", "no_host", "mlock", "mmap", "dio", "direct_io", "ndio"): NoEffect(_MEMORY),
         ("lm", "load_mode", "lzm", "lazy_mode", "dt", "defrag_thold"): NoEffect(_MEMORY, takes_value=True),
         ("check_tensors",): NoEffect("tensors are checked as they are read"),
         ("perf",): NoEffect("docs/metrics.md lists what is measured"),
         ("warmup",): NoEffect("the engine warms up before it serves"),
         ("e", "escape"): NoEffect("prompts come from requests, and are taken as they are"),
         ("cb", "cont_batching", "nocb"): NoEffect(_BATCHED),
-        ("kvu", "kv_unified", "no_kvu", "cache_idle_slots", "no_slots"): NoEffect(_SLOTS),
+        ("kvu", "kv_unified", "no_kvu", "cache_idle_slots", "no_slots", "swa_full"): NoEffect(_SLOTS),
         ("cache_reuse", "cram", "cache_ram", "sps", "slot_prompt_similarity"): NoEffect(_SLOTS, takes_value=True),
         ("ctxcp", "ctx_checkpoints", "swa_checkpoints", "cms", "checkpoint_min_step"): NoEffect(
             _SLOTS, takes_value=True
@@ -91,7 +94,7 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
             "reasoning is reasoning_content",
             takes_value=True,
             only=("auto", "deepseek"),
-            otherwise="is not an option: a request may leave reasoning out, see docs/openai.md",
+            otherwise="is not supported: reasoning is never a part of the content; a request may leave it out",
         ),
         ("rea", "reasoning"): NoEffect(
             "the chat template decides",
@@ -100,7 +103,11 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
             otherwise="is not an option: a request has chat_template_kwargs, such as enable_thinking",
         ),
         ("reasoning_budget",): NoEffect(
-            "reasoning has no limit of its own", takes_value=True, only=("-1",), otherwise=_REQUEST
+            "reasoning has no limit of its own",
+            takes_value=True,
+            only=("-1",),
+            otherwise="is not an option: a request turns reasoning off by enable_thinking false in "
+            "chat_template_kwargs, and max_tokens limits reasoning and answer together",
         ),
         ("sse_ping_interval",): NoEffect("silent streams are kept open by comments", takes_value=True),
         ("tags",): NoEffect("a model has no tags", takes_value=True),

@@ -11,6 +11,7 @@ from ringline.options import Message, Options, TokenizeOptions
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
+from services.gateway.other_servers import Limit, RepeatPenalty
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
@@ -123,6 +124,7 @@ class CountRequest(OtherForms):
         Thinking | None,
         supported("`enable_thinking` and `thinking` for the model's template; `budget_tokens` is not enforced."),
     ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, supported("Variables for the model's template.")] = None
     output_config: Annotated[
         OutputConfig | None,
         supported("`format` is enforced; `effort` is `reasoning_effort` for the model's template, at most `high`."),
@@ -136,6 +138,8 @@ class CountRequest(OtherForms):
     user_profile_id: Annotated[Any, ignored("Identity is the key's.")] = None
     workspace_id: Annotated[Any, ignored("Identity is the key's.")] = None
 
+    enable_thinking: Annotated[Any, refused("thinking turns reasoning on and off")] = None
+    think: Annotated[Any, refused("thinking turns reasoning on and off")] = None
     mcp_servers: Annotated[Any, refused("give the servers' tools in tools, and call them yourself", [])] = None
 
 
@@ -154,6 +158,15 @@ class MessageRequest(CountRequest):
         float | None, passed("Default: the model's own, else 1. 0 leaves the most likely token alone.")
     ] = None
     top_k: Annotated[int | None, passed("0 keeps all.")] = None
+    min_p: Annotated[float | None, passed()] = None
+    frequency_penalty: Annotated[float | None, passed()] = None
+    presence_penalty: Annotated[float | None, passed()] = None
+    repetition_penalty: Annotated[float | None, passed()] = None
+    seed: Annotated[int | None, passed()] = None
+    n_predict: Limit = None
+    num_predict: Limit = None
+    max_new_tokens: Limit = None
+    repeat_penalty: RepeatPenalty = None
     stream: Annotated[bool | None, supported()] = None
 
     metadata: Annotated[Any, ignored("Nothing is stored.")] = None
@@ -195,6 +208,7 @@ def prompt_options(request: CountRequest) -> TokenizeOptions:
         arguments["enable_thinking"] = arguments["thinking"] = request.thinking.type != "disabled"
     if request.output_config is not None and (effort := request.output_config.effort):
         arguments["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
+    arguments |= request.chat_template_kwargs or {}
     if arguments:
         options["template_args"] = arguments
     last = request.messages[-1] if request.messages else Turn("")

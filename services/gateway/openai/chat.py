@@ -47,6 +47,7 @@ from services.gateway.openai.sampling_fields import (
     stop_reason,
     usage_mode,
 )
+from services.gateway.other_servers import EnableThinking, Think, ThinkingSwitch, thinking_arguments
 from services.gateway.parts import StreamedCalls, calls_to_be_made
 
 
@@ -74,6 +75,9 @@ class ChatRequest(SamplingFields):
     ] = None
     include_reasoning: Annotated[bool | None, supported("false leaves `reasoning_content` out.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, supported("Variables for the model's template.")] = None
+    enable_thinking: EnableThinking = None
+    thinking: ThinkingSwitch = None
+    think: Think = None
     documents: Annotated[list[Any] | None, supported("A variable for the model's template.")] = None
     add_generation_prompt: Annotated[bool | None, passed()] = None
     continue_final_message: Annotated[bool | None, passed()] = None
@@ -96,7 +100,8 @@ class ChatRequest(SamplingFields):
     verbosity: Annotated[Any, refused("ask for it in a message", "medium")] = None
     echo: Annotated[Any, refused("the answer is the new message alone; see continue_final_message", False)] = None
     chat_template: Annotated[Any, refused("the model's own is used; chat_template_kwargs has its variables")] = None
-    enable_thinking: Annotated[Any, refused("give it in chat_template_kwargs")] = None
+    n_probs: Annotated[Any, refused("logprobs and top_logprobs give log probabilities", 0)] = None
+    parse_tool_calls: Annotated[Any, refused("calls are tool_calls; see tool_choice none", True)] = None
     return_prompt_text: Annotated[Any, refused("/tokenize with return_token_strs shows the prompt", False)] = None
 
 
@@ -117,6 +122,8 @@ def _options(request: ChatRequest) -> Options:
     template_args = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         template_args.setdefault("reasoning_effort", request.reasoning_effort)
+    template_args = thinking_arguments(request.enable_thinking, request.thinking, request.think) | template_args
+    if request.reasoning_effort is not None:
         template_args.setdefault("enable_thinking", request.reasoning_effort != "none")
     if request.documents is not None:
         template_args.setdefault("documents", request.documents)
@@ -127,10 +134,11 @@ def _options(request: ChatRequest) -> Options:
 
 def _naming(request: ChatRequest) -> Callable[[str], str]:
     """Map the ring's field names to the request's."""
-    names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
+    given = form_names(request)
+    names = given | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
     names |= {"chat": "messages", "prompt": "messages"}
     if request.max_completion_tokens is None:
-        names["max_tokens"] = "max_tokens"
+        names["max_tokens"] = given.get("max_tokens", "max_tokens")
     return openai_naming(names, ChatRequest)
 
 

@@ -20,7 +20,7 @@ from ringline import (
 )
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import refused, supported
+from services.gateway.fields import ignored, refused, same, supported
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError, invalid
 from services.gateway.http.call import Call, Endpoint
@@ -48,6 +48,7 @@ MAX_CHOICES = 1024
 MAX_OPTIONS_BYTES = 16 << 20
 """Over all prompts: each goes to the ring with a copy of the options."""
 _DEFAULT_MAX_TOKENS = 16
+_NO_TEMPLATE = "A prompt goes on as it is: it has no template, and its answer no parts."
 
 
 class CompletionRequest(SamplingFields):
@@ -65,6 +66,19 @@ class CompletionRequest(SamplingFields):
         int | None,
         supported("0 to 20: alternatives for each token. Of the raw logits, before penalties and temperature."),
     ] = None
+
+    max_completion_tokens: Annotated[int | None, same("max_tokens", note="`max_tokens`, as in chats.")] = None
+    n_probs: Annotated[int | None, same("logprobs", note="llama.cpp's `logprobs`; 0 is none.", neutral=(0,))] = None
+
+    chat_template_kwargs: Annotated[Any, ignored(_NO_TEMPLATE)] = None
+    reasoning_effort: Annotated[Any, ignored(_NO_TEMPLATE)] = None
+    enable_thinking: Annotated[Any, ignored(_NO_TEMPLATE)] = None
+    thinking: Annotated[Any, ignored(_NO_TEMPLATE)] = None
+    think: Annotated[Any, ignored(_NO_TEMPLATE)] = None
+    include_reasoning: Annotated[Any, ignored(_NO_TEMPLATE)] = None
+    reasoning_format: Annotated[Any, ignored(_NO_TEMPLATE)] = None
+    separate_reasoning: Annotated[Any, ignored(_NO_TEMPLATE)] = None
+    parse_tool_calls: Annotated[Any, ignored(_NO_TEMPLATE)] = None
 
     suffix: Annotated[Any, refused("use the model's fill-in-the-middle format", "")] = None
     prompt_embeds: Annotated[Any, refused("a prompt is a text or token ids", [])] = None
@@ -106,7 +120,8 @@ def _prompts(request: CompletionRequest) -> Sequence[str | Sequence[int]]:
 def _options(request: CompletionRequest) -> Options:
     """The ring's options for a request."""
     options = sampling_options(request)
-    tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    limits = (request.max_tokens, request.n_predict, request.num_predict, request.max_new_tokens)
+    tokens = request.max_tokens if any(limit is not None for limit in limits) else _DEFAULT_MAX_TOKENS
     options["max_tokens"] = 1 if _drops_token(request) else tokens
     options["logprobs"] = request.logprobs
     if request.echo:

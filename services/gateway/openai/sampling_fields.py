@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
+from services.gateway.fields import Body, ignored, names_given, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.http.call import REQUEST_ID, Call
 from services.gateway.openai.answer_form import Form, StructuredOutputs, form_options, structured_options
 from services.gateway.openai.response_format import response_format_form
 from services.gateway.other_forms import NO_FORM, Within
+from services.gateway.other_servers import Limit, OtherServers, RepeatPenalty
 
 _SEEDS = 2**64
 _LEAST_SEED = -(2**63)
@@ -29,7 +30,7 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[Any, ignored("Chunks are not padded.")] = None
 
 
-class SamplingFields(Body):
+class SamplingFields(OtherServers):
     """Fields of chats and completions."""
 
     model: Annotated[str | None, passed("Default: the model that is served.")] = None
@@ -74,6 +75,13 @@ class SamplingFields(Body):
     request_id: Annotated[str | None, supported("Part of the answer's `id`. Default: the header `x-request-id`.")] = (
         None
     )
+    n_predict: Limit = None
+    num_predict: Limit = None
+    max_new_tokens: Limit = None
+    repeat_penalty: RepeatPenalty = None
+    repeat_last_n: Annotated[
+        int | None, supported("Without a penalty, all values; with one, -1 and 0, as penalties count all tokens.")
+    ] = None
     return_token_ids: Annotated[bool | None, supported("Adds `prompt_token_ids` and the choices' `token_ids`.")] = None
     return_tokens_as_token_ids: Annotated[bool | None, supported("Log probabilities name tokens `token_id:…`.")] = None
 
@@ -146,6 +154,7 @@ class SamplingFields(Body):
     lora_request: Annotated[Any, refused("there are no adapters; merge them into the model's weights")] = None
     typical_p: Annotated[Any, refused("top_p and min_p leave out unlikely tokens", 1)] = None
     num_beams: Annotated[Any, refused("n gives several choices", 1)] = None
+    return_tokens: Annotated[Any, refused("return_token_ids adds the tokens", False)] = None
 
 
 def sampling_options(request: SamplingFields) -> dict[str, Any]:
@@ -157,11 +166,18 @@ def sampling_options(request: SamplingFields) -> dict[str, Any]:
         if not _LEAST_SEED <= request.seed < _SEEDS:
             raise invalid("seed", f"{request.seed} is out of range: expected 64 bits, signed or not")
         options["seed"] = request.seed % _SEEDS
+    if request.repeat_last_n not in (None, -1, 0) and _has_penalty(request):
+        problem = "not supported: penalties count all tokens; leave it out"
+        raise invalid("repeat_last_n", problem, code="unsupported_parameter")
     if request.prompt_logprobs is not None and request.stream:
         raise invalid("prompt_logprobs", "not available in a stream: leave out stream")
     if request.return_token_ids or request.prompt_logprobs is not None:
         options["return_prompt_token_ids"] = True
     return options | form_options(_forms(request))
+
+
+def _has_penalty(request: SamplingFields) -> bool:
+    return bool(request.frequency_penalty or request.presence_penalty) or request.repetition_penalty not in (None, 1)
 
 
 _PLAIN_FORMS = {
@@ -222,13 +238,14 @@ def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | 
 
 
 def form_names(request: SamplingFields) -> dict[str, str]:
-    """The request's names for the ring's form fields."""
+    """The request's names for the ring's form fields, and those of other servers that it gives."""
+    given = names_given(request)
     (form,) = _forms(request) or [Form("response_format.json_schema.schema", {"json_schema": None})]
     if form.field != "structured_outputs":
-        return dict.fromkeys(form.options, form.field) | {"constraint": form.field}
+        return given | dict.fromkeys(form.options, form.field) | {"constraint": form.field}
     names = {kind: f"structured_outputs.{kind}" for kind in ("regex", "choice", "grammar", "json_object")}
     names |= {"json_schema": "structured_outputs.json", "structural_tags": "structured_outputs.structural_tag"}
-    return names | {"constraint": "structured_outputs"}
+    return given | names | {"constraint": "structured_outputs"}
 
 
 class UsageMode(msgspec.Struct, frozen=True):

@@ -6,11 +6,13 @@ The grammar depends only on what ``Admitted`` returns (constraint and ``output.p
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2, part_pb2
 
 from services.common.rpc.constraint_messages import read_answer_form
+from services.processor.admission.parse_resolution import may_reason
 from services.processor.admission.tool_resolution import Tools
 from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
@@ -36,6 +38,7 @@ def is_constrained(request: inference_pb2.GenerateRequest) -> bool:
 def resolve_constraint(
     request: inference_pb2.GenerateRequest,
     served_model: ServedModel,
+    prompt: Sequence[int],
     parse: part_pb2.ParseParams | None,
     tools: Tools,
 ) -> constraint_pb2.Constraint | None:
@@ -60,7 +63,7 @@ def resolve_constraint(
     _check_use(request, served_model, field if given is None else "constraint", engine_needs(admitted))
     has_reasoning = parse is not None and parse.reasoning != NONE
     if not admitted.HasField("after_reasoning"):
-        admitted.after_reasoning = has_reasoning
+        admitted.after_reasoning = may_reason(parse, served_model, prompt)
     if admitted.after_reasoning and not has_reasoning:
         problem = "set, but output.parse.reasoning names no format: expected one, or false"
         raise refuse("constraint.after_reasoning", problem)

@@ -47,9 +47,19 @@ def resolve_parse(
     if given.HasField("begins_in_reasoning"):
         resolved.begins_in_reasoning = given.begins_in_reasoning
     else:
-        tail = served_model.tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
-        resolved.begins_in_reasoning = formats.begins_in_reasoning(resolved.reasoning, tail)
+        resolved.begins_in_reasoning = formats.begins_in_reasoning(resolved.reasoning, _tail(served_model, prompt))
     return resolved
+
+
+def may_reason(parse: part_pb2.ParseParams | None, served_model: ServedModel, prompt: Sequence[int]) -> bool:
+    """Whether an answer may begin with reasoning: not if the prompt has ended it."""
+    if parse is None or parse.reasoning == NONE:
+        return False
+    return parse.begins_in_reasoning or not formats.has_ended_reasoning(parse.reasoning, _tail(served_model, prompt))
+
+
+def _tail(served_model: ServedModel, prompt: Sequence[int]) -> str:
+    return served_model.tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
 
 
 def call_id_seed(prompt: Sequence[int], seed: int) -> bytes:

@@ -10,7 +10,7 @@ from ringline.inference.v1 import inference_pb2
 from services.processor.admission.tool_resolution import Tools, json_value, resolve_tools
 from services.processor.admission.validation import check_chat, check_text_size, refuse, text_too_large
 from services.processor.served_models import ServedModel
-from text_core.chat_templates import ChatTemplateError, ChatTooLongError, UnknownTemplateError
+from text_core.chat_templates import NO_TEMPLATE, ChatTemplateError, ChatTooLongError, UnknownTemplateError
 from text_core.tokenizer_files import NEEDS_TOKENIZER
 
 
@@ -35,6 +35,14 @@ def require_tokenizer(served_model: ServedModel, field: str) -> None:
     """Raise ``Refused`` if the model has no tokenizer, which ``field`` needs."""
     if served_model.tokenizer.is_empty:
         raise refuse(field, NEEDS_TOKENIZER)
+
+
+def require_template(request: inference_pb2.GenerateRequest, served_model: ServedModel) -> None:
+    """Raise ``Refused`` if a chat is for a model without chat templates."""
+    if request.WhichOneof("prompt") == "chat":
+        require_tokenizer(served_model, "chat")
+        if not served_model.chat.names:
+            raise refuse("chat", NO_TEMPLATE)
 
 
 def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tools | None = None) -> str:

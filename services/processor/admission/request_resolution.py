@@ -18,7 +18,7 @@ from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
-from services.processor.admission.prompt_resolution import prompt_ids, require_tokenizer
+from services.processor.admission.prompt_resolution import prompt_ids, require_template, require_tokenizer
 from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.admission.validation import (
     check_candidates,
@@ -80,6 +80,7 @@ def resolve_request(
 
 def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) -> _Resolved:
     limits, model = served_model.limits, served_model.model
+    require_template(request, served_model)  # a better reason than capabilities that it would have
     check_requires(request.requires, served_model.capabilities)
     check_request(request, limits)
     tools = resolve_tools(request.chat)
@@ -98,7 +99,7 @@ def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) 
     if parse is not None:
         require_tokenizer(served_model, "output.parse")
         output.parse.CopyFrom(parse)
-    constraint = resolve_constraint(request, served_model, parse, tools)
+    constraint = resolve_constraint(request, served_model, prompt, parse, tools)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
     return _Resolved(request, served_model, prompt, resumed, sampling, stopping, output, parse, constraint, bad_words)

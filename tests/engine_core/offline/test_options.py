@@ -50,6 +50,13 @@ def test_defaults_of_sampling_are_given_as_in_vllm() -> None:
     assert (model.generation_config, model.override_generation_config) == ("none", '{"top_k": 3}')
 
 
+def test_weights_are_read_from_the_usual_files_whatever_vllm_calls_the_format() -> None:
+    assert configure(model="m", load_format="mistral").load.load_format == "auto"
+    assert configure(model="m", load_format="runai_streamer").load.load_format == "safetensors"
+    with pytest.warns(UserWarning, match=r"config_format has no effect: config\.json is read"):
+        configure(model="m", config_format="mistral")
+
+
 def test_options_reach_their_sections() -> None:
     config = configure(model="m", block_size=32, max_num_seqs=3, load_format="dummy", num_threads=1)
     assert (config.model.model, config.cache.block_size, config.scheduler.max_num_seqs) == ("m", 32, 3)

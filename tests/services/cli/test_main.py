@@ -54,6 +54,9 @@ def test_how_long_to_wait_is_under_no_title_of_a_generation():
         (("processor", "--engines", "nowhere"), "--engines (RINGLINE_ENGINES): 'nowhere' is not usable"),
         (("health", "nowhere"), "'nowhere' is not an address"),
         (("fly",), "No such command 'fly'"),
+        (("-m", "model.gguf"), "-m is no option of `ringline` itself: a command comes first, such as `ringline serve"),
+        (("serve", "m", "-hff", "m.gguf"), "-hff is not an option: name the file with its repository"),
+        (("serve", "m", "--reasoning-format", "none"), "reasoning is never a part of the content"),
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
@@ -85,7 +88,8 @@ ENGINES = (
         ),
         (
             "serve m --hf-overrides.rope_theta 3",
-            "--hf-overrides.rope_theta is not supported: the checkpoint's config.json counts; change it there.",
+            "--hf-overrides.rope_theta is not supported: the checkpoint's config.json counts, or a GGUF file's "
+            "metadata; change a copy of the checkpoint.",
         ),
         (
             "serve m --task embed",
@@ -103,7 +107,7 @@ ENGINES = (
             "--log-file is not supported: the log is the standard error stream, which your shell can redirect.",
         ),
         ("serve m --max-num-seq 3", "unknown option --max-num-seq; did you mean --max-num-seqs?"),
-        ("serve m --max_num_seqs 3", "unknown option --max_num_seqs; did you mean --max-num-seqs?"),
+        ("serve m --max_num_seq 3", "unknown option --max_num_seq; did you mean --max-num-seqs?"),
         ("serve m --enable-xyzzy", "unknown option --enable-xyzzy; `ringline serve --help-all` lists them all."),
         ("generate hi --max-token 3", "unknown option --max-token; did you mean --max-tokens?"),
         ("token t -x", "unknown option -x; `ringline token --help` lists them all."),

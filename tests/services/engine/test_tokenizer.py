@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from transformers import AutoTokenizer
 
 from engine_core.config import ModelConfig, ModelSpec
@@ -21,7 +22,7 @@ from tests.ring import MODEL
 from tests.text_core.families import FAMILIES
 from tests.text_core.trained_tokenizers import byte_level, tokenizer_json
 from text_core.tokenizer import Tokenizer
-from text_core.tokenizer_files import fingerprint
+from text_core.tokenizer_files import NO_TOKENIZER, fingerprint
 
 pytestmark = pytest.mark.long
 
@@ -78,6 +79,20 @@ def test_a_template_that_is_given_is_sent_instead_of_the_checkpoints() -> None:
     files = read_tokenizer(ModelConfig(model=str(MODEL), chat_template="{{ messages[0].content }}"))
     assert files["chat_template.jinja"] == b"{{ messages[0].content }}"
     assert fingerprint(files) != fingerprint(read_tokenizer(ModelConfig(model=str(MODEL))))
+
+
+def test_the_log_says_that_a_model_without_template_has_no_chats() -> None:
+    files = read_tokenizer(ModelConfig(model=str(MODEL)))
+    with capture_logs() as logged:
+        checked_tokenizer(files)
+        checked_tokenizer(NO_TOKENIZER)
+    assert logged == []
+    del files["chat_template.jinja"]
+    with capture_logs() as logged:
+        checked_tokenizer(files)
+    (warning,) = logged
+    assert warning["log_level"] == "warning"
+    assert "--chat-template" in warning["event"]
 
 
 def test_without_a_tokenizer_none_is_read(tmp_path: Path) -> None:

@@ -67,10 +67,12 @@ async def test_what_is_refused_before_a_processor_is_asked(gateway, method, path
     [
         ("/chat/completions", "the base URL ends with /v1"),
         ("/v1/v1/messages", "leave it out of the base URL"),
-        ("/v1/embeddings", "docs/openai.md"),
+        ("/v1/embeddings", "there are no embeddings"),
+        ("/completion", "/v1/completions continues texts"),
+        ("/nothing", "docs/openai.md"),
     ],
 )
-async def test_a_wrong_base_url_is_told(gateway: Running, path: str, advice: str) -> None:
+async def test_an_unknown_path_is_told_what_there_is(gateway: Running, path: str, advice: str) -> None:
     assert advice in (await gateway.ask("POST", path, CHAT)).error["message"]
 
 

@@ -6,7 +6,19 @@ import msgspec
 import pytest
 
 from services.gateway.anthropic.request import CountRequest, MessageRequest
-from services.gateway.fields import Body, Support, checked, declared, ignored, naming, options_of, passed, refused
+from services.gateway.fields import (
+    Body,
+    Support,
+    checked,
+    declared,
+    ignored,
+    names_given,
+    naming,
+    options_of,
+    passed,
+    refused,
+    same,
+)
 from services.gateway.fields import supported as worked_with
 from services.gateway.http.api_error import ApiError
 from services.gateway.openai.chat import ChatRequest
@@ -20,6 +32,8 @@ class Request(Body):
     stream: Annotated[bool | None, worked_with()] = None
     user: Annotated[Any, ignored("Nobody asks.")] = None
     beams: Annotated[Any, refused("n gives several", 1, False)] = None
+    target: Annotated[Any, refused("top_k does", below=0)] = None
+    old_limit: Annotated[int | None, same("limit", note="The older name.", below=0)] = None
 
 
 def read(body: str) -> Request:
@@ -37,6 +51,23 @@ def test_what_would_change_the_result_is_refused_by_name_with_what_there_is_inst
 @pytest.mark.parametrize("value", ["1", "false", "null"])
 def test_a_value_that_changes_nothing_is_accepted(value: str) -> None:
     read(f'{{"beams": {value}}}')
+
+
+def test_numbers_below_a_bound_may_change_nothing() -> None:
+    read('{"target": -0.01}')
+    for value in ("0", "0.5", '"-1"'):
+        with pytest.raises(ApiError, match="target: not supported: top_k does"):
+            read(f'{{"target": {value}}}')
+
+
+def test_another_name_of_a_field_sets_it() -> None:
+    request = read('{"old_limit": 3}')
+    assert (options_of(request), names_given(request)) == ({"max_tokens": 3}, {"max_tokens": "old_limit"})
+    assert options_of(read('{"old_limit": 3, "limit": 3}')) == {"max_tokens": 3}
+    unset = read('{"old_limit": -1}')
+    assert (options_of(unset), names_given(unset)) == ({}, {})
+    with pytest.raises(ApiError, match="old_limit: 3, but limit is 4, and both set the same: give one"):
+        read('{"old_limit": 3, "limit": 4}')
 
 
 def test_options_are_the_fields_that_are_passed_and_given() -> None:

@@ -20,6 +20,7 @@ from text_core.parsing.formats import (
     TOOL_FORMATS,
     begins_in_reasoning,
     detect,
+    has_ended_reasoning,
     make_parser,
     marker_texts,
 )
@@ -154,6 +155,14 @@ def test_a_prompt_tells_whether_it_opened_the_reasoning() -> None:
     assert not begins_in_reasoning("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not begins_in_reasoning("none", "<think>\n")
     assert begins_in_reasoning("harmony", "<|start|>assistant<|channel|>analysis<|message|>")
+
+
+def test_a_prompt_tells_whether_it_ended_the_reasoning() -> None:
+    assert has_ended_reasoning("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert has_ended_reasoning("think", "<｜Assistant｜></think>")
+    assert not has_ended_reasoning("think", "<|im_start|>assistant\n<think>\n")
+    assert not has_ended_reasoning("think", "</think> Yes.<|im_start|>assistant\n")
+    assert not has_ended_reasoning("none", "</think>")
 
 
 def test_an_answer_that_begins_in_the_reasoning() -> None:

@@ -8,13 +8,22 @@ from typing import Annotated, Any, cast
 import msgspec
 from ringline import Message, Options
 
-from services.gateway.fields import ignored, options_of, passed, refused, supported
+from services.gateway.fields import ignored, options_of, passed, refused, same, supported
 from services.gateway.http.api_error import ApiError, invalid, shown
 from services.gateway.openai.responses.tools import Function, functions_of, ring_name, tool_options
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
+from services.gateway.other_servers import (
+    EnableThinking,
+    Limit,
+    RepeatPenalty,
+    Think,
+    ThinkingSwitch,
+    thinking_arguments,
+)
 from services.gateway.turns import Turns
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_AS_IN_CHATS = "`max_output_tokens`, as in chats."
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -126,6 +135,12 @@ class ResponseRequest(OtherForms):
     presence_penalty: Annotated[float | None, passed()] = None
     repetition_penalty: Annotated[float | None, passed()] = None
     seed: Annotated[int | None, passed()] = None
+    max_completion_tokens: Annotated[int | None, same("max_output_tokens", note=_AS_IN_CHATS)] = None
+    max_tokens: Annotated[int | None, same("max_output_tokens", note=_AS_IN_CHATS)] = None
+    n_predict: Limit = None
+    num_predict: Limit = None
+    max_new_tokens: Limit = None
+    repeat_penalty: RepeatPenalty = None
     stop: Annotated[
         str | list[str] | None, passed("At most 64 strings. An empty string instead of a list is none.")
     ] = None
@@ -134,6 +149,9 @@ class ResponseRequest(OtherForms):
     priority: Annotated[int | None, passed("Lower runs first.")] = None
     cache_salt: Annotated[str | None, passed("At most 256 bytes.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, supported("Variables for the model's template.")] = None
+    enable_thinking: EnableThinking = None
+    thinking: ThinkingSwitch = None
+    think: Think = None
 
     metadata: Annotated[dict[str, Any] | None, supported("Comes back; it is not stored.")] = None
     store: Annotated[Any, ignored("Nothing is stored; the response says `store: false`.")] = None
@@ -154,6 +172,7 @@ class ResponseRequest(OtherForms):
     background: Annotated[Any, refused("nothing is stored: wait for the response, or stream it", False)] = None
     prompt: Annotated[Any, refused("nothing is stored: send instructions and input")] = None
     context_management: Annotated[Any, refused("shorten the input yourself", [])] = None
+    n_probs: Annotated[Any, refused("top_logprobs gives log probabilities", 0)] = None
     moderation: Annotated[Any, refused("nothing is moderated")] = None
 
 
@@ -239,8 +258,11 @@ def all_options(request: ResponseRequest) -> Options:
         options["logprobs"] = request.top_logprobs or 0
         options["parse"]["content_tokens"] = True
     arguments = dict(request.chat_template_kwargs or {})
-    if request.reasoning is not None and (effort := request.reasoning.effort) is not None:
+    effort = None if request.reasoning is None else request.reasoning.effort
+    if effort is not None:
         arguments.setdefault("reasoning_effort", effort)
+    arguments = thinking_arguments(request.enable_thinking, request.thinking, request.think) | arguments
+    if effort is not None:
         arguments.setdefault("enable_thinking", effort != "none")
     if request.text is not None and request.text.verbosity is not None:
         arguments.setdefault("verbosity", request.text.verbosity)

@@ -73,6 +73,7 @@ class Stack:
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(environment, tmp_path):
     flags = (str(MODEL), "--port", "0", "--http-port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
     flags += ("--max-model-len", "36", "--block-size", "5", "--max-num-batched-tokens", "1")  # as small as may be
+    flags += ("--seed", "0")  # of vLLM and llama-server
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
     stack = Stack({**environment, **variables}, tmp_path, *flags)
@@ -81,10 +82,13 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
         records = [json.loads(line) for line in stack.lines()]
         events = [record["event"] for record in records if record["service"] != "gateway"]
         assert (events.count("serving"), events.count("ready")) == (3, 1)
+        assert not [event for event in events if "--http-port" in event]  # which is given
         # Both before torch is loaded, so that a start that takes seconds is seen to happen.
         assert events.index("starting") < events.index("stage started") < events.index("stage")
         (unknown,) = stack.events("unknown variable")  # once, not by each service again
         assert (unknown["service"], unknown["nearest"]) == ("serve", "RINGLINE_BLOCK_SIZE")
+        (ignored,) = stack.events("flag has no effect")
+        assert (ignored["service"], ignored["flag"]) == ("serve", "--seed")
         assert "serving" not in events[events.index("ready") :]
         stages = [stage["name"] for stage in stack.events("stage")]
         assert stages[:6] == [
@@ -131,6 +135,8 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
 
         stack.process.send_signal(signal.SIGTERM)
         assert stack.process.wait(90) == 0
+        [stopping] = stack.events("stopping")
+        assert stopping["next"] == "another signal stops at once"
         assert [r["service"] for r in stack.events("draining")] == ["gateway", "processor", "detokenizer", "engine"]
         assert not any(alive(service["pid"]) for service in services.values())
         done = ringline("status", "--all", env=environment)
@@ -170,8 +176,11 @@ async def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp
 def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(environment):
     """Its context does not fit, and the error says what to change."""
     shown = {**environment, "OMP_DISPLAY_ENV": "TRUE"}
-    done = ringline("serve", str(MODEL), "--port", "0", "--kv-cache-memory-bytes", "32KiB", env=shown)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = ringline("serve", str(MODEL), "--port", str(port), "--kv-cache-memory-bytes", "32KiB", env=shown)
     assert done.returncode == 3
+    assert re.search(rf"^--port {port} is that of gRPC; HTTP is at --http-port \d+$", done.stdout, re.MULTILINE)
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # or idle threads of the engine would starve the other services
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     assert len(errors) == 1

@@ -107,6 +107,11 @@ def test_an_answer_names_flags_that_are_there() -> None:
             },
         ),
         ("-hf org/m:Q4_K_M -c 0 -np -1 -fa", {"model": "org/m:Q4_K_M"}),
+        (
+            "m --tokenizer_mode mistral --config_format mistral --load_format mistral --tool-call-parser mistral "
+            "--max_model_len 4096 --served_model_name=x --limit-mm-per-prompt {}",
+            {"load_format": "auto", "max_model_len": 4096, "served_model_name": "x"},
+        ),
     ],
 )
 def test_a_command_line_of_another_server_sets_our_options(line: str, options: dict[str, object]) -> None:
@@ -114,3 +119,21 @@ def test_a_command_line_of_another_server_sets_our_options(line: str, options: d
     given = {name: value for name, value in context.params.items() if value is not None}
     assert given.pop("checkpoint", "m") == "m"
     assert given == options
+
+
+@pytest.mark.parametrize(
+    ("flags", "what_counts"),
+    [
+        ("--rope-scaling yarn", "GGUF file"),
+        ("--rope-scale 4", "GGUF file"),
+        ("--yarn-orig-ctx 32768", "GGUF file"),
+        ("--rope-theta 1e6", "GGUF file"),
+        ("--hf-overrides {}", "GGUF file"),
+        ("--reasoning-budget 0", "enable_thinking"),
+        ("--tokenizer-mode slow", "leave it out"),
+        ("--config-format hf_raw", "leave it out"),
+    ],
+)
+def test_an_answer_says_what_counts_instead(flags: str, what_counts: str) -> None:
+    with pytest.raises(click.UsageError, match=what_counts):
+        serve.make_context("serve", ["m", *flags.split()])

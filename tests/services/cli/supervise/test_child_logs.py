@@ -60,6 +60,13 @@ def test_until_ready_people_see_stages_and_what_needs_attention():
     assert stream[1:] == ["engine: Segmentation fault"]
 
 
+def test_a_gateway_that_waits_for_an_engine_needs_no_attention_until_ready():
+    waiting = record("no processor serves yet", "warning")
+    assert shown(waiting) == ([], [])
+    _, (line,) = shown("READY", waiting)
+    assert "no processor serves yet" in line
+
+
 def test_an_engine_that_begins_to_serve_says_which_model_clients_see():
     out, _ = shown(record("serving", address="unix:e", model_digest="b29a"))
     assert out == ["  engine: serving model_digest b29a"]

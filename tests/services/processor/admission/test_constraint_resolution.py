@@ -329,6 +329,18 @@ def test_calls_that_cannot_be_demanded_are_refused_by_name(fields: dict[str, Any
 # Parsing
 
 
+@pytest.mark.parametrize(("prompt", "after"), [("<think>", True), ("<think>.</think>", False), ("", True)])
+def test_a_form_does_not_follow_reasoning_that_the_prompt_has_ended(prompt: str, after: bool) -> None:
+    asked = chat(template_args_json=json.dumps({"opening": prompt}))
+    first = take(chat=asked, output={"parse": {}}, constraint={"choice": {"texts": ["yes"]}})
+    assert first.admitted.constraint.after_reasoning is after
+    assert_resumes(first)
+    asked = chat(ADD, choice={"mode": "MODE_REQUIRED"}, template_args_json=json.dumps({"opening": prompt}))
+    assert take(chat=asked, output={"parse": {}}).admitted.constraint.after_reasoning is after
+    given = {"choice": {"texts": ["yes"]}, "after_reasoning": True}
+    assert take(chat=asked | {"tool_choice": None}, output={"parse": {}}, constraint=given)
+
+
 def test_every_field_of_parse_is_resolved_and_reasoning_may_begin_in_the_prompt() -> None:
     parse = take(chat=chat(template_args_json='{"opening": "<think>"}'), output={"parse": {}}).admitted.output.parse
     assert (parse.tool_calls, parse.reasoning, parse.begins_in_reasoning) == ("hermes", "think", True)

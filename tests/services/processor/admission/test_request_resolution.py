@@ -423,6 +423,14 @@ def test_unknown_capabilities_of_a_later_engine_are_not_offered() -> None:
     assert refused.value.status.reason is Reason.CAPABILITY_MISSING
 
 
+def test_a_chat_without_a_template_is_told_so_and_not_which_capabilities_are_missing() -> None:
+    model = replace(served_model(), chat=ChatTemplates({}))
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="ab")])
+    request = inference_pb2.GenerateRequest(chat=chat, requires=["tools"])
+    with pytest.raises(Refused, match=r"^chat: the model has no chat template .*--chat-template FILE"):
+        resolve_request(request, model, "", ME)
+
+
 def test_a_message_has_room_for_every_choice_that_goes_on() -> None:
     """From the end of a context, with the largest ids."""
     limits = ModelLimits("m", vocab_size=1 << 18, max_model_len=1 << 15, max_logprobs=20)

@@ -42,8 +42,8 @@ class Constraint(google.protobuf.message.Message):
     values, and no other.
     """
     after_reasoning: builtins.bool
-    """The form begins where the model's reasoning ends, which parse.reasoning says. Default: true if that names a format;
-    in a Submit false.
+    """The form begins where the model's reasoning ends, which parse.reasoning says. Default: true if that names a format
+    and the prompt has not ended the reasoning; in a Submit false.
     """
     @property
     def choice(self) -> global___ChoiceOfTexts:
