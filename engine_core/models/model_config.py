@@ -21,8 +21,9 @@ from engine_core.weights.experts import ExpertsShape
 
 _MOST, MOST_LAYERS = 2**24, 4096
 """Upper limits of any size, and of layers."""
-_MOST_EXPERTS = 4096
+MOST_EXPERTS = 4096
 """The most experts of a layer; each has its own tensors."""
+_MOST_EXPERTS_IN_ALL = 2**17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,11 +317,21 @@ def read_experts(
     top_k: str = "num_experts_per_tok",
 ) -> ExpertsShape:
     """Read the experts of ``config``; the last three arguments name its fields. Raises ``CheckpointError``."""
-    count, chosen = positive(config, num_experts, _MOST_EXPERTS), positive(config, top_k)
+    count, chosen = positive(config, num_experts, MOST_EXPERTS), positive(config, top_k)
     if chosen > count:
         raise CheckpointError(f"{top_k}={chosen} is not usable: expected at most {num_experts}={count}")
+    check_number_of_experts(count, fields["num_layers"])
     size = positive(config, intermediate_size)
     return ExpertsShape(count, chosen, fields["hidden_size"], size, fields["activation"])
+
+
+def check_number_of_experts(count: int, num_layers: int) -> None:
+    """Raise ``CheckpointError`` for more than could be: each has tensors, which are named before any is read."""
+    if count > MOST_EXPERTS or count * num_layers > _MOST_EXPERTS_IN_ALL:
+        raise CheckpointError(
+            f"{count} experts in each of {num_layers} layers are too many: expected at most {MOST_EXPERTS} in a layer "
+            f"and {_MOST_EXPERTS_IN_ALL} in all"
+        )
 
 
 def sparse_layers(config: PretrainedConfig, num_layers: int) -> tuple[bool, ...]:

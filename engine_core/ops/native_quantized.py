@@ -14,9 +14,14 @@ from engine_core.ops.native_linear import PackedLinear
 from engine_core.ops.native_packing import PANEL, TILE
 from engine_core.weights.quantized_weight import Offset, QuantFormat, QuantizedWeight
 
+_ROUNDED_TOGETHER = 128
+"""Inputs in 8 bits that share a scale, as in cpu/quantized/int8_activations.h."""
+
 
 def keeps(kept: QuantFormat, inputs: int) -> bool:
     """Whether the kernels can compute with a weight of this format and ``inputs``."""
+    if kept.outer_size is not None and kept.group_size >= inputs and inputs % _ROUNDED_TOGETHER:
+        return False  # rounded inputs have a scale for each block, and the kernels want whole ones in an outer group
     return inputs % PANEL == 0 and (kept.group_size % PANEL == 0 or kept.group_size >= inputs)
 
 

@@ -345,6 +345,8 @@ def tokenize(request: inference_pb2.TokenizeRequest, model: ServedModel) -> infe
 def detokenize(request: inference_pb2.DetokenizeRequest, model: ServedModel) -> inference_pb2.DetokenizeResponse:
     """The text of ids, decoded as a whole. Raises ``Refused``."""
     check_model(request.model, model.limits)
+    if model.tokenizer.is_empty and not request.pieces:  # the pieces of ids that have none are empty
+        raise refuse("token_ids", NEEDS_TOKENIZER)
     limits = model.limits
     if len(request.token_ids) > limits.max_model_len:
         problem = f"{len(request.token_ids)} ids: expected at most {limits.max_model_len}, the model's context"

@@ -36,6 +36,7 @@ from engine_core.models.fallback.modules import (
     RemainingTensors,
     replaced,
 )
+from engine_core.models.model_config import check_number_of_experts
 from engine_core.weights.features import Features
 
 _MIXING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._NormBase, nn.MultiheadAttention)
@@ -148,6 +149,8 @@ class _Builder:
         self._module = module
         self._parts = parts
         self._places = {id(each): name for name, each in module.named_modules()}
+        self._mixtures = 0
+        """Layers whose experts have been put in place."""
         self._experts = {name: each for name, each in module.named_modules() if is_experts(each)}
         blocks = [module.get_submodule(name.rpartition(".")[0]) for name in self._experts]
         self._routers = {self._places[id(router)] for block in blocks for router in routers_of(block)}
@@ -218,6 +221,8 @@ class _Builder:
     def _put_in_experts(self, name: str, experts: nn.Module) -> None:
         block = self._module.get_submodule(name.rpartition(".")[0])
         shape, tensors = shape_of_experts(name, experts, block), layout_of_experts(self._module, name)
+        self._mixtures += 1
+        check_number_of_experts(shape.num_experts, self._mixtures)
         part = self._parts.routed_experts(shape, tensors)
         self.names |= {f"{name}.{stored}": stored for stored in part.tensors()}
         self._put(name, Experts(part, self._parts.backend.padded(shape.hidden_size)))

@@ -16,6 +16,7 @@ from transformers.integrations import moe
 from engine_core.errors import UnsupportedModelError
 from engine_core.layers.fused_moe import RoutedExperts
 from engine_core.models.fallback.modules import ACTIVATIONS, widened
+from engine_core.models.model_config import check_number_of_experts
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.weights.expert_tensors import SeparateExperts
 from engine_core.weights.experts import ExpertsShape
@@ -117,6 +118,7 @@ def shape_of_experts(place: str, experts: nn.Module, block: nn.Module) -> Expert
     if len(chosen) != 1:
         raise UnsupportedModelError(f"{place} have {len(chosen)} routers with a top_k: expected one")
     count, hidden, inner = experts.get_parameter("down_proj").shape
+    check_number_of_experts(count, 1)
     return ExpertsShape(count, chosen.pop(), hidden, inner, activation)
 
 

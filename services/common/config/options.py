@@ -142,6 +142,8 @@ class Setting:
                 raise ValueError
             return text.lower() in _TRUE
         if self.kind is tuple:
+            if self.secret and not text.strip():  # as of a variable that is not set, which would open the service
+                raise ValueError
             return tuple(item.strip() for item in text.split(",") if item.strip())
         if self.unit == "bytes":
             match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)

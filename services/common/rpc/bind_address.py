@@ -36,8 +36,8 @@ def _check_port(settings: ServerSettings, flag: str) -> None:
     host, port = settings.host, settings.port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
-        raise FatalError(f"host {host!r} is not known: choose an interface of this machine with --host") from None
+    except (OSError, UnicodeError):  # the latter for a label that is too long, or no name at all
+        raise FatalError(f"host {host[:100]!r} is not known: choose an interface of this machine with --host") from None
     errors = [_bind_error(family, address, shared=settings.share_port) for family, _, _, _, address in found]
     if any(error is not None and error.errno == errno.EADDRINUSE for error in errors):
         raise FatalError(f"port {port} is in use: choose another with {flag}")

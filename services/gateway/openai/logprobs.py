@@ -33,7 +33,7 @@ def ids_in(token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """Names tokens by their text, or as ``token_id:…``."""
+    """Names tokens by their text, or as ``token_id:…``, also where they have none: without a tokenizer."""
 
     texts: TokenTexts
     as_ids: bool = False
@@ -45,7 +45,8 @@ class TokenNames:
         await self.texts.load(ids_in(token_ids, logprobs))
 
     def __getitem__(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self.as_ids else self.texts.name(token_id)
+        name = "" if self.as_ids else self.texts.name(token_id)
+        return name or f"token_id:{token_id}"
 
     def written(self, token_id: int) -> tuple[bytes, bytes]:
         """The bytes before and after a token's log probability in chats."""

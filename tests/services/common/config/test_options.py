@@ -16,6 +16,7 @@ from services.common.config.options import (
     option,
     settings_of,
 )
+from services.common.config.security_settings import ClientAuthSettings
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,15 @@ def test_the_engines_options_are_the_same_kind_of_thing():
             by_name[name].parse(text)
         with pytest.raises(ConfigError):
             build(EngineConfig(), {name: by_name[name].kind(text) if text != "random" else text})
+
+
+def test_an_empty_list_of_secrets_is_no_value() -> None:
+    """As of a shell's variable that is not set: the service would be open to all."""
+    by_name = {setting.name: setting for setting in settings_of(ClientAuthSettings())}
+    for text in ("", " "):
+        with pytest.raises(SettingError):
+            by_name["api_key"].parse(text)
+    assert by_name["auth_jwt_algorithms"].parse("RS256, ES256") == ("RS256", "ES256")
 
 
 def test_options_that_differ_from_their_defaults_are_shown_but_for_secrets():

@@ -11,6 +11,12 @@ from services.gateway.openai.logprobs import CompletionLogprobs, TokenNames
 from services.gateway.token_texts import TokenTexts
 
 
+def test_tokens_without_text_are_named_by_their_ids() -> None:
+    """Of a model without a tokenizer, none has any: alternatives of one name would be lost."""
+    names = TokenNames(TokenTexts(cast(Any, None), "m", {5: b"", 6: b"", 7: b"a"}, 1))
+    assert [names[token_id] for token_id in (5, 6, 7)] == ["token_id:5", "token_id:6", "a"]
+
+
 @pytest.mark.parametrize(
     ("pieces", "text", "offsets"),
     [

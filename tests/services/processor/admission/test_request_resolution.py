@@ -17,6 +17,7 @@ from services.processor.admission.prompt_resolution import prompt_ids, render_ch
 from services.processor.admission.request_resolution import _bad_words, cache_salt, resolve_request
 from services.processor.admission.validation import MAX_PROBLEM_LENGTH, ModelLimits
 from services.processor.request import ResolvedRequest
+from services.processor.service import detokenize
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
 from services.ring.limits import MAX_CHOICES
@@ -85,6 +86,11 @@ def test_a_model_without_a_tokenizer_takes_token_ids_alone() -> None:
         with pytest.raises(Refused) as refused:
             resolve_request(inference_pb2.GenerateRequest(**request), alone, "", ME)
         assert refused.value.status.message.startswith(f"{field}: needs a tokenizer"), field
+    asked = inference_pb2.DetokenizeRequest(token_ids=[5, 6])
+    with pytest.raises(Refused, match="token_ids: needs a tokenizer"):
+        detokenize(asked, alone)
+    asked.pieces = True
+    assert len(detokenize(asked, alone).pieces) == 2
 
 
 # Defaults
