@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from text_core.parsing.parts import PartWriter, call_id
+from text_core.parsing.parts import KnownTools, PartWriter, call_id
 from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import TextParser
 from text_core.parsing.tool_grammar import Marker, ToolSpec
@@ -25,8 +25,8 @@ class MakeGrammar(Protocol):
 class ToolFormat:
     """How a model writes calls of tools."""
 
-    parser: Callable[[PartWriter, Set[str]], TextParser]
-    """Makes a parser of content and calls, from the names of the tools."""
+    parser: Callable[[PartWriter, KnownTools], TextParser]
+    """Makes a parser of content and calls."""
     markers: tuple[str, ...]
     """Markers, which may be special tokens."""
     is_in: Callable[[str], bool]
@@ -35,6 +35,8 @@ class ToolFormat:
     """Makes the grammar of an answer with calls."""
     needs_names: bool = False
     """Calls may begin without a marker: whether text is a call depends on the names of the tools."""
+    writes_text: bool = False
+    """Arguments are written as text: what is JSON of another type depends on the tools' schemas."""
     grammar_has_reasoning: bool = False
     """Whether ``grammar`` covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
     begins_like_json: bool = False

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from text_core.parsing import deepseek, harmony, hermes, llama3_json, mistral, pythonic, think
+from text_core.parsing.argument_types import ArgumentTypes
 from text_core.parsing.format import ReasoningFormat, ToolFormat
-from text_core.parsing.parts import ParseOptions, PartWriter, call_id
+from text_core.parsing.parts import KnownTools, ParseOptions, PartWriter, call_id
 from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import Plain, TextParser
 
@@ -52,8 +53,12 @@ def has_ended_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
 def make_parser(options: ParseOptions, writer: PartWriter, meter: ReasoningMeter) -> TextParser:
     """A parser of one choice; raises ``ValueError`` for an unknown format."""
     tools, reasoning = _formats(options)
-    answer: TextParser = Plain(writer) if tools is None else tools.parser(writer, frozenset(options.tool_names))
+    answer: TextParser = Plain(writer) if tools is None else tools.parser(writer, _known(options))
     return answer if reasoning is None else reasoning.parser(writer, answer, meter, options.begins_in_reasoning)
+
+
+def _known(options: ParseOptions) -> KnownTools:
+    return KnownTools(frozenset(options.tool_names), ArgumentTypes(options.argument_types))
 
 
 def marker_texts(options: ParseOptions) -> tuple[str, ...]:

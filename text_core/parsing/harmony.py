@@ -15,7 +15,7 @@ from text_core.grammar.lark import FREE_TEXT, literal, until
 from text_core.parsing.format import ReasoningFormat, ToolFormat
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
 from text_core.parsing.marks import mark, marker_text
-from text_core.parsing.parts import PartWriter
+from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import MAX_NAME, MAX_SPACE, Plain, Reading, TextParser, search_for
 from text_core.parsing.tool_grammar import Marker, ToolSpec, argument_rules
@@ -69,7 +69,7 @@ class HarmonyParser(JsonCallParser):
         self._calls = calls
         self._reasoning = reasoning
         self._in_reasoning = False
-        super().__init__(writer, frozenset())
+        super().__init__(writer, KnownTools())
 
     def finish(self) -> None:
         super().finish()

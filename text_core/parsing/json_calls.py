@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 from typing import Protocol
 
 from text_core.parsing.json_scanner import JsonScanner
-from text_core.parsing.parts import PartWriter
+from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, ReadingParser
 
 SPACE = re.compile(r"\s+")
@@ -36,8 +36,8 @@ class JsonCallParser(ReadingParser):
     A method that returns False or None found no call: its caller releases the held text.
     """
 
-    def __init__(self, writer: PartWriter, tool_names: Set[str]) -> None:
-        self._tool_names = tool_names
+    def __init__(self, writer: PartWriter, tools: KnownTools) -> None:
+        self._tool_names = tools.names
         self._in_call = False
         """Whether a call has begun whose arguments are incomplete."""
         super().__init__(writer)

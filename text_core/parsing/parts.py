@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from string import ascii_letters, digits
 
+from text_core.parsing.argument_types import ArgumentType, ArgumentTypes
 from text_core.parsing.content_tokens import ContentTokens
 from text_core.parsing.marks import marker_text, unmarked_runs, without_marks
 
@@ -48,6 +49,16 @@ Part = Content | Reasoning | ToolCallPiece
 
 
 @dataclass(frozen=True, slots=True)
+class KnownTools:
+    """What a parser is told of the tools."""
+
+    names: frozenset[str] = frozenset()
+    """Tools that may be called, for formats that need the names."""
+    types: ArgumentTypes = field(default_factory=ArgumentTypes)
+    """For formats that write arguments as text."""
+
+
+@dataclass(frozen=True, slots=True)
 class ParseOptions:
     """How an answer is divided into parts; the same for all choices of a request."""
 
@@ -59,6 +70,8 @@ class ParseOptions:
     """The prompt has opened the reasoning."""
     tool_names: tuple[str, ...] = ()
     """Tools that may be called. Text like an unmarked call of another tool is content."""
+    argument_types: tuple[ArgumentType, ...] = ()
+    """Of the tools' arguments, for formats that write them as text."""
     call_id_seed: bytes = b""
     """Call ids derive from this seed, the choice and the call's number."""
     content_tokens: bool = False

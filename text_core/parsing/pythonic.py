@@ -9,32 +9,18 @@ import json
 import re
 from collections.abc import Sequence, Set
 
-from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
 from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import literal
+from text_core.parsing.described_arguments import described_arguments
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
 from text_core.parsing.python_scanner import ArgumentsScanner
 from text_core.parsing.text_parser import MAX_NAME, MAX_SPACE, Reading, search_for
-from text_core.parsing.tool_grammar import Marker, ToolSpec, object_schema, regex_text, unmarked
+from text_core.parsing.tool_grammar import Marker, ToolSpec, regex_text, unmarked
 
 _START, _END = MARKERS = ("<|python_start|>", "<|python_end|>")
 _SEARCH = search_for(_START)
 _NAME = re.compile(r"[\w.-]+")
-_DEFINITIONS = ("$defs", "definitions")
-_KEYWORDS = frozenset(
-    (
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        *_DEFINITIONS,
-        "title",
-        "description",
-        "$schema",
-    )
-)
-"""Supported keywords of a tool's parameters: enforceable argument by argument, or without effect."""
 
 
 class PythonicParser(JsonCallParser):
@@ -103,46 +89,20 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
 
 def _arguments(tool: ToolSpec, index: int) -> list[str]:
     """Rules of a tool's arguments, in the order of its properties; optional ones may be left out."""
-    field = f"tools[{index}].parameters_json"
-    schema = object_schema(tool, index)
-    checked_schema(json.dumps(schema), field=field)  # the code below relies on a valid schema
-    if unknown := sorted(set(schema) - _KEYWORDS):
-        raise ConstraintError(field, f"{unknown[0]}: is not supported in the format pythonic")
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
-    referring = {name for name, value in properties.items() if _refers(value, field)}
-    _refers(list(definitions.values()), field)
-    if (size := len(json.dumps(definitions)) * len(referring)) > MAX_TEXT_BYTES:
-        problem = f"$defs: {size} bytes with a copy for each of {len(referring)} properties, which the format pythonic"
-        raise ConstraintError(field, f"{problem} needs: expected at most {MAX_TEXT_BYTES}")
-    rules, count = [], len(properties)
-    for number, (name, value) in enumerate(properties.items()):
-        if not name.isidentifier():
-            raise ConstraintError(field, f"{name!r}: expected a name that Python allows")
-        own = {**value, **definitions} if name in referring else value
-        rules.append(f"value_{index}_{number}: %json {checked_schema(json.dumps(own), field=field)}")
-        here = f"{literal(name + '=')} value_{index}_{number} more_{index}_{number + 1}"
-        skip = name not in required
-        rules.append(f"first_{index}_{number}: {here}" + (f" | first_{index}_{number + 1}" if skip else ""))
-        rules.append(f'more_{index}_{number}: ", " {here}' + (f" | more_{index}_{number + 1}" if skip else ""))
-    if missing := sorted(set(required) - set(properties)):
-        raise ConstraintError(field, f"required: {missing[0]!r} is not a property")
+    arguments = described_arguments(
+        tool, index, "pythonic", allowed=str.isidentifier, expected="a name that Python allows"
+    )
+    rules = []
+    for number, each in enumerate(arguments):
+        schema = checked_schema(json.dumps(each.schema), field=f"tools[{index}].parameters_json")
+        rules.append(f"value_{index}_{number}: %json {schema}")
+        here = f"{literal(each.name + '=')} value_{index}_{number} more_{index}_{number + 1}"
+        first, more = f"first_{index}_{number}: {here}", f'more_{index}_{number}: ", " {here}'
+        if not each.required:
+            first, more = f"{first} | first_{index}_{number + 1}", f"{more} | more_{index}_{number + 1}"
+        rules += [first, more]
+    count = len(arguments)
     return [*rules, f"first_{index}_{count}: ", f"more_{index}_{count}: ", f"arguments_{index}: first_{index}_0"]
-
-
-def _refers(schema: object, field: str) -> bool:
-    """Whether a schema contains references; raises if one is not to a definition, as nothing else is copied."""
-    found, stack = False, [schema]
-    while stack:
-        part = stack.pop()
-        stack += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        reference = part.get("$ref") if isinstance(part, dict) else None
-        if isinstance(reference, str):
-            found = True
-            if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
-                problem = f"$ref: {reference[:80]!r} is not supported in the format pythonic: expected #/$defs/…"
-                raise ConstraintError(field, problem)
-    return found
 
 
 TOOL_FORMAT = ToolFormat(PythonicParser, MARKERS, is_in, grammar, needs_names=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from text_core.parsing.marks import mark, marker_text
@@ -52,9 +52,14 @@ def search_for(*markers: str, before: str = r"\s") -> re.Pattern[str]:
 
     It includes the white space before the marker, of the class ``before``. It also finds marks of special tokens.
     """
-    space = f"{before}{{0,{MAX_SPACE}}}+" if before else ""
-    full = "|".join(map(re.escape, [mark(marker) for marker in markers] + list(markers)))
-    begun = "|".join(_begun(marker) for marker in markers)
+    return search_for_texts([*map(mark, markers), *markers], before=before)
+
+
+def search_for_texts(texts: Sequence[str], *, before: str = r"\s", most: int = MAX_SPACE) -> re.Pattern[str]:
+    """Like ``search_for``, of exactly these ``texts``, with at most ``most`` characters of white space."""
+    space = f"{before}{{0,{most}}}+" if before else ""
+    full = "|".join(map(re.escape, texts))
+    begun = "|".join(_begun(text) for text in texts if len(text) > 1)
     return re.compile(rf"{space}(?:(?P<full>{full})|(?:{begun})?\Z)")
 
 

@@ -1,0 +1,190 @@
+"""The JSON types of tools' arguments, for formats that write values as plain text, where ``5`` may be a number or not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from text_core.parsing.json_scanner import JsonScanner
+from text_core.parsing.python_scanner import ArgumentsScanner
+
+
+class JsonType(IntEnum):
+    """The types of JSON Schema; numbers are those of ``ringline.types.v1.JsonType``."""
+
+    STRING = 1
+    NUMBER = 2
+    INTEGER = 3
+    BOOLEAN = 4
+    OBJECT = 5
+    ARRAY = 6
+    NULL = 7
+
+
+Types = frozenset[JsonType]
+
+ALL: Types = frozenset(JsonType)
+TEXT: Types = frozenset({JsonType.STRING})
+_NAMES = {each.name.lower(): each for each in JsonType}
+_BEGINNINGS = {"{": JsonType.OBJECT, "[": JsonType.ARRAY, "t": JsonType.BOOLEAN, "f": JsonType.BOOLEAN}
+_BEGINNINGS |= {"n": JsonType.NULL, '"': JsonType.STRING}
+_MAX_SCHEMAS = 1_000
+"""Schemas of one tool that are read, each as often as it is referred to; the rest may be of any type."""
+_MAX_DEPTH = 32
+"""Maximum depth of schemas that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentType:
+    """The types of one argument."""
+
+    name: str
+    """Empty: every argument that the tool does not describe."""
+    types: Types
+    tools: tuple[str, ...] = ()
+    """Names of the tools that have it; empty: all."""
+
+
+class ArgumentTypes:
+    """The types by tool and argument; an argument that is not listed is text."""
+
+    def __init__(self, listed: Iterable[ArgumentType] = ()) -> None:
+        self._types = {(tool, each.name): each.types for each in listed for tool in each.tools or ("",)}
+
+    def of(self, tool: str, name: str) -> Types:
+        for key in ((tool, name), ("", name), (tool, ""), ("", "")):
+            if (types := self._types.get(key)) is not None:
+                return types
+        return TEXT
+
+
+def listed_types(tools: Mapping[str, Mapping[str, Any]]) -> list[ArgumentType]:
+    """The types of all arguments that are not just text, from each tool's JSON Schema by its name.
+
+    A name that means the same in all tools that describe it is listed once.
+    """
+    described: defaultdict[str, defaultdict[Types, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for tool, schema in tools.items():
+        for name, types in _described(schema):
+            described[name][types].append(tool)
+    open_tools = {tool for names in described[""].values() for tool in names}
+    listed = []
+    for name, by_types in described.items():
+        for types, names in by_types.items():
+            if types != TEXT or not open_tools.isdisjoint(names):
+                for_all = bool(name) and len(by_types) == 1
+                listed.append(ArgumentType(name, types, () if for_all else tuple(names)))
+    return listed
+
+
+def _described(schema: Mapping[str, Any]) -> Iterator[tuple[str, Types]]:
+    """The arguments of a tool and their types, with what others may have under the empty name."""
+    reader = TypeReader(schema)
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    for name, own in properties.items():
+        yield name, reader.types(own)
+    others = schema.get("additionalProperties", not properties)
+    if others is not False and (types := reader.types(others)) != TEXT:
+        yield "", types
+
+
+class TypeReader:
+    """Finds the types that a schema allows, within the bounds of one tool."""
+
+    def __init__(self, root: Any) -> None:
+        """``root``: the schema in which references are looked up."""
+        self._root = root
+        self._left = _MAX_SCHEMAS
+
+    def types(self, schema: Any, depth: int = 0) -> Types:
+        """Types that ``schema`` may allow; all, if it says nothing of them."""
+        self._left -= 1
+        if self._left < 0 or depth > _MAX_DEPTH or not isinstance(schema, Mapping):
+            return ALL
+        found = ALL
+        if "const" in schema:
+            found &= {type_of(schema["const"])}
+        if isinstance(values := schema.get("enum"), list):
+            found &= {type_of(each) for each in values[:_MAX_SCHEMAS]}
+        if (named := schema.get("type")) is not None:
+            names = named if isinstance(named, list) else [named]
+            allowed = {_NAMES[each] for each in names if isinstance(each, str) and each in _NAMES}
+            if schema.get("nullable") is True:
+                allowed.add(JsonType.NULL)
+            found &= _with_integers(allowed) if allowed else ALL
+        if isinstance(reference := schema.get("$ref"), str):
+            found &= self.types(self.target(reference), depth + 1)
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if isinstance(branches := schema.get(keyword), list) and branches:
+                each = [self.types(branch, depth + 1) for branch in branches[:_MAX_SCHEMAS]]
+                found = found.intersection(*each) if keyword == "allOf" else found & each[0].union(*each)
+        return found or ALL
+
+    def target(self, reference: str) -> Any:
+        """The schema at ``#/…``; None if there is none."""
+        found = self._root
+        for token in reference.removeprefix("#").split("/")[1:]:
+            key = token.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, Mapping) or key not in found:
+                return None
+            found = found[key]
+        return found
+
+
+def _with_integers(types: set[JsonType]) -> Types:
+    return frozenset(types | {JsonType.INTEGER} if JsonType.NUMBER in types else types)
+
+
+def type_of(value: Any) -> JsonType:
+    """The type of a JSON value."""
+    match value:
+        case str():
+            return JsonType.STRING
+        case bool():
+            return JsonType.BOOLEAN
+        case int():
+            return JsonType.INTEGER
+        case float():
+            return JsonType.NUMBER
+        case None:
+            return JsonType.NULL
+        case list():
+            return JsonType.ARRAY
+    return JsonType.OBJECT
+
+
+def json_of(text: str, types: Types) -> str | None:
+    """The JSON that ``text`` stands for as an argument of ``types``; None if it is just text.
+
+    Where text is allowed, only JSON of another allowed type is more than that; elsewhere Python's literals are read, too:
+    templates print them.
+    """
+    stripped = text.strip()
+    if JsonType.STRING in types:
+        scanned = _scanned(stripped)
+        return scanned if scanned is not None and _written_type(scanned) & (types - TEXT) else None
+    return _scanned(stripped) or _from_python(stripped)
+
+
+def _written_type(text: str) -> Types:
+    if (found := _BEGINNINGS.get(text[0])) is not None:
+        return frozenset({found})
+    is_whole = not set(".eE") & set(text)
+    return frozenset({JsonType.NUMBER, JsonType.INTEGER} if is_whole else {JsonType.NUMBER})
+
+
+def _scanned(text: str) -> str | None:
+    scanner = JsonScanner()
+    end, scanned = scanner.feed(text + " ", 0)
+    return scanned.strip() if text and scanner.done and end >= len(text) else None
+
+
+def _from_python(text: str) -> str | None:
+    """The JSON of one literal of Python."""
+    scanner = ArgumentsScanner()
+    end, scanned = scanner.feed(f"v={text})", 0)
+    return _scanned(scanned.removeprefix('{"v": ').removesuffix("}")) if scanner.done and end == len(text) + 3 else None

@@ -1,0 +1,74 @@
+"""The arguments of a strict tool one by one, for formats in which a call's arguments are no single JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
+from text_core.grammar.json_schema import checked_schema
+from text_core.parsing.tool_grammar import ToolSpec, object_schema
+
+_DEFINITIONS = ("$defs", "definitions")
+_KEYWORDS = frozenset(
+    ("type", "properties", "required", "additionalProperties", *_DEFINITIONS, "title", "description", "$schema")
+)
+"""Supported keywords of a tool's parameters: enforceable argument by argument, or without effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedArgument:
+    """One argument of a tool."""
+
+    name: str
+    schema: Any
+    """With the definitions that it refers to."""
+    required: bool
+
+
+def described_arguments(
+    tool: ToolSpec, index: int, format_name: str, *, allowed: Callable[[str], bool], expected: str
+) -> list[DescribedArgument]:
+    """The arguments of tool number ``index``, in the order of its properties.
+
+    ``allowed``: whether the format can write a name; ``expected``: which names those are. Raises ``ConstraintError`` for
+    an invalid schema, and for one that says more than can be enforced argument by argument.
+    """
+    field = f"tools[{index}].parameters_json"
+    schema = object_schema(tool, index)
+    checked_schema(json.dumps(schema), field=field)  # the code below relies on a valid schema
+    if unknown := sorted(set(schema) - _KEYWORDS):
+        raise ConstraintError(field, f"{unknown[0]}: is not supported in the format {format_name}")
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    required = schema.get("required", [])
+    if missing := sorted(set(required) - set(properties)):
+        raise ConstraintError(field, f"required: {missing[0]!r} is not a property")
+    if wrong := next((name for name in properties if not allowed(name)), None):
+        raise ConstraintError(field, f"{wrong!r}: expected {expected}")
+    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    referring = {name for name, value in properties.items() if _refers(value, field, format_name)}
+    _refers(list(definitions.values()), field, format_name)
+    if (size := len(json.dumps(definitions)) * len(referring)) > MAX_TEXT_BYTES:
+        problem = f"$defs: {size} bytes with a copy for each of {len(referring)} properties, which the format"
+        raise ConstraintError(field, f"{problem} {format_name} needs: expected at most {MAX_TEXT_BYTES}")
+    return [
+        DescribedArgument(name, {**value, **definitions} if name in referring else value, name in required)
+        for name, value in properties.items()
+    ]
+
+
+def _refers(schema: object, field: str, format_name: str) -> bool:
+    """Whether a schema contains references; raises if one is not to a definition, as nothing else is copied."""
+    found, stack = False, [schema]
+    while stack:
+        part = stack.pop()
+        stack += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        reference = part.get("$ref") if isinstance(part, dict) else None
+        if isinstance(reference, str):
+            found = True
+            if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
+                problem = f"$ref: {reference[:80]!r} is not supported in the format {format_name}: expected #/$defs/…"
+                raise ConstraintError(field, problem)
+    return found

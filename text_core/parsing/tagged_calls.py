@@ -1,0 +1,304 @@
+"""Calls whose arguments stand between tags, each value as text: the parser of all such formats, and their grammar.
+
+Values that may be numbers, objects and the like become JSON by the tool's schema (``argument_types``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from text_core.grammar.lark import literal
+from text_core.parsing.argument_types import TEXT, ArgumentTypes, JsonType, Types, json_of
+from text_core.parsing.described_arguments import described_arguments
+from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
+from text_core.parsing.json_scanner import JsonScanner
+from text_core.parsing.marks import mark, marker_text
+from text_core.parsing.parts import KnownTools, PartWriter
+from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, search_for_texts
+from text_core.parsing.text_values import ValueEnd, free_value, value_rules
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
+
+_LINE = r'"\n"?'
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The texts around calls, names, keys and values."""
+
+    begin: tuple[str, ...]
+    """What begins one or more calls; a model writes the first."""
+    end: tuple[str, ...]
+    """What ends them, in the same order."""
+    name: tuple[str, str]
+    """Around a tool's name; empty texts where ``begin`` and the next tag are."""
+    call_end: str
+    """Empty: ``end`` ends the call, too."""
+    key: tuple[str, str]
+    """Around an argument's name."""
+    value: tuple[tuple[str, Types | None], ...]
+    """What begins a value, and the types of what it begins; None: those of the schema."""
+    value_end: str
+    markers: tuple[str, ...]
+    """Texts, or parts of them, that may be special tokens."""
+    in_lines: bool = False
+    """Whether a line break at either end of a value is not of the value."""
+    several: bool = False
+    """Whether further calls stand within the same ``begin`` and ``end``."""
+
+    def spelled(self, *texts: str) -> list[str]:
+        """``texts`` as they are, and with marks in place of markers."""
+        return list(dict.fromkeys((*texts, *map(self._marked, texts))))
+
+    def _marked(self, text: str) -> str:
+        for marker in self.markers:
+            text = text.replace(marker, mark(marker))
+        return text
+
+    @cached_property
+    def begins(self) -> re.Pattern[str]:
+        """Finds a ``begin``."""
+        return search_for_texts(self.spelled(*self.begin))
+
+    @cached_property
+    def value_ends(self) -> re.Pattern[str]:
+        """Finds ``value_end``, with the line break before it that is not of the value."""
+        return search_for_texts(self.spelled(self.value_end), before=r"\n" if self.in_lines else "", most=1)
+
+    @cached_property
+    def names(self) -> re.Pattern[str]:
+        """Matches characters of a tool's name."""
+        return re.compile("[^\\s<>\"\ud800-\udfff]+")
+
+    @cached_property
+    def keys(self) -> re.Pattern[str]:
+        """Matches characters of an argument's name."""
+        return re.compile(f"[^\\n{re.escape(self.key[1][0])}\ud800-\udfff]+")
+
+
+class TaggedCallParser(JsonCallParser):
+    """Content, and calls between tags."""
+
+    def __init__(self, writer: PartWriter, tools: KnownTools, tags: Tags) -> None:
+        self._tags = tags
+        self._types: ArgumentTypes = tools.types
+        self._value: _Value | None = None
+        """The value that is being read, unless it is sent as it comes."""
+        super().__init__(writer, tools)
+
+    @property
+    def num_waiting(self) -> int:
+        return super().num_waiting + (0 if self._value is None else self._value.num_held)
+
+    def _read(self) -> Reading[None]:
+        while (yield from self._read_until(self._tags.begins, self._send_content)) is not None:
+            yield from self._read_run(SPACE)
+            if not (yield from self._read_tagged_call()):
+                self._release()
+                continue
+            yield from self._read_run(SPACE)
+            while self._tags.several and (yield from self._follows(self._tags.name[0])):
+                if not (yield from self._read_tagged_call()):
+                    break
+                yield from self._read_run(SPACE)
+            if self._in_call:  # a later call broke off
+                self._release()
+                continue
+            yield from self._read_closing_of(*self._tags.end)
+            yield from self._read_run(SPACE)
+            self._drop()
+
+    def _read_tagged_call(self) -> Reading[bool]:
+        tags = self._tags
+        if not (yield from self._read_tag(tags.name[0])):
+            return False
+        name = yield from self._read_run(tags.names, MAX_NAME)
+        if not is_name(name) or not (yield from self._read_tag(tags.name[1])):
+            return False
+        if not tags.name[1]:
+            yield from self._read_run(SPACE)
+            if not (yield from self._follows(tags.key[0], *tags.end)):
+                return False
+        self._begin_call(name)
+        self._writer.arguments("{")
+        is_first = True
+        while True:
+            yield from self._read_run(SPACE)
+            if (yield from self._read_tag(tags.key[0])):
+                if not (yield from self._read_argument(name, "" if is_first else ", ")):
+                    return False
+                is_first = False
+            elif (yield from self._call_has_ended()):
+                break
+            else:
+                return False
+        self._writer.arguments("}")
+        self._in_call = False
+        self._drop()
+        return True
+
+    def _call_has_ended(self) -> Reading[bool]:
+        tags = self._tags
+        if tags.call_end and (yield from self._read_tag(tags.call_end)):
+            return True
+        return (yield from self._follows(*tags.end))
+
+    def _read_argument(self, tool: str, separator: str) -> Reading[bool]:
+        """Read the rest of an argument, from its key on."""
+        tags = self._tags
+        key = yield from self._read_run(tags.keys, MAX_NAME)
+        if not key or not (yield from self._read_tag(tags.key[1])):
+            return False
+        types: Types | None = None
+        if tags.value:
+            yield from self._read_run(SPACE)
+            own = dict(tags.value)
+            begun = yield from self._read_one(*self._tags.spelled(*own))
+            if begun is None:
+                return False
+            types = own[marker_text(begun)]
+        if tags.in_lines:
+            yield from self._read_one("\n")
+        self._drop()
+        self._writer.arguments(separator + json.dumps(key, ensure_ascii=False) + ": ")
+        self._value = _Value(self._writer.arguments, self._types.of(tool, key) if types is None else types)
+        ended = (yield from self._read_until(tags.value_ends, self._value.add)) is None
+        if not ended:
+            self._value.finish()
+        self._value = None
+        self._drop()
+        return not ended
+
+    def _read_tag(self, tag: str) -> Reading[bool]:
+        return not tag or (yield from self._read_one(*self._tags.spelled(tag))) is not None
+
+    def _follows(self, *tags: str) -> Reading[bool]:
+        """Whether one of ``tags`` comes next, which is not read; so does one that the answer's end cuts."""
+        texts = self._tags.spelled(*tags)
+        while True:
+            rest = self._text[self._at : self._at + max(map(len, texts))]
+            if any(rest.startswith(text) for text in texts):
+                return True
+            if self._ended or not any(text.startswith(rest) for text in texts):
+                return False
+            yield
+
+    def _read_closing_of(self, *tags: str) -> Reading[None]:
+        """Read a closing tag, if it comes next; also one cut by the answer's end."""
+        texts = self._tags.spelled(*tags)
+        if (yield from self._read_one(*texts)) is None and self._ended:
+            if any(text.startswith(self._text[self._at :]) for text in texts):
+                self._hold(len(self._text))
+
+
+class _Value:
+    """Turns the text of one argument into JSON, as it comes if it can only be text."""
+
+    def __init__(self, send: Callable[[str], None], types: Types) -> None:
+        self._send = send
+        self._types = types
+        self._held: list[str] = []
+        self._scanner: JsonScanner | None = None
+        """Of a value that is too long to be held, and cannot be text."""
+        self.num_held = 0
+        self._is_text = types == TEXT
+        if self._is_text:
+            send('"')
+
+    def add(self, text: str) -> None:
+        text = marker_text(text)
+        if self._is_text:
+            self._send(json.dumps(text, ensure_ascii=False)[1:-1])
+        elif self._scanner is not None:
+            self._send(self._scanner.feed(text, 0)[1])
+        else:
+            self._held.append(text)
+            self.num_held += len(text)
+            if self.num_held > MAX_HELD:
+                self._give_up_holding()
+
+    def finish(self) -> None:
+        if self._is_text:
+            self._send('"')
+        elif self._scanner is None:
+            text = "".join(self._held)
+            self._send(json_of(text, self._types) or json.dumps(text, ensure_ascii=False))
+
+    def _give_up_holding(self) -> None:
+        text = "".join(self._held)
+        self._held, self.num_held = [], 0
+        if JsonType.STRING in self._types:
+            self._is_text = True
+            self._send('"')
+        else:
+            self._scanner = JsonScanner()
+        self.add(text)
+
+
+def tagged_grammar(
+    tags: Tags, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker, format_name: str
+) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``."""
+    rules = marked(marker(tags.begin[0]), required=required, single=single or tags.several, between=_LINE)
+    more = f" ({_LINE} one)*" if tags.several and not single else ""
+    rules += [f"call: {_LINE} one{more} {_LINE} {marker(tags.end[0])}"]
+    closing = f" {_LINE} {marker(tags.call_end)}" if tags.call_end else ""
+    before, after = (f"{marker(tag)} " if tag else "" for tag in tags.name)
+    calls = []
+    values = _ValueRules(tags, marker)
+    for index, tool in enumerate(tools):
+        calls.append(f"{before}{literal(tool.name)} {after}arguments_{index}{closing}")
+        rules += values.of_tool(tool, index, format_name) if tool.strict else [f"arguments_{index}: any_argument*"]
+    any_key = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
+    rules += [f"any_argument: {values.argument(any_key, 'any_value')}", *values.rules("any_value", None, "")]
+    return "\n".join([*rules, f"one: {' | '.join(calls)}"])
+
+
+class _ValueRules:
+    """Makes the rules of arguments."""
+
+    def __init__(self, tags: Tags, marker: Marker) -> None:
+        self._tags = tags
+        self._marker = marker
+        line = "\n" if tags.in_lines else ""
+        self._end = ValueEnd(tags.value_end, marker(line + tags.value_end))
+        self._line = f"{literal(line)} " if line else ""
+
+    def of_tool(self, tool: ToolSpec, index: int, format_name: str) -> list[str]:
+        """A rule ``arguments_<index>``, and those that it refers to."""
+        rules, parts = [], []
+        field, last = f"tools[{index}].parameters_json", self._tags.key[1][0]
+        arguments = described_arguments(
+            tool,
+            index,
+            format_name,
+            allowed=lambda name: 0 < len(name) <= MAX_NAME and not set(name) & {last, "\n", "<"},
+            expected=f"a name without {last}, < and line breaks",
+        )
+        for number, each in enumerate(arguments):
+            name = f"value_{index}_{number}"
+            rules += self.rules(name, each.schema, field)
+            parts.append(f"argument_{index}_{number}" + ("" if each.required else "?"))
+            rules.append(f"argument_{index}_{number}: {self.argument(literal(each.name), name)}")
+        return [*rules, f"arguments_{index}: {' '.join(parts)}"]
+
+    def argument(self, key: str, value: str) -> str:
+        """An expression for an argument; ``key`` is one, ``value`` a rule."""
+        before, after = map(self._marker, self._tags.key)
+        return f"{_LINE} {before} {key} {after} {value}"
+
+    def rules(self, name: str, schema: Any, field: str) -> list[str]:
+        """A rule ``name`` for a value, with what begins and ends it; ``schema`` None: any value."""
+        ways, rules = [], []
+        for number, (begin, types) in enumerate(self._tags.value or (("", None),)):
+            way = f"{name}_{number}"
+            glue = f"{_LINE} {self._marker(begin)} " if begin and types is None else begin and f"{self._marker(begin)} "
+            made = free_value(way, self._end) if schema is None else value_rules(way, schema, self._end, field, types)
+            if made:
+                ways.append(f"{glue}{self._line}{way}")
+                rules += made
+        return [f"{name}: {' | '.join(ways)}", *rules]
