@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from text_core.parsing import deepseek, harmony, hermes, llama3_json, mistral, pythonic, think
+from text_core.parsing import (
+    deepseek,
+    dsml,
+    glm4_moe,
+    harmony,
+    hermes,
+    llama3_json,
+    minimax_m2,
+    mistral,
+    pythonic,
+    qwen3_coder,
+    seed_oss,
+    think,
+)
 from text_core.parsing.argument_types import ArgumentTypes
 from text_core.parsing.format import ReasoningFormat, ToolFormat
 from text_core.parsing.parts import KnownTools, ParseOptions, PartWriter, call_id
@@ -18,6 +31,11 @@ NONE = "none"
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "harmony": harmony.TOOL_FORMAT,
+    "qwen3_coder": qwen3_coder.TOOL_FORMAT,
+    "glm4_moe": glm4_moe.TOOL_FORMAT,
+    "dsml": dsml.TOOL_FORMAT,
+    "minimax_m2": minimax_m2.TOOL_FORMAT,
+    "seed_oss": seed_oss.TOOL_FORMAT,
     "deepseek": deepseek.TOOL_FORMAT,
     "mistral": mistral.TOOL_FORMAT,
     "hermes": hermes.TOOL_FORMAT,

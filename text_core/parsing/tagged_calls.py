@@ -135,6 +135,7 @@ class TaggedCallParser(JsonCallParser):
             elif (yield from self._call_has_ended()):
                 break
             else:
+                yield from self._read_closing_of(tags.key[0], tags.call_end or tags.end[0])
                 return False
         self._writer.arguments("}")
         self._in_call = False

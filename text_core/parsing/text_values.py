@@ -87,7 +87,7 @@ def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Type
     if types == others and written is None:
         return [f"{name}: {name}_json {end.closing}", f"{name}_json: %json {_json(schema, field)}"]
     looks = "" if written is not None else "".join(f" & ~/{look}/" for look in dict.fromkeys(_LOOKS[each] for each in sorted(others)))
-    texts = [] if types == others else [text + looks for text in _Texts(reader, end, field).expressions(schema, 0)]
+    texts = [] if types == others else [f"({text}){looks}" for text in _Texts(reader, end, field).expressions(schema, 0)]
     if not others:
         return _text_rules(name, texts, end)
     names = [each.name.lower() for each in sorted(others)]

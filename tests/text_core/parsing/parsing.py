@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from text_core.parsing.argument_types import listed_types
 from text_core.parsing.content_tokens import ContentTokens
 from text_core.parsing.formats import call_ids, make_parser
 from text_core.parsing.parts import Content, ParseOptions, Part, PartWriter, Reasoning, ToolCallPiece
 from text_core.parsing.reasoning_meter import ReasoningMeter
 
 NAMES = ("f", "g", "get_weather")
+TYPES = tuple(
+    listed_types(
+        {
+            "f": {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}}},
+            "g": {
+                "properties": {
+                    "o": {"type": ["object", "null"]},
+                    "m": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array"}]},
+                    "n": {"type": "string"},
+                }
+            },
+            "get_weather": {},
+        }
+    )
+)
 
 
 def options_of(tool_calls: str, *, reasoning: str | None = None, inside: bool = False) -> ParseOptions:
     """Options of a request with the tools ``NAMES``; reasoning is in gpt-oss's channels, or as most models write it."""
     default = "harmony" if tool_calls == "harmony" else "think"
-    return ParseOptions(tool_calls, default if reasoning is None else reasoning, inside, NAMES, b"seed")
+    return ParseOptions(tool_calls, default if reasoning is None else reasoning, inside, NAMES, TYPES, b"seed")
 
 
 def parse(pieces: Iterable[str], options: ParseOptions) -> list[list[Part]]:

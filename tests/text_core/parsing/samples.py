@@ -5,6 +5,68 @@ from __future__ import annotations
 Shown = list[str | tuple[str, str]]
 
 WHOLE: dict[str, list[tuple[str, Shown]]] = {
+    "qwen3_coder": [
+        (
+            "So:\n<tool_call>\n<function=f>\n<parameter=a>\n5\n\n</parameter>\n<parameter=n>\n 5 \n</parameter>\n"
+            "<parameter=b>\nTrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n"
+            "</tool_call>",
+            ["So:", ("f", '{"a": "5\\n", "n": 5, "b": true}'), ("g", "{}")],
+        ),
+        (
+            "<think>\nx\n</think>\n\n<tool_call>\n<function=g>\n<parameter=o>\n{'k': [1, None]}\n</parameter>\n"
+            '<parameter=m>\nnull\n</parameter>\n<parameter=n>\n5</x "é"\n</parameter>\n</function>\n</tool_call>',
+            ["think: x", ("g", '{"o": {"k": [1, null]}, "m": null, "n": "5</x \\"é\\""}')],
+        ),
+        (
+            "<tool_call><function=g><parameter=m>5</parameter><parameter=o>{} {}</parameter></function></tool_call> So",
+            [("g", '{"m": "5", "o": "{} {}"}'), "So"],
+        ),
+        (
+            "<tool_call><function=get_weather><parameter=x>5</parameter><parameter=y>five</parameter></function>",
+            [("get_weather", '{"x": 5, "y": "five"}')],
+        ),
+    ],
+    "glm4_moe": [
+        (
+            "<think>x</think>\nSo\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\n1\n</arg_value>\n"
+            "<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
+            ["think: x", "So", ("f", '{"a": "\\n1\\n", "n": 1}'), ("g", "{}")],
+        ),
+        (
+            "<tool_call>g<arg_key>o</arg_key><arg_value>{}</arg_value><arg_key>m</arg_key><arg_value>[1]</arg_value>"
+            "</tool_call>",
+            [("g", '{"o": {}, "m": [1]}')],
+        ),
+    ],
+    "dsml": [
+        (
+            'So\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">5'
+            '</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+            '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            ["So", ("f", '{"a": "5", "n": 5}'), ("g", "{}")],
+        ),
+        (
+            '<think>x</think><｜DSML｜tool_calls><｜DSML｜invoke name="g"><｜DSML｜parameter name="x" string="false">[{}]'
+            "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>So",
+            ["think: x", ("g", '{"x": [{}]}'), "So"],
+        ),
+    ],
+    "minimax_m2": [
+        (
+            '<think>\nx\n</think>\n\nSo\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">5</parameter>\n'
+            '<parameter name="n">5</parameter>\n</invoke>\n<invoke name="g">\n<parameter name="n">5</parameter>\n'
+            "</invoke>\n</minimax:tool_call>",
+            ["think: x", "So", ("f", '{"a": "5", "n": 5}'), ("g", '{"n": "5"}')],
+        ),
+        ('<minimax:tool_call><invoke name="g"></invoke></minimax:tool_call>', [("g", "{}")]),
+    ],
+    "seed_oss": [
+        (
+            "So\n<seed:tool_call>\n<function=f>\n<parameter=a>x\ny</parameter>\n<parameter=n>7</parameter>\n"
+            "<parameter=b>False</parameter>\n</function>\n</seed:tool_call>",
+            ["So", ("f", '{"a": "x\\ny", "n": 7, "b": false}')],
+        ),
+    ],
     "hermes": [
         ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', [("f", '{"a": 1}')]),
         (
@@ -71,6 +133,31 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
 }
 
 MALFORMED: dict[str, list[tuple[str, Shown]]] = {
+    "qwen3_coder": [
+        ("It is <tool_call>.", ["It is <tool_call>."]),
+        ("<tool_call>\n<function=f x>", ["<tool_call>\n<function=f x>"]),
+        ("<tool_call>\n<function=f> and", [("f", "{"), " and"]),
+        ("<tool_call><function=f><parameter=a>x</param", [("f", '{"a": "x</param')]),
+        ("<tool_call><function=f><parameter=n>12", [("f", '{"n": ')]),
+        ("<tool_call><function=f><parameter>x", [("f", "{"), "<parameter>x"]),
+        ("<tool_call><function=f></func", [("f", "{")]),
+        ("<tool_call><function=f></tool_call>", [("f", "{}")]),
+        ('<tool_call>\n{"name": "f"}</tool_call>', ['<tool_call>\n{"name": "f"}</tool_call>']),
+    ],
+    "glm4_moe": [
+        ("<tool_call> f g</tool_call>", ["<tool_call> f g</tool_call>"]),
+        ("<tool_call>f<arg_key>a</arg_key>1", [("f", "{"), "<arg_key>a</arg_key>1"]),
+        ("<tool_call>f", ["<tool_call>f"]),
+    ],
+    "dsml": [
+        ("See <｜DSML｜ x", ["See <｜DSML｜ x"]),
+        (
+            '<｜DSML｜function_calls><｜DSML｜invoke name="f"></｜DSML｜invoke><｜DSML｜invoke name="g"> x',
+            [("f", "{}"), ("g", "{"), " x"],
+        ),
+    ],
+    "minimax_m2": [("<minimax:tool_call>none", ["<minimax:tool_call>none"])],
+    "seed_oss": [("<seed:tool_call>none", ["<seed:tool_call>none"])],
     "hermes": [
         ("It is spelled <tool_call>.", ["It is spelled <tool_call>."]),
         ('<tool_call>{"name": 5}</tool_call>', ['<tool_call>{"name": 5}</tool_call>']),

@@ -13,7 +13,7 @@ from tests.text_core import chat_template_samples, family_templates
 from tests.text_core.parsing.parsing import merged, options_of, parse, shown
 from tests.text_core.parsing.samples import MALFORMED, WHOLE, Shown
 from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
-from text_core.parsing import json_calls, text_parser
+from text_core.parsing import json_calls, tagged_calls, text_parser
 from text_core.parsing.choice_parser import ChoiceParser
 from text_core.parsing.formats import (
     REASONING_FORMATS,
@@ -118,7 +118,7 @@ def test_changed_answers_are_parsed_alike_however_they_are_cut() -> None:
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_no_text_is_held_without_bound(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for module in (text_parser, json_calls):
+    for module in (text_parser, json_calls, tagged_calls):
         monkeypatch.setattr(module, "MAX_HELD", 1024)
     halves = [text[: len(text) * part // 8] for text, _ in WHOLE[name] for part in range(1, 8)]
     for beginning in halves:
@@ -140,7 +140,7 @@ def test_a_template_tells_the_format() -> None:
         "HEADERS": ("llama3_json", "none"),
         "CHATML": ("hermes", "think"),
         "HARMONY": ("harmony", "harmony"),
-        "GLM_4": ("none", "think"),
+        "GLM_4": ("glm4_moe", "think"),
         "DEEPSEEK": ("deepseek", "think"),
         "DEEPSEEK_V3": ("deepseek", "think"),
         "DEEPSEEK_V3_1": ("deepseek", "none"),

@@ -16,6 +16,7 @@ from tests.text_core.parsing.parsing import merged
 from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
 from text_core.grammar.checker import GrammarChecker
 from text_core.grammar.constraints import ConstraintError
+from text_core.parsing.argument_types import listed_types
 from text_core.parsing.choice_parser import ChoiceParser
 from text_core.parsing.formats import TOOL_FORMATS
 from text_core.parsing.parts import Content, ParseOptions, Part, Reasoning, ToolCallPiece
@@ -44,8 +45,28 @@ TOOLS = [
         },
         strict=True,
     ),
+    ToolSpec(
+        "both",
+        {
+            "properties": {
+                "a": {"anyOf": [{"type": "string", "pattern": "^[a-c0-9]{1,2}$"}, {"type": "integer", "minimum": 7}]},
+                "b": {"type": ["string", "null", "boolean"], "maxLength": 2},
+                "c": {"anyOf": [{"$ref": "#/$defs/c"}, {"type": "null"}], "default": None},
+                "d": {"type": "string", "format": "ipv4"},
+            },
+            "required": ["a", "b"],
+            "additionalProperties": False,
+            "$defs": {"c": {"enum": ["x", "null", "1"]}},
+        },
+        strict=True,
+    ),
 ]
 TRIGGERS = {
+    "qwen3_coder": "Hi <tool_call>",
+    "glm4_moe": "Hi <tool_call>",
+    "dsml": "Hi <｜DSML｜function_calls>",
+    "minimax_m2": "Hi <minimax:tool_call>",
+    "seed_oss": "Hi <seed:tool_call>",
     "harmony": " to=functions.",
     "deepseek": "Hi <｜tool▁calls▁begin｜>",
     "mistral": "Hi [TOOL_CALLS]",
@@ -73,12 +94,12 @@ def masks(tokenizer: Tokenizer) -> LLTokenizer:
 
 
 def walk(masks: LLTokenizer, grammar: str, beginning: Sequence[int], seed: int) -> list[int]:
-    """Ids of a random answer: short tokens, so that it ends; at most 400."""
+    """Ids of a random answer: short tokens, so that it ends; at most 2,000."""
     chance = random.Random(seed)
     matcher = LLMatcher(masks, grammar, log_level=0)
     assert matcher.consume_tokens(list(beginning)), matcher.get_error()
     ids = list(beginning)
-    while len(ids) < 400:
+    while len(ids) < 2000:
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         allowed = [token for token in range(masks.vocab_size) if mask >> token & 1]
         if set(allowed) <= set(masks.eos_tokens) or (matcher.is_accepting() and chance.random() < 0.4):
@@ -92,7 +113,9 @@ def walk(masks: LLTokenizer, grammar: str, beginning: Sequence[int], seed: int) 
 
 
 def parsed(tokenizer: Tokenizer, name: str, ids: Sequence[int]) -> list[Part]:
-    options = ParseOptions(name, "harmony" if name == "harmony" else "none", False, tuple(tool.name for tool in TOOLS))
+    types = tuple(listed_types({tool.name: tool.parameters for tool in TOOLS}))
+    reasoning = "harmony" if name == "harmony" else "none"
+    options = ParseOptions(name, reasoning, False, tuple(tool.name for tool in TOOLS), types)
     decode = DecodeOptions()
     parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=True)
     delta = ChoiceDecoder(tokenizer.pieces(), decode).finish(ids)

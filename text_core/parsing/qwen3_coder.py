@@ -1,0 +1,39 @@
+"""Calls as Qwen3-Coder and Qwen3.5 write them, and Step 3.5 and Nemotron 3: tags that name what they begin.
+
+``<tool_call>``, ``<function=f>``, for each argument ``<parameter=a>``, its value in lines of its own and ``</parameter>``,
+``</function>``, ``</tool_call>``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from text_core.parsing.format import ToolFormat
+from text_core.parsing.tagged_calls import TaggedCallParser, Tags, tagged_grammar
+
+MARKERS = ("<tool_call>", "</tool_call>")
+TAGS = Tags(
+    begin=("<tool_call>",),
+    end=("</tool_call>",),
+    name=("<function=", ">"),
+    call_end="</function>",
+    key=("<parameter=", ">"),
+    value=(),
+    value_end="</parameter>",
+    markers=MARKERS,
+    in_lines=True,
+)
+
+
+def is_in(template: str) -> bool:
+    """Whether a template writes calls in this format."""
+    return "<tool_call>" in template and "<function=" in template and "<parameter=" in template
+
+
+TOOL_FORMAT = ToolFormat(
+    partial(TaggedCallParser, tags=TAGS),
+    MARKERS,
+    is_in,
+    partial(tagged_grammar, TAGS, format_name="qwen3_coder"),
+    writes_text=True,
+)

@@ -1,0 +1,34 @@
+"""Calls and reasoning as Seed-OSS writes them: Qwen3-Coder's tags with prefixes, and values without lines of their own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from text_core.parsing.format import ToolFormat
+from text_core.parsing.tagged_calls import TaggedCallParser, Tags, tagged_grammar
+
+MARKERS = ("<seed:tool_call>", "</seed:tool_call>")
+TAGS = Tags(
+    begin=("<seed:tool_call>",),
+    end=("</seed:tool_call>",),
+    name=("<function=", ">"),
+    call_end="</function>",
+    key=("<parameter=", ">"),
+    value=(),
+    value_end="</parameter>",
+    markers=MARKERS,
+)
+
+
+def is_in(template: str) -> bool:
+    """Whether a template writes calls in this format."""
+    return "<seed:tool_call>" in template and "<parameter=" in template
+
+
+TOOL_FORMAT = ToolFormat(
+    partial(TaggedCallParser, tags=TAGS),
+    MARKERS,
+    is_in,
+    partial(tagged_grammar, TAGS, format_name="seed_oss"),
+    writes_text=True,
+)
