@@ -14,17 +14,19 @@ MIN_VERSION, MAX_VERSION = 1, 1
 MAX_REQUEST_ID_LENGTH = 64
 CONSTRAINT, FORM_BESIDE_TOOLS = "constraint", "form_beside_tools"
 PARSE, ANSWER_STOPS, CONTENT_TOKENS = "parse", "answer_stops", "content_tokens"
-ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", CONSTRAINT, FORM_BESIDE_TOOLS)
-"""Known capabilities of engines."""
-GRAMMAR_CAPABILITIES = (CONSTRAINT, FORM_BESIDE_TOOLS)
+FORMAT_CAPABILITIES = ("calls.deepseek_v32", "calls.glm45", "calls.minimax_m2", "calls.qwen3_coder", "calls.seed_oss")
+"""Of services that know all formats of calls and reasoning; those of the first release have none."""
+GRAMMAR_CAPABILITIES = (CONSTRAINT, FORM_BESIDE_TOOLS, *FORMAT_CAPABILITIES)
 """Capabilities of engines that can use grammars."""
-DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS)
+ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", *GRAMMAR_CAPABILITIES)
+"""Known capabilities of engines."""
+DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS, *FORMAT_CAPABILITIES)
 """Capabilities of every detokenizer of this version."""
 PROCESSOR_CAPABILITIES = ("resume", "pieces", PARSE, ANSWER_STOPS, CONTENT_TOKENS)
 """Capabilities that a processor of this version adds."""
 CHAT_CAPABILITIES = ("chat", "tools")
 """Those it adds for models with a chat template."""
-MAX_REQUIRED_CAPABILITIES, MAX_CAPABILITY_BYTES = 16, 64
+MAX_REQUIRED_CAPABILITIES, MAX_CAPABILITY_BYTES = 64, 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,16 @@ from text_core.parsing.tool_grammar import ToolSpec
 
 CALLS = ToolCalls((ToolSpec("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}),), required=True)
 CALLS_OF_F = {
+    "qwen3_coder": ["<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"],
+    "glm45": ["<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"],
+    "deepseek_v32": [
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">1'
+        "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>"
+    ],
+    "minimax_m2": [
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>'
+    ],
+    "seed_oss": ["<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>"],
     "harmony": [
         '<|channel|>commentary to=functions.f<|message|>{"a": 1}',
         "<|channel|>analysis<|message|>so<|end|><|start|>assistant"

@@ -1,4 +1,4 @@
-"""The JSON types of tools' arguments, for formats that write values as plain text, where ``5`` may be a number or not."""
+"""The JSON types of tools' arguments, where formats write values as text and ``5`` may be a number or not."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def type_of(value: Any) -> JsonType:
 def json_of(text: str, types: Types) -> str | None:
     """The JSON that ``text`` stands for as an argument of ``types``; None if it is just text.
 
-    Where text is allowed, only JSON of another allowed type is more than that; elsewhere Python's literals are read, too:
-    templates print them.
+    Where text is allowed, only JSON of another allowed type is more than that; elsewhere Python's literals, which some
+    templates print, are read, too.
     """
     stripped = text.strip()
     if JsonType.STRING in types:

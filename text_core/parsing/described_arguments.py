@@ -33,8 +33,8 @@ def described_arguments(
 ) -> list[DescribedArgument]:
     """The arguments of tool number ``index``, in the order of its properties.
 
-    ``allowed``: whether the format can write a name; ``expected``: which names those are. Raises ``ConstraintError`` for
-    an invalid schema, and for one that says more than can be enforced argument by argument.
+    ``allowed``: whether the format can write a name; ``expected``: which names those are. Raises ``ConstraintError``
+    for an invalid schema, and for one that says more than can be enforced argument by argument.
     """
     field = f"tools[{index}].parameters_json"
     schema = object_schema(tool, index)

@@ -7,8 +7,8 @@ from functools import partial
 
 from text_core.parsing import (
     deepseek,
-    dsml,
-    glm4_moe,
+    deepseek_v32,
+    glm45,
     harmony,
     hermes,
     llama3_json,
@@ -32,8 +32,8 @@ NONE = "none"
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "harmony": harmony.TOOL_FORMAT,
     "qwen3_coder": qwen3_coder.TOOL_FORMAT,
-    "glm4_moe": glm4_moe.TOOL_FORMAT,
-    "dsml": dsml.TOOL_FORMAT,
+    "glm45": glm45.TOOL_FORMAT,
+    "deepseek_v32": deepseek_v32.TOOL_FORMAT,
     "minimax_m2": minimax_m2.TOOL_FORMAT,
     "seed_oss": seed_oss.TOOL_FORMAT,
     "deepseek": deepseek.TOOL_FORMAT,
@@ -47,6 +47,27 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "harmony": harmony.REASONING_FORMAT,
     "think": think.REASONING_FORMAT,
 }
+
+
+_FIRST = frozenset({"harmony", "deepseek", "mistral", "hermes", "pythonic", "llama3_json", "think"})
+"""Formats that every service with a parser knows."""
+
+
+def format_capabilities(tool_calls: str, reasoning: str) -> frozenset[str]:
+    """The capabilities without which a service of an earlier release does not know the formats."""
+    asked = {"calls": tool_calls, "reasoning": reasoning}
+    return frozenset(f"{kind}.{name}" for kind, name in asked.items() if name and name not in {NONE, *_FIRST})
+
+
+FORMAT_CAPABILITIES = tuple(
+    sorted(
+        frozenset().union(
+            *(format_capabilities(name, NONE) for name in TOOL_FORMATS),
+            *(format_capabilities(NONE, name) for name in REASONING_FORMATS),
+        )
+    )
+)
+"""Of a service that knows all formats."""
 
 
 def detect(template_text: str) -> tuple[str, str]:

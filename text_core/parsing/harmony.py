@@ -8,7 +8,7 @@ arguments if the header says ``to=functions.f``, else content.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from functools import partial
 
 from text_core.grammar.lark import FREE_TEXT, literal, until
@@ -150,7 +150,7 @@ class HarmonyParser(JsonCallParser):
         super()._drop()
 
 
-def call_parser(writer: PartWriter, tool_names: Set[str]) -> TextParser:
+def call_parser(writer: PartWriter, tools: KnownTools) -> TextParser:
     """A parser of calls alone."""
     return HarmonyParser(writer, Plain(writer), ReasoningMeter(), False, calls=True, reasoning=False)
 

@@ -1,7 +1,6 @@
 """Calls as Qwen3-Coder and Qwen3.5 write them, and Step 3.5 and Nemotron 3: tags that name what they begin.
 
-``<tool_call>``, ``<function=f>``, for each argument ``<parameter=a>``, its value in lines of its own and ``</parameter>``,
-``</function>``, ``</tool_call>``.
+Within ``<tool_call>``, ``<function=f>`` holds ``<parameter=a>`` for each argument, its value in lines of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls and reasoning as Seed-OSS writes them: Qwen3-Coder's tags with prefixes, and values without lines of their own."""
+"""Calls as Seed-OSS writes them: Qwen3-Coder's tags, but for a prefix, and values without lines of their own."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Tags:
     @cached_property
     def names(self) -> re.Pattern[str]:
         """Matches characters of a tool's name."""
-        return re.compile("[^\\s<>\"\ud800-\udfff]+")
+        return re.compile('[^\\s<>"\ud800-\udfff]+')
 
     @cached_property
     def keys(self) -> re.Pattern[str]:
@@ -191,9 +191,9 @@ class TaggedCallParser(JsonCallParser):
     def _read_closing_of(self, *tags: str) -> Reading[None]:
         """Read a closing tag, if it comes next; also one cut by the answer's end."""
         texts = self._tags.spelled(*tags)
-        if (yield from self._read_one(*texts)) is None and self._ended:
-            if any(text.startswith(self._text[self._at :]) for text in texts):
-                self._hold(len(self._text))
+        found = yield from self._read_one(*texts)
+        if found is None and self._ended and any(text.startswith(self._text[self._at :]) for text in texts):
+            self._hold(len(self._text))
 
 
 class _Value:

@@ -1,4 +1,7 @@
-"""Grammar rules for an argument's value as text, up to the tag that ends it: what ``argument_types.json_of`` reads back."""
+"""Grammar rules for a value that is written as text, up to the tag that ends it.
+
+``argument_types.json_of`` reads the same value back.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +89,11 @@ def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Type
         return []
     if types == others and written is None:
         return [f"{name}: {name}_json {end.closing}", f"{name}_json: %json {_json(schema, field)}"]
-    looks = "" if written is not None else "".join(f" & ~/{look}/" for look in dict.fromkeys(_LOOKS[each] for each in sorted(others)))
-    texts = [] if types == others else [f"({text}){looks}" for text in _Texts(reader, end, field).expressions(schema, 0)]
+    texts = []
+    if types != others:
+        others_look = dict.fromkeys(_LOOKS[each] for each in sorted(others)) if written is None else ()
+        excluded = "".join(f" & ~/{look}/" for look in others_look)
+        texts = [f"({text}){excluded}" for text in _Texts(reader, end, field).expressions(schema, 0)]
     if not others:
         return _text_rules(name, texts, end)
     names = [each.name.lower() for each in sorted(others)]
@@ -175,4 +181,3 @@ def _unrooted(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     return {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
-

@@ -10,6 +10,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.types.v1 import part_pb2
 
 from services.ring.events import TypedParts
+from text_core.parsing.argument_types import TEXT, ArgumentType, JsonType
 from text_core.parsing.parts import Content, ParseOptions, Part, Reasoning, ToolCallPiece
 
 _Messages = RepeatedCompositeFieldContainer[part_pb2.Part]
@@ -54,9 +55,21 @@ def parse_options(context: detokenizer_pb2.OutputContext) -> ParseOptions:
         reasoning=parse.reasoning,
         begins_in_reasoning=parse.begins_in_reasoning,
         tool_names=tuple(parse.tool_names),
+        argument_types=tuple(map(_argument_type, parse.argument_types)),
         call_id_seed=context.call_id_seed,
         content_tokens=parse.content_tokens,
     )
+
+
+def types_message(argument: ArgumentType) -> part_pb2.ArgumentTypes:
+    """The types of an argument as a message."""
+    types = [part_pb2.JsonType.Value(f"JSON_TYPE_{each.name}") for each in sorted(argument.types)]
+    return part_pb2.ArgumentTypes(name=argument.name, types=types, tools=argument.tools)
+
+
+def _argument_type(message: part_pb2.ArgumentTypes) -> ArgumentType:
+    known = frozenset(each for each in JsonType if int(each) in set(map(int, message.types)))
+    return ArgumentType(message.name, known or TEXT, tuple(message.tools))
 
 
 def _subject(piece: object) -> object:

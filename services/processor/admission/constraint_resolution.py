@@ -20,7 +20,7 @@ from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CONSTRAINT, FORM_BESIDE_TOOLS
 from text_core.answer_grammar import answer_grammar
 from text_core.grammar.constraints import ConstraintError
-from text_core.parsing.formats import NONE
+from text_core.parsing.formats import NONE, format_capabilities
 
 MAX_BYTES = 1 << 20
 """Limit on a constraint with all tools that may be called; engines refuse larger ones."""
@@ -60,7 +60,7 @@ def resolve_constraint(
         admitted.CopyFrom(given)
     else:
         return None
-    _check_use(request, served_model, field if given is None else "constraint", engine_needs(admitted))
+    _check_use(request, served_model, field if given is None else "constraint", engine_needs(admitted, parse))
     has_reasoning = parse is not None and parse.reasoning != NONE
     if not admitted.HasField("after_reasoning"):
         admitted.after_reasoning = may_reason(parse, served_model, prompt)
@@ -78,11 +78,12 @@ def resolve_constraint(
     return admitted
 
 
-def engine_needs(constraint: constraint_pb2.Constraint | None) -> frozenset[str]:
-    """Capabilities without which an engine would use another grammar than ``constraint``'s."""
+def engine_needs(constraint: constraint_pb2.Constraint | None, parse: part_pb2.ParseParams | None) -> frozenset[str]:
+    """Capabilities without which an engine would use another grammar than that of ``constraint`` and ``parse``."""
     if constraint is None:
         return frozenset()
-    return frozenset((CONSTRAINT, FORM_BESIDE_TOOLS) if constraint.tool_calls.HasField("form") else (CONSTRAINT,))
+    form = frozenset((CONSTRAINT, FORM_BESIDE_TOOLS) if constraint.tool_calls.HasField("form") else (CONSTRAINT,))
+    return form if parse is None else form | format_capabilities(parse.tool_calls, parse.reasoning)
 
 
 def _calls_beside_form(

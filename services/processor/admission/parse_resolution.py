@@ -10,14 +10,18 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import part_pb2
 
 from services.common.rpc.constraint_messages import MAX_TOOLS, TOOL_NAME
+from services.common.rpc.part_messages import types_message
 from services.processor.admission.tool_resolution import Tools
 from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from text_core.parsing import formats
+from text_core.parsing.argument_types import listed_types
 from text_core.parsing.formats import NONE
 
 MAX_TOOL_NAMES_BYTES = 4096
 """Limit on the UTF-8 bytes of all tool names: with the stop strings, they share the output context's 16 KiB."""
+MAX_PARSE_BYTES = 6144
+"""Limit on the names of tools and the types of their arguments together."""
 _TAIL_TOKENS = 64
 """Tokens at the prompt's end that are searched for the beginning of reasoning."""
 
@@ -43,7 +47,12 @@ def resolve_parse(
     _check_format("output.parse.reasoning", resolved.reasoning, formats.REASONING_FORMATS)
     if given.tool_names or (resolved.tool_calls != NONE and formats.TOOL_FORMATS[resolved.tool_calls].needs_names):
         resolved.tool_names.extend(given.tool_names or tools.names)
+    if given.argument_types or (resolved.tool_calls != NONE and formats.TOOL_FORMATS[resolved.tool_calls].writes_text):
+        resolved.argument_types.extend(given.argument_types or map(types_message, listed_types(tools.schemas)))
     _check_names(resolved.tool_names, "output.parse.tool_names" if given.tool_names else "chat.tools")
+    if (size := resolved.ByteSize()) > MAX_PARSE_BYTES:
+        problem = f"names and types of all tools' arguments take {size} bytes: expected at most {MAX_PARSE_BYTES}"
+        raise refuse("output.parse.argument_types" if given.argument_types else "chat.tools", problem)
     if given.HasField("begins_in_reasoning"):
         resolved.begins_in_reasoning = given.begins_in_reasoning
     else:

@@ -33,7 +33,7 @@ from services.ring.identity import ANSWER_STOPS, CONTENT_TOKENS, PARSE, PeerId, 
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
 from text_core.incremental_decoder import left_context
-from text_core.parsing.formats import NONE
+from text_core.parsing.formats import NONE, format_capabilities
 
 _NEUTRAL = {
     "temperature": 1.0,
@@ -74,7 +74,7 @@ def resolve_request(
         num_prompt_logprobs=len(resolved.prompt) - 1 if resolved.output.HasField("prompt_logprobs") else 0,
         numerics=request.resume.numerics,
         model=served_model.model,
-        needs=Needs(engine=engine_needs(resolved.constraint), detokenizer=resolved.detokenizer_needs()),
+        needs=Needs(engine=engine_needs(resolved.constraint, resolved.parse), detokenizer=resolved.detokenizer_needs()),
     )
 
 
@@ -145,7 +145,7 @@ class _Resolved:
             tenant=tenant,
             cache_salt=cache_salt(tenant, request.cache_salt),
             traceparent=traceparent,
-            requires=_engine_requires(request.requires, model, engine_needs(self.constraint)),
+            requires=_engine_requires(request.requires, model, engine_needs(self.constraint, self.parse)),
             model_digest=model.model_digest,
             constraint=self.constraint,
             parse=self.parse if self.constraint is not None else None,
@@ -191,7 +191,8 @@ class _Resolved:
             CONTENT_TOKENS: self.parse is not None and self.parse.content_tokens,
             ANSWER_STOPS: self.stops_in_answer_only,
         }
-        return frozenset(name for name, needed in asked.items() if needed)
+        formats = () if self.parse is None else format_capabilities(self.parse.tool_calls, self.parse.reasoning)
+        return frozenset((*(name for name, needed in asked.items() if needed), *formats))
 
 
 def cache_salt(tenant: str, client_salt: str) -> bytes:

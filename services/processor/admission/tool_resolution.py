@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,17 @@ class Tools:
     """The constraint on calls; None if the answer is unconstrained."""
     free_calls: constraint_pb2.ToolCalls | None = None
     """All tools, if the answer is unconstrained."""
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The parameters of the tools shown to the model, by name; of untyped tools, those that are as usual."""
+        found = {}
+        for tool in self.descriptions or ():
+            function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+            if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
+                parameters = function.get("parameters")
+                found[name] = parameters if isinstance(parameters, Mapping) else {}
+        return found
 
 
 def resolve_tools(chat: inference_pb2.Chat) -> Tools:

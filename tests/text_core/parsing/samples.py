@@ -26,7 +26,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             [("get_weather", '{"x": 5, "y": "five"}')],
         ),
     ],
-    "glm4_moe": [
+    "glm45": [
         (
             "<think>x</think>\nSo\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\n1\n</arg_value>\n"
             "<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
@@ -38,15 +38,17 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             [("g", '{"o": {}, "m": [1]}')],
         ),
     ],
-    "dsml": [
+    "deepseek_v32": [
         (
             'So\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">5'
-            '</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+            '</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">5</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n"
             '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
             ["So", ("f", '{"a": "5", "n": 5}'), ("g", "{}")],
         ),
         (
-            '<think>x</think><｜DSML｜tool_calls><｜DSML｜invoke name="g"><｜DSML｜parameter name="x" string="false">[{}]'
+            '<think>x</think><｜DSML｜tool_calls><｜DSML｜invoke name="g">'
+            '<｜DSML｜parameter name="x" string="false">[{}]'
             "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>So",
             ["think: x", ("g", '{"x": [{}]}'), "So"],
         ),
@@ -144,12 +146,12 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("<tool_call><function=f></tool_call>", [("f", "{}")]),
         ('<tool_call>\n{"name": "f"}</tool_call>', ['<tool_call>\n{"name": "f"}</tool_call>']),
     ],
-    "glm4_moe": [
+    "glm45": [
         ("<tool_call> f g</tool_call>", ["<tool_call> f g</tool_call>"]),
         ("<tool_call>f<arg_key>a</arg_key>1", [("f", "{"), "<arg_key>a</arg_key>1"]),
         ("<tool_call>f", ["<tool_call>f"]),
     ],
-    "dsml": [
+    "deepseek_v32": [
         ("See <｜DSML｜ x", ["See <｜DSML｜ x"]),
         (
             '<｜DSML｜function_calls><｜DSML｜invoke name="f"></｜DSML｜invoke><｜DSML｜invoke name="g"> x',

@@ -140,7 +140,7 @@ def test_a_template_tells_the_format() -> None:
         "HEADERS": ("llama3_json", "none"),
         "CHATML": ("hermes", "think"),
         "HARMONY": ("harmony", "harmony"),
-        "GLM_4": ("glm4_moe", "think"),
+        "GLM_4": ("glm45", "think"),
         "DEEPSEEK": ("deepseek", "think"),
         "DEEPSEEK_V3": ("deepseek", "think"),
         "DEEPSEEK_V3_1": ("deepseek", "none"),

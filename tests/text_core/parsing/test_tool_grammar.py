@@ -63,8 +63,8 @@ TOOLS = [
 ]
 TRIGGERS = {
     "qwen3_coder": "Hi <tool_call>",
-    "glm4_moe": "Hi <tool_call>",
-    "dsml": "Hi <｜DSML｜function_calls>",
+    "glm45": "Hi <tool_call>",
+    "deepseek_v32": "Hi <｜DSML｜function_calls>",
     "minimax_m2": "Hi <minimax:tool_call>",
     "seed_oss": "Hi <seed:tool_call>",
     "harmony": " to=functions.",

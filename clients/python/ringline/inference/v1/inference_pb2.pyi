@@ -106,7 +106,7 @@ class GenerateRequest(google.protobuf.message.Message):
     @property
     def requires(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Capabilities, as in Model, that this request depends on. If one is missing, the request is refused with
-        FAILED_PRECONDITION (CAPABILITY_MISSING) instead of being answered without it. At most 16 names of at most 64
+        FAILED_PRECONDITION (CAPABILITY_MISSING) instead of being answered without it. At most 64 names of at most 64
         bytes. Default: none.
         """
 

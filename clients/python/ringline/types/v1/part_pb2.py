@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cringline/types/v1/part.proto\x12\x11ringline.types.v1\"\xd9\x01\n\x0bParseParams\x12\x17\n\ntool_calls\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\treasoning\x18\x02 \x01(\tH\x01\x88\x01\x01\x12 \n\x13\x62\x65gins_in_reasoning\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\x12\n\ntool_names\x18\x04 \x03(\t\x12\x1b\n\x0e\x63ontent_tokens\x18\x05 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_tool_callsB\x0c\n\n_reasoningB\x16\n\x14_begins_in_reasoningB\x11\n\x0f_content_tokens\"\x85\x01\n\x04Part\x12\x11\n\x07\x63ontent\x18\x01 \x01(\tH\x00\x12\x13\n\treasoning\x18\x02 \x01(\tH\x00\x12\x35\n\ttool_call\x18\x03 \x01(\x0b\x32 .ringline.types.v1.ToolCallPieceH\x00\x12\x16\n\x0e\x63ontent_tokens\x18\x04 \x03(\rB\x06\n\x04kind\"P\n\rToolCallPiece\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\tBP\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cringline/types/v1/part.proto\x12\x11ringline.types.v1\"\x93\x02\n\x0bParseParams\x12\x17\n\ntool_calls\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\treasoning\x18\x02 \x01(\tH\x01\x88\x01\x01\x12 \n\x13\x62\x65gins_in_reasoning\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\x12\n\ntool_names\x18\x04 \x03(\t\x12\x1b\n\x0e\x63ontent_tokens\x18\x05 \x01(\x08H\x03\x88\x01\x01\x12\x38\n\x0e\x61rgument_types\x18\x06 \x03(\x0b\x32 .ringline.types.v1.ArgumentTypesB\r\n\x0b_tool_callsB\x0c\n\n_reasoningB\x16\n\x14_begins_in_reasoningB\x11\n\x0f_content_tokens\"X\n\rArgumentTypes\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x05types\x18\x02 \x03(\x0e\x32\x1b.ringline.types.v1.JsonType\x12\r\n\x05tools\x18\x03 \x03(\t\"\x85\x01\n\x04Part\x12\x11\n\x07\x63ontent\x18\x01 \x01(\tH\x00\x12\x13\n\treasoning\x18\x02 \x01(\tH\x00\x12\x35\n\ttool_call\x18\x03 \x01(\x0b\x32 .ringline.types.v1.ToolCallPieceH\x00\x12\x16\n\x0e\x63ontent_tokens\x18\x04 \x03(\rB\x06\n\x04kind\"P\n\rToolCallPiece\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t*\xbe\x01\n\x08JsonType\x12\x19\n\x15JSON_TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10JSON_TYPE_STRING\x10\x01\x12\x14\n\x10JSON_TYPE_NUMBER\x10\x02\x12\x15\n\x11JSON_TYPE_INTEGER\x10\x03\x12\x15\n\x11JSON_TYPE_BOOLEAN\x10\x04\x12\x14\n\x10JSON_TYPE_OBJECT\x10\x05\x12\x13\n\x0fJSON_TYPE_ARRAY\x10\x06\x12\x12\n\x0eJSON_TYPE_NULL\x10\x07\x42P\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,10 +32,14 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ringline.types.v1.part_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\025dev.ringline.types.v1P\001Z!ringline.dev/gen/types/v1;typesv1\252\002\021Ringline.Types.V1'
+  _globals['_JSONTYPE']._serialized_start=638
+  _globals['_JSONTYPE']._serialized_end=828
   _globals['_PARSEPARAMS']._serialized_start=52
-  _globals['_PARSEPARAMS']._serialized_end=269
-  _globals['_PART']._serialized_start=272
-  _globals['_PART']._serialized_end=405
-  _globals['_TOOLCALLPIECE']._serialized_start=407
-  _globals['_TOOLCALLPIECE']._serialized_end=487
+  _globals['_PARSEPARAMS']._serialized_end=327
+  _globals['_ARGUMENTTYPES']._serialized_start=329
+  _globals['_ARGUMENTTYPES']._serialized_end=417
+  _globals['_PART']._serialized_start=420
+  _globals['_PART']._serialized_end=553
+  _globals['_TOOLCALLPIECE']._serialized_start=555
+  _globals['_TOOLCALLPIECE']._serialized_end=635
 # @@protoc_insertion_point(module_scope)

@@ -7,10 +7,61 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _JsonType:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _JsonTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_JsonType.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    JSON_TYPE_UNSPECIFIED: _JsonType.ValueType  # 0
+    """Not set."""
+    JSON_TYPE_STRING: _JsonType.ValueType  # 1
+    """Text."""
+    JSON_TYPE_NUMBER: _JsonType.ValueType  # 2
+    """Any number."""
+    JSON_TYPE_INTEGER: _JsonType.ValueType  # 3
+    """A whole number."""
+    JSON_TYPE_BOOLEAN: _JsonType.ValueType  # 4
+    """true or false."""
+    JSON_TYPE_OBJECT: _JsonType.ValueType  # 5
+    """An object."""
+    JSON_TYPE_ARRAY: _JsonType.ValueType  # 6
+    """An array."""
+    JSON_TYPE_NULL: _JsonType.ValueType  # 7
+    """null."""
+
+class JsonType(_JsonType, metaclass=_JsonTypeEnumTypeWrapper):
+    """A type of JSON Schema."""
+
+JSON_TYPE_UNSPECIFIED: JsonType.ValueType  # 0
+"""Not set."""
+JSON_TYPE_STRING: JsonType.ValueType  # 1
+"""Text."""
+JSON_TYPE_NUMBER: JsonType.ValueType  # 2
+"""Any number."""
+JSON_TYPE_INTEGER: JsonType.ValueType  # 3
+"""A whole number."""
+JSON_TYPE_BOOLEAN: JsonType.ValueType  # 4
+"""true or false."""
+JSON_TYPE_OBJECT: JsonType.ValueType  # 5
+"""An object."""
+JSON_TYPE_ARRAY: JsonType.ValueType  # 6
+"""An array."""
+JSON_TYPE_NULL: JsonType.ValueType  # 7
+"""null."""
+global___JsonType = JsonType
 
 @typing.final
 class ParseParams(google.protobuf.message.Message):
@@ -23,9 +74,11 @@ class ParseParams(google.protobuf.message.Message):
     BEGINS_IN_REASONING_FIELD_NUMBER: builtins.int
     TOOL_NAMES_FIELD_NUMBER: builtins.int
     CONTENT_TOKENS_FIELD_NUMBER: builtins.int
+    ARGUMENT_TYPES_FIELD_NUMBER: builtins.int
     tool_calls: builtins.str
-    """Format of the model's calls of tools: hermes, llama3_json, pythonic, mistral, deepseek, harmony; none. Default: the
-    one that the model's chat template writes, or none.
+    """Format of the model's calls of tools: hermes, llama3_json, pythonic, mistral, deepseek, harmony; none. Each further one
+    is a capability, calls.<name>: qwen3_coder, glm4_moe, dsml and others. Default: the one that the model's chat template
+    writes, or none.
     """
     reasoning: builtins.str
     """Format of the model's reasoning: think, harmony; none. Default: the one that the model's chat template writes, or
@@ -41,6 +94,12 @@ class ParseParams(google.protobuf.message.Message):
         chat.tools.
         """
 
+    @property
+    def argument_types(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ArgumentTypes]:
+        """The types of arguments, where a format writes them as text and 5 may be a number or not; others are text. Default: from
+        the parameters of chat.tools, for a format that needs them.
+        """
+
     def __init__(
         self,
         *,
@@ -49,9 +108,10 @@ class ParseParams(google.protobuf.message.Message):
         begins_in_reasoning: builtins.bool | None = ...,
         tool_names: collections.abc.Iterable[builtins.str] | None = ...,
         content_tokens: builtins.bool | None = ...,
+        argument_types: collections.abc.Iterable[global___ArgumentTypes] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning", "_content_tokens", b"_content_tokens", "_reasoning", b"_reasoning", "_tool_calls", b"_tool_calls", "begins_in_reasoning", b"begins_in_reasoning", "content_tokens", b"content_tokens", "reasoning", b"reasoning", "tool_calls", b"tool_calls"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning", "_content_tokens", b"_content_tokens", "_reasoning", b"_reasoning", "_tool_calls", b"_tool_calls", "begins_in_reasoning", b"begins_in_reasoning", "content_tokens", b"content_tokens", "reasoning", b"reasoning", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning", "_content_tokens", b"_content_tokens", "_reasoning", b"_reasoning", "_tool_calls", b"_tool_calls", "argument_types", b"argument_types", "begins_in_reasoning", b"begins_in_reasoning", "content_tokens", b"content_tokens", "reasoning", b"reasoning", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning"]) -> typing.Literal["begins_in_reasoning"] | None: ...
     @typing.overload
@@ -62,6 +122,36 @@ class ParseParams(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_tool_calls", b"_tool_calls"]) -> typing.Literal["tool_calls"] | None: ...
 
 global___ParseParams = ParseParams
+
+@typing.final
+class ArgumentTypes(google.protobuf.message.Message):
+    """The types that an argument of tools may have."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TYPES_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the argument; empty: all that a tool does not describe."""
+    @property
+    def types(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___JsonType.ValueType]:
+        """Its types, at least one."""
+
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the tools that have it; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        types: collections.abc.Iterable[global___JsonType.ValueType] | None = ...,
+        tools: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "tools", b"tools", "types", b"types"]) -> None: ...
+
+global___ArgumentTypes = ArgumentTypes
 
 @typing.final
 class Part(google.protobuf.message.Message):

@@ -1,7 +1,6 @@
-"""Calls as GLM 4.5 and later ones write them: the name behind ``<tool_call>``, then keys and values in tags of their own.
+"""Calls as GLM 4.5 and later models write them: ``<tool_call>f``, then keys and values in tags of their own.
 
-``<tool_call>f``, for each argument ``<arg_key>a</arg_key>`` and ``<arg_value>…</arg_value>``, ``</tool_call>``; older ones
-have line breaks between the tags.
+Each argument is ``<arg_key>a</arg_key>`` and ``<arg_value>…</arg_value>``, with line breaks between tags or not.
 """
 
 from __future__ import annotations
@@ -33,6 +32,6 @@ TOOL_FORMAT = ToolFormat(
     partial(TaggedCallParser, tags=TAGS),
     MARKERS,
     is_in,
-    partial(tagged_grammar, TAGS, format_name="glm4_moe"),
+    partial(tagged_grammar, TAGS, format_name="glm45"),
     writes_text=True,
 )

@@ -1,7 +1,7 @@
 """Calls as DeepSeek V3.2 and V4 write them, in a markup language of their own: each value says whether it is text.
 
-``<｜DSML｜function_calls>``, ``<｜DSML｜invoke name="f">``, ``<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>``,
-``</｜DSML｜invoke>``, ``</｜DSML｜function_calls>``; V4 says ``tool_calls`` for ``function_calls``.
+Each tag begins with the token ``｜DSML｜``: ``function_calls`` around all calls (V4: ``tool_calls``), ``invoke``
+with a name, and ``parameter`` with a name and whether it is text.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ TOOL_FORMAT = ToolFormat(
     partial(TaggedCallParser, tags=TAGS),
     MARKERS,
     is_in,
-    partial(tagged_grammar, TAGS, format_name="dsml"),
+    partial(tagged_grammar, TAGS, format_name="deepseek_v32"),
 )
