@@ -14,7 +14,21 @@ from text_core.parsing import formats
 from text_core.parsing.tool_grammar import ToolSpec
 
 CALLS = ToolCalls((ToolSpec("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}),), required=True)
+_JSON_CALL = '{"name": "f", "arguments": {"a": 1}}'
 CALLS_OF_F = {
+    "gemma4": ["<|tool_call>call:f{a:1}<tool_call|>"],
+    "kimi_k2": [
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
+    ],
+    "cohere": ['<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>'],
+    "lfm2": ["<|tool_call_start|>[f(a=1)]<|tool_call_end|>"],
+    "olmo3": ["<function_calls>\nf(a=1)\n</function_calls>"],
+    "apertus": ['<|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|>'],
+    "nemotron_json": ['<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>'],
+    "hunyuan_a13b": ['<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>'],
+    "phi4_mini_json": [f"<|tool_call|>{call}<|/tool_call|>" for call in (_JSON_CALL, f"[{_JSON_CALL}]")],
+    "granite": [f"<|tool_call|>[{_JSON_CALL}]"],
     "qwen3_coder": ["<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"],
     "glm45": ["<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"],
     "deepseek_v32": [
@@ -96,10 +110,11 @@ def test_a_form_beside_calls(name: str, reasoning: str) -> None:
         assert either.accepts(f"{thought}{final}{text}")
     for call in CALLS_OF_F[name]:
         assert either.accepts(thought + call)
-        assert not either.accepts(thought + call.replace("1", '"1"'))
+        other = call.replace("1", '<|"|>1<|"|>' if name == "gemma4" else '"1"')
+        assert not either.accepts(thought + other)
         assert not either.accepts(f"Hello {call}")
         assert grammar(tool, required=True).accepts(thought + call)
-        assert grammar(replace(tool, strict=False)).accepts(thought + call.replace("1", '"1"'))
+        assert grammar(replace(tool, strict=False)).accepts(thought + other)
     for text in ("Hello", '{"b": 1}', "[]"):
         assert not either.accepts(f"{thought}{final}{text}")
     assert not grammar(tool, required=True).accepts(thought + final + '{"name": "g"}')

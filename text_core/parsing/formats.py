@@ -6,14 +6,24 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from text_core.parsing import (
+    apertus,
+    cohere,
     deepseek,
     deepseek_v32,
+    gemma4,
     glm45,
+    granite,
     harmony,
     hermes,
+    hunyuan_a13b,
+    kimi_k2,
+    lfm2,
     llama3_json,
     minimax_m2,
     mistral,
+    nemotron_json,
+    olmo3,
+    phi4_mini_json,
     pythonic,
     qwen3_coder,
     seed_oss,
@@ -34,9 +44,19 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "qwen3_coder": qwen3_coder.TOOL_FORMAT,
     "glm45": glm45.TOOL_FORMAT,
     "deepseek_v32": deepseek_v32.TOOL_FORMAT,
+    "gemma4": gemma4.TOOL_FORMAT,
     "minimax_m2": minimax_m2.TOOL_FORMAT,
     "seed_oss": seed_oss.TOOL_FORMAT,
+    "kimi_k2": kimi_k2.TOOL_FORMAT,
     "deepseek": deepseek.TOOL_FORMAT,
+    "cohere": cohere.TOOL_FORMAT,
+    "lfm2": lfm2.TOOL_FORMAT,
+    "olmo3": olmo3.TOOL_FORMAT,
+    "apertus": apertus.TOOL_FORMAT,
+    "nemotron_json": nemotron_json.TOOL_FORMAT,
+    "hunyuan_a13b": hunyuan_a13b.TOOL_FORMAT,
+    "phi4_mini_json": phi4_mini_json.TOOL_FORMAT,
+    "granite": granite.TOOL_FORMAT,
     "mistral": mistral.TOOL_FORMAT,
     "hermes": hermes.TOOL_FORMAT,
     "pythonic": pythonic.TOOL_FORMAT,
@@ -45,18 +65,21 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 """Keyed by name; formats most reliably recognized in a template come first."""
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "harmony": harmony.REASONING_FORMAT,
-    "think": think.REASONING_FORMAT,
+    **think.REASONING_FORMATS,
 }
 
 
-_FIRST = frozenset({"harmony", "deepseek", "mistral", "hermes", "pythonic", "llama3_json", "think"})
+_FIRST = {
+    "calls": frozenset({NONE, "harmony", "deepseek", "mistral", "hermes", "pythonic", "llama3_json"}),
+    "reasoning": frozenset({NONE, "harmony", "think"}),
+}
 """Formats that every service with a parser knows."""
 
 
 def format_capabilities(tool_calls: str, reasoning: str) -> frozenset[str]:
     """The capabilities without which a service of an earlier release does not know the formats."""
-    asked = {"calls": tool_calls, "reasoning": reasoning}
-    return frozenset(f"{kind}.{name}" for kind, name in asked.items() if name and name not in {NONE, *_FIRST})
+    asked = {"calls": tool_calls or NONE, "reasoning": reasoning or NONE}
+    return frozenset(f"{kind}.{name}" for kind, name in asked.items() if name not in _FIRST[kind])
 
 
 FORMAT_CAPABILITIES = tuple(

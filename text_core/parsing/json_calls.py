@@ -42,7 +42,7 @@ class JsonCallParser(ReadingParser):
         """Whether a call has begun whose arguments are incomplete."""
         super().__init__(writer)
 
-    def _read_call(self, allowed: Set[str] | None = None) -> Reading[bool]:
+    def _read_call(self, allowed: Set[str] | None = None, name_key: str = "name") -> Reading[bool]:
         """Read a call that is one JSON object. It begins once its name is known; unknown keys are dropped.
 
         ``allowed``: names of tools; an object with another name is no call. Default: any name.
@@ -55,7 +55,7 @@ class JsonCallParser(ReadingParser):
             key = yield from self._read_key()
             if key is None:
                 return False
-            if key == "name" and name is None:
+            if key == name_key and name is None:
                 name = yield from self._read_string()
                 if name is None or not is_name(name) or (allowed is not None and name not in allowed):
                     return False
@@ -65,6 +65,7 @@ class JsonCallParser(ReadingParser):
                 arguments = []
                 if not (yield from self._read_arguments(None if name is not None else arguments.append)):
                     return False
+                self._in_call = name is not None  # until its object ends
             elif not (yield from self._read_value(MAX_HELD)):
                 return False
             yield from self._read_run(SPACE)
@@ -81,10 +82,29 @@ class JsonCallParser(ReadingParser):
         self._drop()
         return True
 
-    def _begin_call(self, name: str) -> None:
+    def _read_named_arguments(self) -> Reading[bool]:
+        """Read a call that is one JSON object, with the name as its only key and the arguments behind it."""
+        if not (yield from self._read_one("{")):
+            return False
+        name = yield from self._read_key()
+        if name is None or not is_name(name) or (yield from self._peek()) != "{":
+            return False
+        self._begin_call(name)
+        if not (yield from self._read_arguments()):
+            return False
+        self._in_call = True  # until its object ends
+        yield from self._read_run(SPACE)
+        if not (yield from self._read_one("}")):
+            return False
+        self._in_call = False
+        self._drop()
+        return True
+
+    def _begin_call(self, name: str, call_id: str | None = None) -> None:
+        """``call_id``: the call's id, if the model writes one."""
         self._drop()
         self._in_call = True
-        self._writer.call(name)
+        self._writer.call(name, call_id)
 
     def _release(self) -> None:
         if self._in_call and self._ended and self._at == len(self._text):

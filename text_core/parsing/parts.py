@@ -118,11 +118,11 @@ class PartWriter:
     def reasoning(self, text: str) -> None:
         self._add(Reasoning, self._plain(text))
 
-    def call(self, name: str) -> None:
-        """Begin a call."""
+    def call(self, name: str, call_id: str | None = None) -> None:
+        """Begin a call; ``call_id``: None for one that is made."""
         self._close()
         self._kind, self._texts = ToolCallPiece, [""]
-        self._opening = (self._call_id(self._calls), name)
+        self._opening = (call_id or self._call_id(self._calls), name)
         self._calls += 1
 
     def arguments(self, json_text: str) -> None:

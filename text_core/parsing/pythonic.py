@@ -1,6 +1,7 @@
 """Calls in Python's notation: ``[f(a=1, b="x"), g()]``, in Llama 4 between ``<|python_start|>`` and ``<|python_end|>``.
 
-At the start of an answer, a list counts as calls if their tools are known; after the marker it counts anywhere.
+At the start of an answer, a list counts as calls if their tools are known; after the marker it counts anywhere. LFM2
+and OLMo 3 write calls between markers of their own only, OLMo 3 in lines without brackets.
 """
 
 from __future__ import annotations
@@ -8,39 +9,55 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
 from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import literal
 from text_core.parsing.described_arguments import described_arguments
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
+from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.python_scanner import ArgumentsScanner
 from text_core.parsing.text_parser import MAX_NAME, MAX_SPACE, Reading, search_for
-from text_core.parsing.tool_grammar import Marker, ToolSpec, regex_text, unmarked
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, regex_text, unmarked
 
-_START, _END = MARKERS = ("<|python_start|>", "<|python_end|>")
-_SEARCH = search_for(_START)
 _NAME = re.compile(r"[\w.-]+")
 
 
-class PythonicParser(JsonCallParser):
-    """A list of calls at the beginning or after a marker, and content."""
+@dataclass(frozen=True, slots=True)
+class PythonicForm:
+    """What surrounds calls."""
+
+    begin: str
+    end: str
+    is_list: bool = True
+    """Whether calls stand in brackets, with commas between them; otherwise in lines."""
+
+    @property
+    def markers(self) -> tuple[str, str]:
+        return self.begin, self.end
+
+
+LLAMA4 = PythonicForm("<|python_start|>", "<|python_end|>")
+
+
+class MarkedPythonicParser(JsonCallParser):
+    """Calls after a marker, and content."""
+
+    def __init__(self, writer: PartWriter, tools: KnownTools, form: PythonicForm) -> None:
+        self._form = form
+        self._search = search_for(form.begin)
+        super().__init__(writer, tools)
 
     def _read(self) -> Reading[None]:
-        yield from self._read_run(SPACE, MAX_SPACE)
-        allowed: Set[str] | None = self._tool_names
-        if (yield from self._read_marker(_START)):
-            allowed = None
-        while True:
-            if not (yield from self._read_list(allowed)):
+        while (yield from self._read_until(self._search, self._send_content)) is not None:
+            if not (yield from self._read_calls(None)):
                 self._release()
-            if (yield from self._read_until(_SEARCH, self._send_content)) is None:
-                return
-            allowed = None
 
-    def _read_list(self, allowed: Set[str] | None) -> Reading[bool]:
+    def _read_calls(self, allowed: Set[str] | None) -> Reading[bool]:
         yield from self._read_run(SPACE, MAX_SPACE)
-        separator = "," if (yield from self._read_one("[")) else None
+        opened = not self._form.is_list or (yield from self._read_one("[")) is not None
+        separator = "," if opened else None
         while separator == ",":
             yield from self._read_run(SPACE)
             name = yield from self._read_run(_NAME, MAX_NAME)
@@ -53,38 +70,78 @@ class PythonicParser(JsonCallParser):
                 return False
             self._in_call = False
             yield from self._read_run(SPACE)
-            separator = yield from self._read_one(",", "]")
+            separator = yield from self._read_separator()
         if separator is None:
             return False
         yield from self._read_run(SPACE)
-        yield from self._read_closing(_END)
+        yield from self._read_closing(self._form.end)
         yield from self._read_run(SPACE)
         self._drop()
         return True
 
+    def _read_separator(self) -> Reading[str | None]:
+        """Read what follows a call: ``,`` before another one, ``]`` after the last."""
+        if self._form.is_list:
+            return (yield from self._read_one(",", "]"))
+        return "," if _NAME.match((yield from self._peek())) else "]"
+
+
+class PythonicParser(MarkedPythonicParser):
+    """A list of calls at the beginning or after a marker, and content."""
+
+    def __init__(self, writer: PartWriter, tools: KnownTools) -> None:
+        super().__init__(writer, tools, LLAMA4)
+
+    def _read(self) -> Reading[None]:
+        yield from self._read_run(SPACE, MAX_SPACE)
+        allowed: Set[str] | None = self._tool_names
+        if (yield from self._read_marker(LLAMA4.begin)):
+            allowed = None
+        if not (yield from self._read_calls(allowed)):
+            self._release()
+        yield from super()._read()
+
 
 def is_in(template: str) -> bool:
     """Whether a template writes calls in this format."""
-    return _START in template or "[func_name" in template
+    return LLAMA4.begin in template or "[func_name" in template
 
 
 def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
     """The grammar of an answer; see ``format.MakeGrammar``. Values are JSON, which means the same here."""
     names = "|".join(regex_text(tool.name) for tool in tools)
-    rules = unmarked(rf"\s*\[\s*(?:{names})\(", marker(_START), required=required)
+    rules = unmarked(rf"\s*\[\s*(?:{names})\(", marker(LLAMA4.begin), required=required)
     # "[f(" is one terminal, because free text that begins with "[" would be taken for the longer one
     first = [f'{literal(f"[{tool.name}(")} arguments_{index} ")"' for index, tool in enumerate(tools)]
     later = [f'{literal(f", {tool.name}(")} arguments_{index} ")"' for index, tool in enumerate(tools)]
     rules += [f'calls: first {"" if single else "later*"} "]"', f"first: {' | '.join(first)}"]
     rules += [] if single else [f"later: {' | '.join(later)}"]
+    return "\n".join([*rules, *_argument_rules(tools)])
+
+
+def marked_grammar(
+    form: PythonicForm, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker
+) -> str:
+    """Like ``grammar``, of calls between markers."""
+    rules = marked(marker(form.begin), required=required, single=True)
+    calls = [f'{literal(f"{tool.name}(")} arguments_{index} ")"' for index, tool in enumerate(tools)]
+    begin, between, end = ('"["', '", "', '"]"') if form.is_list else (r'"\n"?', r'"\n"', r'"\n"?')
+    more = "" if single else f" ({between} one)*"
+    rules += [f"call: {begin} one{more} {end} {marker(form.end)}", f"one: {' | '.join(calls)}"]
+    return "\n".join([*rules, *_argument_rules(tools)])
+
+
+def _argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
+    """A rule ``arguments_<index>`` for each tool's arguments, and those that it refers to."""
+    rules = []
     for index, tool in enumerate(tools):
         rules += _arguments(tool, index) if tool.strict else [f"arguments_{index}: any_arguments"]
-    rules += [
+    return [
+        *rules,
         'any_arguments: (any_argument (", " any_argument)*)?',
         f"any_argument: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {literal('=')} any_value",
         f"any_value: %json {checked_schema('{}')}",
     ]
-    return "\n".join(rules)
 
 
 def _arguments(tool: ToolSpec, index: int) -> list[str]:
@@ -105,4 +162,4 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
     return [*rules, f"first_{index}_{count}: ", f"more_{index}_{count}: ", f"arguments_{index}: first_{index}_0"]
 
 
-TOOL_FORMAT = ToolFormat(PythonicParser, MARKERS, is_in, grammar, needs_names=True)
+TOOL_FORMAT = ToolFormat(PythonicParser, LLAMA4.markers, is_in, grammar, needs_names=True)

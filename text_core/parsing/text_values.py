@@ -93,7 +93,7 @@ def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Type
     if types != others:
         others_look = dict.fromkeys(_LOOKS[each] for each in sorted(others)) if written is None else ()
         excluded = "".join(f" & ~/{look}/" for look in others_look)
-        texts = [f"({text}){excluded}" for text in _Texts(reader, end, field).expressions(schema, 0)]
+        texts = [f"({text}){excluded}" for text in text_expressions(schema, reader, end, field)]
     if not others:
         return _text_rules(name, texts, end)
     names = [each.name.lower() for each in sorted(others)]
@@ -103,6 +103,11 @@ def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Type
         f"{name}_json: %json {_json(narrowed, field)}",
         *(_text_rules(f"{name}_text", texts, end) if texts else ()),
     ]
+
+
+def text_expressions(schema: Any, reader: TypeReader, end: ValueEnd, field: str) -> list[str]:
+    """Definitions of terminals for the texts that ``schema`` allows. Raises ``ConstraintError`` with ``field``."""
+    return _Texts(reader, end, field).expressions(schema, 0)
 
 
 def _text_rules(name: str, texts: list[str], end: ValueEnd) -> list[str]:

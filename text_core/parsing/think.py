@@ -1,4 +1,4 @@
-"""Reasoning at the beginning of an answer, as most models write it: ``<think>…</think>``.
+"""Reasoning at the beginning of an answer, between markers, as most models write it: ``<think>…</think>``.
 
 Line breaks next to a marker belong to it. A template may have opened the reasoning, so that the answer begins inside;
 a model may then open it again. Marker text later in the answer is content; a special token is a marker anywhere.
@@ -7,25 +7,56 @@ a model may then open it again. Marker text later in the answer is content; a sp
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from text_core.parsing.format import ReasoningFormat
 from text_core.parsing.marks import mark
 from text_core.parsing.parts import PartWriter
 from text_core.parsing.reasoning_meter import ReasoningMeter
-from text_core.parsing.text_parser import Reading, ReadingParser, TextParser, search_for
+from text_core.parsing.text_parser import Reading, ReadingParser, TextParser, search_for_texts
 
-_OPEN, _CLOSE = MARKERS = ("<think>", "</think>")
-_BEGINNING = search_for(_OPEN)
-_LATER = re.compile(f"(?P<full>{mark(_OPEN)})")
-_SEARCH_CLOSE = search_for(_CLOSE, before=r"[\r\n]")
 _LINE_BREAKS = re.compile(r"[\r\n]+")
+
+
+@dataclass(frozen=True)
+class ThinkForm:
+    """What surrounds reasoning."""
+
+    opening: str
+    closing: str
+    markers: tuple[str, ...]
+    """Texts, or parts of them, that may be special tokens."""
+
+    @cached_property
+    def beginning(self) -> re.Pattern[str]:
+        """Finds ``opening``, at the beginning."""
+        return search_for_texts([self._marked(self.opening), self.opening])
+
+    @cached_property
+    def later(self) -> re.Pattern[str]:
+        """Finds ``opening`` as special tokens."""
+        return re.compile(f"(?P<full>{re.escape(self._marked(self.opening))})")
+
+    @cached_property
+    def end(self) -> re.Pattern[str]:
+        """Finds ``closing``, with line breaks before it."""
+        return search_for_texts([self._marked(self.closing), self.closing], before=r"[\r\n]")
+
+    def _marked(self, text: str) -> str:
+        for marker in self.markers:
+            text = text.replace(marker, mark(marker))
+        return text
 
 
 class ThinkParser(ReadingParser):
     """Reads reasoning; feeds the text after it to the next parser."""
 
-    def __init__(self, writer: PartWriter, answer: TextParser, meter: ReasoningMeter, begins_inside: bool) -> None:
+    def __init__(
+        self, writer: PartWriter, answer: TextParser, meter: ReasoningMeter, begins_inside: bool, *, form: ThinkForm
+    ) -> None:
         self._answer = answer
+        self._form = form
         self._meter = meter
         self._begins_inside = begins_inside
         super().__init__(writer)
@@ -41,11 +72,11 @@ class ThinkParser(ReadingParser):
             if inside:
                 self._meter.reach(self._position, reasoning=True)
                 yield from self._drop_line_breaks()
-                marker = yield from self._read_until(_SEARCH_CLOSE, self._send_reasoning)
+                marker = yield from self._read_until(self._form.end, self._send_reasoning)
                 self._meter.in_reasoning = False
                 yield from self._drop_line_breaks()
             else:
-                marker = yield from self._read_until(_LATER, self._send_answer)
+                marker = yield from self._read_until(self._form.later, self._send_answer)
             if marker is None:
                 return
             inside = not inside
@@ -53,7 +84,7 @@ class ThinkParser(ReadingParser):
     def _read_beginning(self) -> Reading[bool]:
         """Read the white space and marker at the beginning; returns whether there is a marker."""
         while True:
-            found = _BEGINNING.match(self._text, self._at)
+            found = self._form.beginning.match(self._text, self._at)
             if found is not None and found["full"]:
                 self._hold(found.end())
                 return True
@@ -76,9 +107,26 @@ class ThinkParser(ReadingParser):
             self._answer.feed(piece, origin)
 
 
-def is_in(template: str) -> bool:
-    """Whether a template writes reasoning in this format."""
-    return _CLOSE in template
+def _between(opening: str, closing: str, *markers: str) -> ReasoningFormat:
+    """Reasoning between two texts, which are special tokens or have ``markers`` that are."""
+    form = ThinkForm(opening, closing, markers or (opening, closing))
+    return ReasoningFormat(
+        partial(ThinkParser, form=form),
+        form.markers,
+        lambda template: opening in template and closing in template,
+        opening,
+        closing,
+    )
 
 
-REASONING_FORMAT = ReasoningFormat(ThinkParser, MARKERS, is_in, _OPEN, _CLOSE)
+REASONING_FORMATS = {
+    "mistral": _between("[THINK]", "[/THINK]"),
+    "gemma4": _between("<|channel>thought", "<channel|>", "<|channel>", "<channel|>"),
+    "cohere": _between("<|START_THINKING|>", "<|END_THINKING|>"),
+    "seed_oss": _between("<seed:think>", "</seed:think>"),
+    "minimax_m3": _between("<mm:think>", "</mm:think>"),
+    "apertus": _between("<|inner_prefix|>", "<|inner_suffix|>"),
+    "kimi_vl": _between("◁think▷", "◁/think▷"),
+    "think": replace(_between("<think>", "</think>"), is_in=lambda template: "</think>" in template),
+}
+"""Keyed by name; the most common one comes last, as templates of others mention it, too."""

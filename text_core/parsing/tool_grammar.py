@@ -66,7 +66,7 @@ def json_calls(tools: Sequence[ToolSpec], required: bool, arguments_key: str) ->
     if not required:  # terminals must be longer than those of free text
         pieces = ['{"name": '], [f', "{arguments_key}": ']
     begin, key = (" ".join(map(literal, each)) for each in pieces)
-    names = [literal(json.dumps(tool.name, ensure_ascii=False)) for tool in tools]
+    names = [literal(json_text(tool.name)) for tool in tools]
     calls = [f"{name} {key} arguments_{index}" for index, name in enumerate(names)]
     return [f"object: {begin} ({' | '.join(calls)}) {literal('}')}", *argument_rules(tools)]
 
@@ -99,6 +99,11 @@ def unmarked(beginning: str, marker: str, *, required: bool) -> list[str]:
         others.append(rf"(?s:.*){regex_text(json.loads(marker))}")
     excluded = " & ".join(f"~/{other}(?s:.*)/" for other in others)
     return [f"start: calls | FREE{after}", f"FREE: {FREE_TEXT} & {excluded}"]
+
+
+def json_text(text: str) -> str:
+    """``text`` as JSON."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def regex_text(text: str) -> str:

@@ -5,6 +5,75 @@ from __future__ import annotations
 Shown = list[str | tuple[str, str]]
 
 WHOLE: dict[str, list[tuple[str, Shown]]] = {
+    "gemma4": [
+        (
+            'So<|tool_call>call:f{a:<|"|>x, "é" <|}\n<|"|>,n:5,b:true}<tool_call|><|tool_call>call:g{}<tool_call|>',
+            ["So", ("f", '{"a": "x, \\"é\\" <|}\\n", "n": 5, "b": true}'), ("g", "{}")],
+        ),
+        (
+            '<|tool_call>call:g{o:{<|"|>k<|"|>:[1,<|"|><|"|>, {}],l : None},m:12:30 h}<tool_call|>Then',
+            [("g", '{"o": {"k": [1, "", {}], "l": null}, "m": "12:30 h"}'), "Then"],
+        ),
+    ],
+    "kimi_k2": [
+        (
+            "So<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+            '{"a": "1"}<|tool_call_end|><|tool_call_begin|>g:12<|tool_call_argument_begin|>{}<|tool_call_end|>'
+            "<|tool_calls_section_end|>",
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+        (
+            "<think>x</think><|tool_call_begin|> f <|tool_call_argument_begin|> {} <|tool_call_end|>",
+            ["think: x", ("f", "{}")],
+        ),
+    ],
+    "cohere": [
+        (
+            'So<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": "1"}},\n'
+            '    {"tool_call_id": "1", "tool_name": "g", "parameters": {}}\n]<|END_ACTION|>',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "lfm2": [
+        (
+            "So <|tool_call_start|>[f(a='1', n=2), g(m=None)]<|tool_call_end|>Then",
+            ["So", ("f", '{"a": "1", "n": 2}'), ("g", '{"m": null}'), "Then"],
+        ),
+    ],
+    "olmo3": [
+        (
+            "So\n<function_calls>\nf(a='1')\ng()\n</function_calls>",
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "apertus": [
+        (
+            'So <|tools_prefix|>[{"f": {"a": "1"}}, {"g": {}}]<|tools_suffix|>',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "nemotron_json": [
+        (
+            '<think>\nx\n</think>\n\n<TOOLCALL>[{"name": "f", "arguments": {"a": "1"}}, {"name": "g"}]</TOOLCALL>',
+            ["think: x", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "hunyuan_a13b": [
+        (
+            'So\n<tool_calls>[{"name": "f", "arguments": {"a": "1"}, "id": "x"}]</tool_calls>',
+            ["So", ("f", '{"a": "1"}')],
+        ),
+    ],
+    "phi4_mini_json": [
+        ('<|tool_call|>{"name": "f", "arguments": {"a": "1"}}<|/tool_call|>', [("f", '{"a": "1"}')]),
+        ('So <|tool_call|>[{"name": "g", "arguments": {}}]<|/tool_call|>', ["So", ("g", "{}")]),
+    ],
+    "granite": [
+        (
+            '<|tool_call|>[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
+            [("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
     "qwen3_coder": [
         (
             "So:\n<tool_call>\n<function=f>\n<parameter=a>\n5\n\n</parameter>\n<parameter=n>\n 5 \n</parameter>\n"
@@ -135,6 +204,39 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
 }
 
 MALFORMED: dict[str, list[tuple[str, Shown]]] = {
+    "gemma4": [
+        ("<|tool_call>call f", ["<|tool_call>call f"]),
+        ("<|tool_call>call:f{a:<|x", [("f", '{"a": "'), "x"]),
+        ("<|tool_call>call:f{a}", [("f", '{"a"'), "}"]),
+        ('<|tool_call>call:f{a:<|"|>x', [("f", '{"a": "x')]),
+        ("<|tool_call>call:f{a:1,n:2", [("f", '{"a": 1, "n": ')]),
+    ],
+    "kimi_k2": [
+        ("<|tool_call_begin|>f none", ["<|tool_call_begin|>f none"]),
+        ("<|tool_calls_section_begin|>none", ["<|tool_calls_section_begin|>none"]),
+        ("<|tool_call_begin|>f<|tool_call_argument_begin|>1", ["<|tool_call_begin|>f<|tool_call_argument_begin|>1"]),
+    ],
+    "cohere": [
+        ('<|START_ACTION|>[{"name": "f"}]', ['<|START_ACTION|>[{"name": "f"}]']),
+        ('<|START_ACTION|>[{"tool_name": "f"} x', [("f", "{}"), "x"]),
+    ],
+    "lfm2": [
+        ("[f(a=1)]", ["[f(a=1)]"]),
+        ("<|tool_call_start|>[f(a=1)", [("f", '{"a": 1}')]),
+        ("<|tool_call_start|>f()", ["<|tool_call_start|>f()"]),
+    ],
+    "olmo3": [
+        ("<function_calls>\n1", ["<function_calls>\n1"]),
+        ("<function_calls>f() g(x)", [("f", "{}"), ("g", "{"), ")"]),
+    ],
+    "apertus": [
+        ('<|tools_prefix|>[{"f": 1}]', ['<|tools_prefix|>[{"f": 1}]']),
+        ('<|tools_prefix|>[{"f": {}, "g": {}}]', [("f", "{}"), ', "g": {}}]']),
+    ],
+    "nemotron_json": [("<TOOLCALL>none", ["<TOOLCALL>none"])],
+    "hunyuan_a13b": [("<tool_calls>none", ["<tool_calls>none"])],
+    "phi4_mini_json": [("<|tool_call|>none", ["<|tool_call|>none"])],
+    "granite": [("<|tool_call|>[none", ["<|tool_call|>[none"])],
     "qwen3_coder": [
         ("It is <tool_call>.", ["It is <tool_call>."]),
         ("<tool_call>\n<function=f x>", ["<tool_call>\n<function=f x>"]),

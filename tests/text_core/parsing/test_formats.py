@@ -141,6 +141,7 @@ def test_a_template_tells_the_format() -> None:
         "CHATML": ("hermes", "think"),
         "HARMONY": ("harmony", "harmony"),
         "GLM_4": ("glm45", "think"),
+        "GEMMA_4": ("gemma4", "gemma4"),
         "DEEPSEEK": ("deepseek", "think"),
         "DEEPSEEK_V3": ("deepseek", "think"),
         "DEEPSEEK_V3_1": ("deepseek", "none"),
@@ -181,5 +182,7 @@ def test_ids_of_calls() -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"reasoning: there is no format 'x': expected one of harmony, think, none"):
+    with pytest.raises(
+        ValueError, match=r"there is no format 'x': expected one of harmony, mistral, .*, think, none"
+    ):
         marker_texts(ParseOptions(reasoning="x"))

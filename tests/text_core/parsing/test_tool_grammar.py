@@ -62,6 +62,16 @@ TOOLS = [
     ),
 ]
 TRIGGERS = {
+    "gemma4": "Hi <|tool_call>",
+    "kimi_k2": "Hi <|tool_calls_section_begin|>",
+    "cohere": "Hi <|START_ACTION|>",
+    "lfm2": "Hi <|tool_call_start|>",
+    "olmo3": "Hi <function_calls>",
+    "apertus": "Hi <|tools_prefix|>",
+    "nemotron_json": "Hi <TOOLCALL>",
+    "hunyuan_a13b": "Hi <tool_calls>",
+    "phi4_mini_json": "Hi <|tool_call|>",
+    "granite": "Hi <|tool_call|>",
     "qwen3_coder": "Hi <tool_call>",
     "glm45": "Hi <tool_call>",
     "deepseek_v32": "Hi <｜DSML｜function_calls>",

@@ -1,0 +1,164 @@
+"""Converts the arguments of a call by Gemma 4 to JSON, incrementally: ``a:<|"|>x<|"|>,b:[1]}`` → ``{"a": "x", …}``.
+
+Keys are bare words or texts. A bare word as a value is JSON or one of Python's constants; otherwise it is a text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from text_core.parsing.argument_types import ALL, TEXT, json_of
+from text_core.parsing.json_scanner import MALFORMED, MAX_DEPTH
+from text_core.parsing.marks import mark, marker_text
+
+QUOTE = '<|"|>'
+_MARKED = mark(QUOTE)
+_MAX_WORD = 256
+_TEXT = re.compile("[^<\ud800-\udfff]+")
+_KEY = re.compile("[^,:{}\\[\\]<\ud800-\udfff]+")
+_WORD = re.compile("[^,{}\\[\\]<\ud800-\udfff]+")
+_CLOSING = {"{": "}", "[": "]"}
+
+
+class GemmaScanner:
+    """Scans the text after the opening brace, up to the closing one."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._out = ["{"]
+        self._stack = ["}"]
+        """Closing brackets of the open ones."""
+        self._step: Callable[[str, int], int] = self._item
+        """Scans at an index; returns the index after what it scanned, or ``MALFORMED``."""
+        self._first = True
+        """Whether no item has followed the last opening bracket."""
+        self._quote = ""
+        """What has been read of a quote that is spelled out."""
+        self._after_quote: Callable[[str, int], int] = self._item
+        """What follows the quote that is being read."""
+        self._word = ""
+        self._is_key = False
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        """Like ``JsonScanner.feed``."""
+        while at < len(text) and not self.done:
+            after = self._step(text, at)
+            if after == MALFORMED:
+                break
+            at = after
+        out, self._out = self._out, []
+        return at, "".join(out)
+
+    def _item(self, text: str, at: int) -> int:
+        """After an opening bracket or a comma."""
+        character, closing = text[at], self._stack[-1]
+        if character.isspace():
+            return at + 1
+        if character == closing:
+            return self._close(at)
+        if not self._first:
+            self._out.append(", ")
+        self._first = False
+        self._is_key = closing == "}"
+        return self._value(text, at)
+
+    def _value(self, text: str, at: int) -> int:
+        """A value, or a key."""
+        character = text[at]
+        if character.isspace():
+            self._step = self._value
+            return at + 1
+        if character in ("<", _MARKED):
+            self._out.append('"')
+            return self._begin_quote(self._string, text, at)
+        if character in _CLOSING and not self._is_key and len(self._stack) < MAX_DEPTH:
+            self._stack.append(_CLOSING[character])
+            self._out.append(character)
+            self._first, self._step = True, self._item
+            return at + 1
+        if _KEY.match(character) is None:
+            return MALFORMED
+        self._word, self._step = "", self._in_word
+        return at
+
+    def _begin_quote(self, then: Callable[[str, int], int], text: str, at: int) -> int:
+        self._quote, self._after_quote, self._step = "", then, self._in_quote
+        return self._in_quote(text, at)
+
+    def _in_quote(self, text: str, at: int) -> int:
+        """The quote before a text."""
+        if text[at] == _MARKED and not self._quote:
+            self._step = self._after_quote
+            return at + 1
+        self._quote += text[at]
+        if not QUOTE.startswith(self._quote):
+            return MALFORMED
+        if self._quote == QUOTE:
+            self._quote, self._step = "", self._after_quote
+        return at + 1
+
+    def _string(self, text: str, at: int) -> int:
+        """Within a text, whose end may have begun."""
+        if text[at] == _MARKED and not self._quote:
+            return self._end_string(at)
+        if self._quote or text[at] == "<":
+            longer = self._quote + text[at]
+            if not QUOTE.startswith(longer):  # what seemed to be a quote is text
+                self._send(self._quote)
+                self._quote = ""
+                return at
+            self._quote = longer
+            return self._end_string(at) if longer == QUOTE else at + 1
+        run = _TEXT.match(text, at)
+        end = at + 1 if run is None else run.end()
+        self._send(marker_text(text[at:end]))
+        return end
+
+    def _send(self, text: str) -> None:
+        self._out.append(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def _end_string(self, at: int) -> int:
+        self._quote = ""
+        self._out.append('"')
+        self._step = self._colon if self._is_key else self._next
+        return at + 1
+
+    def _in_word(self, text: str, at: int) -> int:
+        run = (_KEY if self._is_key else _WORD).match(text, at)
+        if run is not None:
+            self._word += run[0]
+            return run.end() if len(self._word) <= _MAX_WORD else MALFORMED
+        word = self._word.strip()
+        found = None if self._is_key else json_of(word, ALL - TEXT)
+        self._out.append(found or json.dumps(word, ensure_ascii=False))
+        self._step = self._colon if self._is_key else self._next
+        return at
+
+    def _colon(self, text: str, at: int) -> int:
+        if text[at].isspace():
+            return at + 1
+        if text[at] != ":":
+            return MALFORMED
+        self._out.append(": ")
+        self._is_key, self._step = False, self._value
+        return at + 1
+
+    def _next(self, text: str, at: int) -> int:
+        """After an item."""
+        if text[at].isspace():
+            return at + 1
+        if text[at] == self._stack[-1]:
+            return self._close(at)
+        if text[at] != ",":
+            return MALFORMED
+        self._step = self._item
+        return at + 1
+
+    def _close(self, at: int) -> int:
+        closing = self._stack.pop()
+        self.done = not self._stack
+        self._out.append(closing)
+        self._first, self._step = False, self._next
+        return at + 1

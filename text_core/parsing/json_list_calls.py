@@ -1,0 +1,99 @@
+"""Calls that are JSON objects between markers, one or a list: the parser of all such formats, and their grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from text_core.grammar.lark import literal
+from text_core.parsing.json_calls import SPACE, JsonCallParser
+from text_core.parsing.parts import KnownTools, PartWriter
+from text_core.parsing.text_parser import Reading, search_for
+from text_core.parsing.tool_grammar import Marker, ToolSpec, argument_rules, json_text, marked
+
+
+@dataclass(frozen=True, slots=True)
+class JsonForm:
+    """How a format writes calls."""
+
+    begin: str
+    end: str
+    """Empty: nothing ends them."""
+    name_key: str = "name"
+    """The key of a tool's name; empty: the name is itself the key of the arguments."""
+    arguments_key: str = "arguments"
+    id_key: str = ""
+    """The key of a call's number, which comes first; empty: none."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return tuple(marker for marker in (self.begin, self.end) if marker)
+
+
+class JsonListParser(JsonCallParser):
+    """Content, and calls between markers."""
+
+    def __init__(self, writer: PartWriter, tools: KnownTools, form: JsonForm) -> None:
+        self._form = form
+        super().__init__(writer, tools)
+
+    def _read(self) -> Reading[None]:
+        search = search_for(self._form.begin)
+        while (yield from self._read_until(search, self._send_content)) is not None:
+            yield from self._read_run(SPACE)
+            if not (yield from self._read_calls()):
+                self._release()
+                continue
+            yield from self._read_run(SPACE)
+            if self._form.end:
+                yield from self._read_closing(self._form.end)
+                yield from self._read_run(SPACE)
+            self._drop()
+
+    def _read_calls(self) -> Reading[bool]:
+        """Read a list of calls, or one call."""
+        if (yield from self._read_one("[")) is None:
+            return (yield from self._read_one_call())
+        separator: str | None = ","
+        while separator == ",":
+            yield from self._read_run(SPACE)
+            if not (yield from self._read_one_call()):
+                return False
+            yield from self._read_run(SPACE)
+            separator = yield from self._read_one(",", "]")
+        return True
+
+    def _read_one_call(self) -> Reading[bool]:
+        if self._form.name_key:
+            return (yield from self._read_call(name_key=self._form.name_key))
+        return (yield from self._read_named_arguments())
+
+
+def json_list_grammar(
+    form: JsonForm, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker
+) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``."""
+    rules = marked(marker(form.begin), required=required, single=True)
+    more = "" if single else r' ("," SPACE object)*'
+    end = f" {marker(form.end)}" if form.end else ""
+    calls = [f"{_beginning(form, tool)} arguments_{index}" for index, tool in enumerate(tools)]
+    number = literal("{")
+    if form.id_key:
+        number = " ".join([literal('{"' + form.id_key + '": "'), "/[0-9]{1,3}/", literal('", ')])
+    return "\n".join(
+        [
+            *rules,
+            f'call: SPACE ("[" SPACE object{more} SPACE "]" | object) SPACE{end}',
+            f"object: {number} ({' | '.join(calls)}) {literal('}')}",
+            r"SPACE: /[ \n]{0,16}/",
+            *argument_rules(tools),
+        ]
+    )
+
+
+def _beginning(form: JsonForm, tool: ToolSpec) -> str:
+    """What precedes the arguments of a call."""
+    name = json_text(tool.name)
+    if not form.name_key:
+        return literal(f"{name}: ")
+    return literal(f'"{form.name_key}": {name}, "{form.arguments_key}": ')
