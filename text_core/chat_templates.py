@@ -16,7 +16,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
-from text_core.parsing.formats import NONE, detect
+from text_core.parsing.detection import PROBED_ARGUMENTS, PROBED_NAME, calls_in, calls_shown, reasoning_in
+from text_core.parsing.formats import NONE
 from text_core.special_tokens import read_special_tokens
 from text_core.system_messages import ARRANGEMENTS, has_more_than_the_first, marked, shows_all
 from text_core.template_sandbox import (
@@ -43,7 +44,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE_MARKER = "RINGLINE-CONTINUES-HERE "
 """Appended to the message to be continued; its trailing blank shows whether the template trims."""
 
-_PROBED_CALL = {"name": "probed_call", "arguments": {"a": "probed_argument"}}
+_PROBED_CALL = {"name": PROBED_NAME, "arguments": PROBED_ARGUMENTS}
 _PROBE: list[dict[str, Any]] = [
     {"role": "user", "content": "x"},
     {
@@ -52,7 +53,7 @@ _PROBE: list[dict[str, Any]] = [
         "tool_calls": [{"id": "probe0001", "type": "function", "function": _PROBED_CALL}],
     },
 ]
-"""Messages that call a tool; tool name and argument occur in no template's own text."""
+"""Messages that call a tool."""
 
 
 class ChatTemplateError(ValueError):
@@ -211,8 +212,24 @@ class ChatTemplates:
         if (source := self._sources.get(name)) is None:
             return NONE, NONE
         if name not in self._formats:
-            self._formats[name] = detect(source.text)
+            self._formats[name] = self._detected(name, source.text)
         return self._formats[name]
+
+    def _detected(self, name: str, source: str) -> tuple[str, str]:
+        """The formats of the call that a template shows, or else, if it shows none, those of which it speaks."""
+        chat = [self._call_form(name).of(message) for message in _PROBE]
+        shown = self._rendered_or_nothing(name, chat, add_generation_prompt=False)
+        prompt = self._rendered_or_nothing(name, chat[:1], add_generation_prompt=True)
+        calls = calls_shown(shown, prompt) if PROBED_NAME in shown else calls_in(source)
+        return calls, reasoning_in(f"{source}\n{shown}")
+
+    def _rendered_or_nothing(self, name: str, chat: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+        variables: dict[str, Any] = {**self._special_tokens, "messages": chat, "tools": None, "documents": None}
+        variables["add_generation_prompt"] = add_generation_prompt
+        try:
+            return self._render(name, variables, MAX_RENDERED_CHARS)
+        except ChatTemplateError:
+            return ""
 
     def _choose(self, name: str | None, has_tools: bool) -> str:
         if not self._sources:

@@ -14,7 +14,34 @@ MIN_VERSION, MAX_VERSION = 1, 1
 MAX_REQUEST_ID_LENGTH = 64
 CONSTRAINT, FORM_BESIDE_TOOLS = "constraint", "form_beside_tools"
 PARSE, ANSWER_STOPS, CONTENT_TOKENS = "parse", "answer_stops", "content_tokens"
-FORMAT_CAPABILITIES = ("calls.deepseek_v32", "calls.glm45", "calls.minimax_m2", "calls.qwen3_coder", "calls.seed_oss")
+FORMAT_CAPABILITIES = (
+    "calls.apertus",
+    "calls.cohere",
+    "calls.deepseek_v32",
+    "calls.functionary",
+    "calls.gemma4",
+    "calls.gigachat3",
+    "calls.glm45",
+    "calls.granite",
+    "calls.hunyuan_a13b",
+    "calls.hy3",
+    "calls.kimi_k2",
+    "calls.lfm2",
+    "calls.minimax_m2",
+    "calls.nemotron_json",
+    "calls.olmo3",
+    "calls.phi4_mini_json",
+    "calls.qwen3_coder",
+    "calls.seed_oss",
+    "reasoning.apertus",
+    "reasoning.cohere",
+    "reasoning.gemma4",
+    "reasoning.hy3",
+    "reasoning.kimi_vl",
+    "reasoning.minimax_m3",
+    "reasoning.mistral",
+    "reasoning.seed_oss",
+)
 """Of services that know all formats of calls and reasoning; those of the first release have none."""
 GRAMMAR_CAPABILITIES = (CONSTRAINT, FORM_BESIDE_TOOLS, *FORMAT_CAPABILITIES)
 """Capabilities of engines that can use grammars."""

@@ -16,6 +16,12 @@ from text_core.parsing.tool_grammar import ToolSpec
 CALLS = ToolCalls((ToolSpec("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}),), required=True)
 _JSON_CALL = '{"name": "f", "arguments": {"a": 1}}'
 CALLS_OF_F = {
+    "hy3": [
+        "<tool_calls:opensource><tool_call:opensource>f<tool_sep:opensource><arg_key:opensource>a</arg_key:opensource>"
+        "<arg_value:opensource>1</arg_value:opensource></tool_call:opensource></tool_calls:opensource>"
+    ],
+    "functionary": ['<function=f>{"a": 1}</function>'],
+    "gigachat3": [f"<|function_call|>{_JSON_CALL}"],
     "gemma4": ["<|tool_call>call:f{a:1}<tool_call|>"],
     "kimi_k2": [
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"

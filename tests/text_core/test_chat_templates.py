@@ -282,9 +282,9 @@ def test_long_chats_are_within_the_limits():
 
 
 def test_the_formats_are_those_of_the_template_that_is_rendered():
-    hermes = "{{ messages }}<tool_call>{{ tools }}</tool_call>"
+    hermes = "{{ messages | length }}<tool_call></tool_call>{{ tools }}"
     templates = ChatTemplates(
-        {"default": TemplateSource("{{ messages }}<think></think>"), "tool_use": TemplateSource(hermes)}
+        {"default": TemplateSource("{{ messages | length }}<think></think>"), "tool_use": TemplateSource(hermes)}
     )
     assert templates.formats(None, has_tools=False) == ("none", "think")
     assert templates.formats(None, has_tools=True) == ("hermes", "none")

@@ -7,7 +7,7 @@ from functools import partial
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.json_list_calls import JsonForm, JsonListParser, json_list_grammar
 
-FORM = JsonForm("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters", "tool_call_id")
+FORM = JsonForm("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters", id_key="tool_call_id")
 
 
 def is_in(template: str) -> bool:

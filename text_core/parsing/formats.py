@@ -1,4 +1,4 @@
-"""The formats by name, and which of them a chat template writes."""
+"""The formats by name, and what each needs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from text_core.parsing import (
     cohere,
     deepseek,
     deepseek_v32,
+    functionary,
     gemma4,
+    gigachat3,
     glm45,
     granite,
     harmony,
     hermes,
     hunyuan_a13b,
+    hy3,
     kimi_k2,
     lfm2,
     llama3_json,
@@ -43,6 +46,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "harmony": harmony.TOOL_FORMAT,
     "qwen3_coder": qwen3_coder.TOOL_FORMAT,
     "glm45": glm45.TOOL_FORMAT,
+    "hy3": hy3.TOOL_FORMAT,
     "deepseek_v32": deepseek_v32.TOOL_FORMAT,
     "gemma4": gemma4.TOOL_FORMAT,
     "minimax_m2": minimax_m2.TOOL_FORMAT,
@@ -57,6 +61,8 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hunyuan_a13b": hunyuan_a13b.TOOL_FORMAT,
     "phi4_mini_json": phi4_mini_json.TOOL_FORMAT,
     "granite": granite.TOOL_FORMAT,
+    "gigachat3": gigachat3.TOOL_FORMAT,
+    "functionary": functionary.TOOL_FORMAT,
     "mistral": mistral.TOOL_FORMAT,
     "hermes": hermes.TOOL_FORMAT,
     "pythonic": pythonic.TOOL_FORMAT,
@@ -91,13 +97,6 @@ FORMAT_CAPABILITIES = tuple(
     )
 )
 """Of a service that knows all formats."""
-
-
-def detect(template_text: str) -> tuple[str, str]:
-    """Names of the formats of tool calls and of reasoning in a chat template; ``none`` if it has none."""
-    calls = (name for name, form in TOOL_FORMATS.items() if form.is_in(template_text))
-    reasoning = (name for name, form in REASONING_FORMATS.items() if form.is_in(template_text))
-    return next(calls, NONE), next(reasoning, NONE)
 
 
 def begins_in_reasoning(reasoning: str, prompt_tail_text: str) -> bool:

@@ -5,6 +5,7 @@ Line breaks may stand between the markers and the object.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from text_core.parsing.format import ToolFormat
@@ -14,6 +15,8 @@ from text_core.parsing.tool_grammar import Marker, ToolSpec, json_calls, marked
 
 _OPEN, _CLOSE = MARKERS = ("<tool_call>", "</tool_call>")
 _SEARCH = search_for(_OPEN)
+_FORM = re.compile(r"""<tool_call>[\s\\n'"+-{%}]{0,40}\\?"name\\?"|<tool_call></tool_call>""")
+"""The beginning of a call, in a template with escaped line breaks, or the markers as instructions mention them."""
 
 
 class HermesParser(JsonCallParser):
@@ -32,8 +35,8 @@ class HermesParser(JsonCallParser):
 
 
 def is_in(template: str) -> bool:
-    """Whether a template writes this format; GLM and Qwen Coder use the same marker around other syntax."""
-    return _OPEN in template and "<arg_key>" not in template and "<function=" not in template
+    """Whether a template writes this format; others use the same marker around other syntax."""
+    return _FORM.search(template) is not None
 
 
 def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:

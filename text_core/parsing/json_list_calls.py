@@ -22,6 +22,10 @@ class JsonForm:
     name_key: str = "name"
     """The key of a tool's name; empty: the name is itself the key of the arguments."""
     arguments_key: str = "arguments"
+    may_stand_alone: bool = False
+    """Whether a single call may be without a list."""
+    is_list: bool = True
+    """Whether several calls are a list; otherwise there is one."""
     id_key: str = ""
     """The key of a call's number, which comes first; empty: none."""
 
@@ -76,6 +80,9 @@ def json_list_grammar(
     rules = marked(marker(form.begin), required=required, single=True)
     more = "" if single else r' ("," SPACE object)*'
     end = f" {marker(form.end)}" if form.end else ""
+    calls_rule = f'"[" SPACE object{more} SPACE "]"' if form.is_list else "object"
+    if form.may_stand_alone:
+        calls_rule += " | object"
     calls = [f"{_beginning(form, tool)} arguments_{index}" for index, tool in enumerate(tools)]
     number = literal("{")
     if form.id_key:
@@ -83,7 +90,7 @@ def json_list_grammar(
     return "\n".join(
         [
             *rules,
-            f'call: SPACE ("[" SPACE object{more} SPACE "]" | object) SPACE{end}',
+            f"call: SPACE ({calls_rule}) SPACE{end}",
             f"object: {number} ({' | '.join(calls)}) {literal('}')}",
             r"SPACE: /[ \n]{0,16}/",
             *argument_rules(tools),

@@ -12,7 +12,7 @@ FORM = PythonicForm("<|tool_call_start|>", "<|tool_call_end|>")
 
 def is_in(template: str) -> bool:
     """Whether a template writes calls in this format."""
-    return FORM.begin in template
+    return FORM.begin in template or "List of tools: " in template
 
 
 TOOL_FORMAT = ToolFormat(partial(MarkedPythonicParser, form=FORM), FORM.markers, is_in, partial(marked_grammar, FORM))

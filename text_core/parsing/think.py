@@ -126,6 +126,7 @@ REASONING_FORMATS = {
     "seed_oss": _between("<seed:think>", "</seed:think>"),
     "minimax_m3": _between("<mm:think>", "</mm:think>"),
     "apertus": _between("<|inner_prefix|>", "<|inner_suffix|>"),
+    "hy3": _between("<think:opensource>", "</think:opensource>"),
     "kimi_vl": _between("◁think▷", "◁/think▷"),
     "think": replace(_between("<think>", "</think>"), is_in=lambda template: "</think>" in template),
 }

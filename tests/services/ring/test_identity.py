@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import (
     ENGINE_CAPABILITIES,
+    FORMAT_CAPABILITIES,
     MAX_CAPABILITY_BYTES,
     MAX_REQUEST_ID_LENGTH,
     MAX_REQUIRED_CAPABILITIES,
@@ -21,6 +22,7 @@ from services.ring.identity import (
     negotiate,
     ring_id,
 )
+from text_core.parsing import formats
 
 lives = st.integers(1, 2**64 - 1)
 counters = st.integers(0, 2**64)
@@ -104,3 +106,7 @@ def test_names_are_few_and_short(names: list[str]) -> None:
         check_requires(names, {"x", names[0]})
     assert caught.value.status.code is Code.INVALID_ARGUMENT
     assert len(caught.value.status.message) < 200
+
+
+def test_every_format_that_the_first_release_lacks_is_a_capability() -> None:
+    assert FORMAT_CAPABILITIES == formats.FORMAT_CAPABILITIES

@@ -5,6 +5,18 @@ from __future__ import annotations
 Shown = list[str | tuple[str, str]]
 
 WHOLE: dict[str, list[tuple[str, Shown]]] = {
+    "hy3": [
+        (
+            "So<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>a"
+            "</arg_key:opensource>\n<arg_value:opensource>1</arg_value:opensource>\n</tool_call:opensource>\n"
+            "<tool_call:opensource>g<tool_sep:opensource></tool_call:opensource></tool_calls:opensource>",
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "functionary": [
+        ('So <function=f>{"a": "1"}</function><function=g>{}</function>', ["So", ("f", '{"a": "1"}'), ("g", "{}")]),
+    ],
+    "gigachat3": [('So <|function_call|>{"name": "f", "arguments": {"a": "1"}}', ["So", ("f", '{"a": "1"}')])],
     "gemma4": [
         (
             'So<|tool_call>call:f{a:<|"|>x, "é" <|}\n<|"|>,n:5,b:true}<tool_call|><|tool_call>call:g{}<tool_call|>',
@@ -204,6 +216,9 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
 }
 
 MALFORMED: dict[str, list[tuple[str, Shown]]] = {
+    "hy3": [("<tool_calls:opensource>none", ["<tool_calls:opensource>none"])],
+    "functionary": [("<function=f>none", ["<function=f>none"]), ("<function=f {}", ["<function=f {}"])],
+    "gigachat3": [("<|function_call|>none", ["<|function_call|>none"])],
     "gemma4": [
         ("<|tool_call>call f", ["<|tool_call>call f"]),
         ("<|tool_call>call:f{a:<|x", [("f", '{"a": "'), "x"]),

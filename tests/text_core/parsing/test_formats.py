@@ -10,8 +10,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
 from tests.text_core import chat_template_samples, family_templates
+from tests.text_core.parsing.call_templates import CALL_TEMPLATES, OTHER_FORMS
 from tests.text_core.parsing.parsing import merged, options_of, parse, shown
 from tests.text_core.parsing.samples import MALFORMED, WHOLE, Shown
+from text_core.chat_templates import ChatTemplates, TemplateSource
 from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
 from text_core.parsing import json_calls, tagged_calls, text_parser
 from text_core.parsing.choice_parser import ChoiceParser
@@ -19,7 +21,6 @@ from text_core.parsing.formats import (
     REASONING_FORMATS,
     TOOL_FORMATS,
     begins_in_reasoning,
-    detect,
     has_ended_reasoning,
     make_parser,
     marker_texts,
@@ -30,6 +31,7 @@ from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import ReadingParser
 from text_core.tokenizer import Tokenizer
 
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SAMPLES = [(name, *sample) for name, samples in WHOLE.items() for sample in samples + MALFORMED[name]]
 WITH_SPECIAL_TOKENS = [(name, *sample) for name, samples in WHOLE.items() for sample in samples]
 
@@ -131,7 +133,7 @@ def test_no_text_is_held_without_bound(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_a_template_tells_the_format() -> None:
     formats = {
-        name: detect(text)
+        name: ChatTemplates({"default": TemplateSource(text)}, SPECIAL).formats(None, has_tools=True)
         for module in (chat_template_samples, family_templates)
         for name, text in vars(module).items()
         if name.isupper()
@@ -149,6 +151,18 @@ def test_a_template_tells_the_format() -> None:
         "MISTRAL": ("mistral", "none"),
         "SMOLLM_3": ("none", "think"),
     }
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_template_that_shows_calls_tells_their_format(name: str) -> None:
+    template = TemplateSource(CALL_TEMPLATES[name])
+    assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == name
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_a_form_that_no_format_fits_exactly_has_none(name: str) -> None:
+    template = TemplateSource(OTHER_FORMS[name])
+    assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "none"
 
 
 def test_a_prompt_tells_whether_it_opened_the_reasoning() -> None:
@@ -182,7 +196,5 @@ def test_ids_of_calls() -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"there is no format 'x': expected one of harmony, mistral, .*, think, none"
-    ):
+    with pytest.raises(ValueError, match=r"there is no format 'x': expected one of harmony, mistral, .*, think, none"):
         marker_texts(ParseOptions(reasoning="x"))

@@ -62,6 +62,9 @@ TOOLS = [
     ),
 ]
 TRIGGERS = {
+    "hy3": "Hi <tool_calls:opensource>",
+    "functionary": "Hi <function=",
+    "gigachat3": "Hi <|function_call|>",
     "gemma4": "Hi <|tool_call>",
     "kimi_k2": "Hi <|tool_calls_section_begin|>",
     "cohere": "Hi <|START_ACTION|>",

@@ -1,0 +1,110 @@
+"""Chat templates that write a call in each format, as briefly as that can be said."""
+
+from __future__ import annotations
+
+
+def _template(call: str, around: tuple[str, str] = ("", "")) -> str:
+    """``call`` shows ``f``, a call's name and arguments, in Jinja; ``around``: what stands around all calls."""
+    calls = "{% for call in m.tool_calls %}{% set f = call.function %}" + call + "{% endfor %}"
+    shown = "{% if m.tool_calls %}" + around[0] + calls + around[1] + "{% endif %}{{ m.content or '' }}"
+    return "{% for m in messages %}<|{{ m.role }}|>" + shown + "{% endfor %}<|assistant|>"
+
+
+def _tagged(name: str, key: str, value: str, end: str, *, quoted: str = "tojson") -> str:
+    """A call whose arguments stand between tags."""
+    shown = "{{ v if v is string else v | " + quoted + " }}"
+    argument = key.replace("K", "{{ k }}") + value.replace("V", shown)
+    return name.replace("F", "{{ f.name }}") + "{% for k, v in f.arguments | items %}" + argument + "{% endfor %}" + end
+
+
+_JSON = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+_LIST = _JSON + "{{ ', ' if not loop.last }}"
+_PYTHON = (
+    "{{ f.name }}({% for k, v in f.arguments | items %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %})"
+)
+_GEMMA = (
+    '{% macro shown(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is sequence %}'
+    "[{% for each in v %}{{ shown(each) }}{{ ',' if not loop.last }}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+)
+_HY3 = _tagged(
+    "<tool_call:opensource>F<tool_sep:opensource>",
+    "<arg_key:opensource>K</arg_key:opensource>",
+    "<arg_value:opensource>V</arg_value:opensource>",
+    "</tool_call:opensource>",
+)
+_DSML = _tagged(
+    '<｜DSML｜invoke name="F">',
+    "<｜DSML｜parameter name=\"K\" string=\"{{ 'true' if v is string else 'false' }}\">",
+    "V</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
+)
+
+CALL_TEMPLATES = {
+    "hermes": _template("<tool_call>\n" + _JSON + "\n</tool_call>"),
+    "qwen3_coder": _template(
+        "<tool_call>\n"
+        + _tagged("<function=F>\n", "<parameter=K>\n", "V\n</parameter>\n", "</function>\n")
+        + "</tool_call>\n"
+    ),
+    "seed_oss": _template(
+        "<seed:tool_call>"
+        + _tagged("<function=F>", "<parameter=K>", "V</parameter>", "</function>", quoted="string")
+        + "</seed:tool_call>"
+    ),
+    "glm45": _template(
+        _tagged("<tool_call>F\n", "<arg_key>K</arg_key>\n", "<arg_value>V</arg_value>\n", "</tool_call>\n")
+    ),
+    "hy3": _template(_HY3, ("<tool_calls:opensource>", "</tool_calls:opensource>")),
+    "deepseek_v32": _template(_DSML, ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")),
+    "gemma4": _GEMMA
+    + _template(
+        "<|tool_call>call:{{ f.name }}{ {%- for k, v in f.arguments | items %}{{ k }}:{{ shown(v) }}"
+        "{{ ',' if not loop.last }}{% endfor -%} }<tool_call|>"
+    ),
+    "minimax_m2": _template(
+        _tagged('<invoke name="F">', '<parameter name="K">', "V</parameter>", "</invoke>"),
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
+    "kimi_k2": _template(
+        "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
+        "{{ f.arguments | tojson }}<|tool_call_end|>",
+        ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    "deepseek": _template(
+        "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜>",
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    "cohere": _template(
+        '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
+        "{{ ', ' if not loop.last }}",
+        ("<|START_ACTION|>[", "]<|END_ACTION|>"),
+    ),
+    "lfm2": _template(_PYTHON + "{{ ', ' if not loop.last }}", ("<|tool_call_start|>[", "]<|tool_call_end|>")),
+    "olmo3": _template(_PYTHON + "\n", ("<function_calls>", "</function_calls>")),
+    "pythonic": _template(_PYTHON + "{{ ', ' if not loop.last }}", ("[", "]")),
+    "apertus": _template(
+        '{"{{ f.name }}": {{ f.arguments | tojson }}}{{ ", " if not loop.last }}',
+        ("<|tools_prefix|>[", "]<|tools_suffix|>"),
+    ),
+    "nemotron_json": _template(_LIST, ("<TOOLCALL>[", "]</TOOLCALL>")),
+    "hunyuan_a13b": _template(_LIST, ("<tool_calls>[", "]</tool_calls>")),
+    "phi4_mini_json": _template(_LIST, ("<|tool_call|>[", "]<|/tool_call|>")),
+    "granite": _template(_LIST, ("<|tool_call|>[", "]")),
+    "gigachat3": _template("<|function_call|>" + _JSON),
+    "functionary": _template("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
+    "mistral": _template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
+    "llama3_json": _template('{"name": "{{ f.name }}",\n"parameters": {{ f.arguments | tojson }}}'),
+    "harmony": _template(
+        " to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>"
+    ),
+}
+"""Templates by the name of the format."""
+OTHER_FORMS = {
+    "mcp": _template("<use_mcp_tool><tool_name>{{ f.name }}</tool_name>{{ f.arguments | tojson }}</use_mcp_tool>"),
+    "yaml": _template("<tool_call>\nname: {{ f.name }}\narguments: {{ f.arguments }}\n</tool_call>"),
+    "elements": _template(_tagged('<function name="F">', '<param name="K">', "V</param>", "</function>")),
+    "recipients": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
+    "numbered json": _template("<tool_call>1. " + _JSON + "</tool_call>"),
+    "renamed": _template('{"function": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'),
+}
+"""Templates that write calls in a form that is no format, some with the markers of one."""

@@ -1,0 +1,106 @@
+"""The types of arguments, from schemas, and what text becomes of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from text_core.parsing.argument_types import ALL, TEXT, ArgumentTypes, JsonType, TypeReader, json_of, listed_types
+
+S, N, I, B, O, A, Z = JsonType  # noqa: E741
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({}, ALL),
+        (True, ALL),
+        ({"type": "string"}, {S}),
+        ({"type": "number"}, {N, I}),
+        ({"type": ["string", "null"]}, {S, Z}),
+        ({"type": "integer", "nullable": True}, {I, Z}),
+        ({"enum": ["a", 1, None, 2.5]}, {S, I, Z, N}),
+        ({"const": {"a": 1}}, {O}),
+        ({"type": "string", "enum": ["a", 1]}, {S}),
+        ({"anyOf": [{"type": "array"}, {"type": "boolean"}]}, {A, B}),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": ["string", "array"]}]}, {S}),
+        ({"$ref": "#/$defs/x"}, {B}),
+        ({"$ref": "#/$defs/itself"}, ALL),
+        ({"$ref": "#/$defs/missing"}, ALL),
+        ({"type": "any"}, ALL),
+        ({"anyOf": []}, ALL),
+    ],
+)
+def test_types_that_a_schema_allows(schema: Any, types: set[JsonType]) -> None:
+    definitions = {"x": {"type": "boolean"}, "itself": {"$ref": "#/$defs/itself"}}
+    assert TypeReader({"$defs": definitions}).types(schema) == types
+
+
+def test_wide_and_deep_schemas_are_read_in_part() -> None:
+    wide: dict[str, Any] = {"type": "string"}
+    for _ in range(20):
+        wide = {"anyOf": [wide] * 20}
+    assert TypeReader(wide).types(wide) == ALL
+
+
+def test_what_is_not_listed_is_text() -> None:
+    tools = {
+        "f": {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "m": {"type": "integer"}}},
+        "g": {"properties": {"a": {"type": "string"}, "n": {"type": "string"}}, "additionalProperties": True},
+        "h": {"properties": {"m": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}},
+        "o": {},
+    }
+    listed = listed_types(tools)
+    types = ArgumentTypes(listed)
+    assert [types.of("f", name) for name in ("a", "n", "m", "x")] == [TEXT, {I}, {I}, TEXT]
+    assert [types.of("g", name) for name in ("a", "n", "x")] == [TEXT, TEXT, ALL]
+    assert [types.of("h", name) for name in ("m", "x")] == [{I}, {B}]
+    assert types.of("o", "x") == ALL
+    assert types.of("unknown", "x") == TEXT
+    assert len([each for each in listed if each.name == "m"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "expected"),
+    [
+        ("5", {I}, "5"),
+        (" 5\n", {I}, "5"),
+        ("5", {S}, None),
+        ("5", {S, I}, "5"),
+        ("5.0", {S, I}, None),
+        ("5e3", {S, N, I}, "5e3"),
+        ("null", {S, Z}, "null"),
+        ("None", {S, Z}, None),
+        ("None", {O, Z}, "null"),
+        ("True", {B}, "true"),
+        ("{'a': [1, None]}", {O}, '{"a": [1, null]}'),
+        ('{"a": 1}', {O, S}, '{"a": 1}'),
+        ('{"a": 1', {O, S}, None),
+        ("[1] [2]", {A}, None),
+        ("1, x=2", {I}, None),
+        ('"x"', {S, Z}, None),
+        ("", {I}, None),
+        ("", {S, Z}, None),
+        ("nan", {N}, None),
+        ("01", {I}, None),
+    ],
+)
+def test_what_text_becomes(text: str, types: set[JsonType], expected: str | None) -> None:
+    assert json_of(text, frozenset(types)) == expected
+
+
+@given(
+    text=st.text(alphabet="{}[]\"':,.0123eE-+ truefalsnNoTF\\\n", max_size=30), types=st.sets(st.sampled_from(JsonType))
+)
+def test_what_is_made_of_text_is_json_of_a_type_that_is_allowed(text: str, types: set[JsonType]) -> None:
+    made = json_of(text, frozenset(types))
+    if made is not None:
+        value = json.loads(made, parse_constant=lambda name: pytest.fail(name))
+        if S in types:
+            number = {N, I} if isinstance(value, int) and not isinstance(value, bool) else {N}
+            kinds = {dict: {O}, list: {A}, bool: {B}, type(None): {Z}}.get(type(value), number)
+            assert kinds & types

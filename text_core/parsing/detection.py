@@ -1,0 +1,61 @@
+"""Finds the formats that a chat template writes: by what it makes of a call, else by the words in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+from text_core.parsing.argument_types import listed_types
+from text_core.parsing.formats import NONE, REASONING_FORMATS, TOOL_FORMATS, make_parser
+from text_core.parsing.parts import ParseOptions, PartWriter, ToolCallPiece
+from text_core.parsing.reasoning_meter import ReasoningMeter
+
+PROBED_NAME = "probed_call"
+PROBED_ARGUMENTS: dict[str, Any] = {"a": "probed_argument", "l": ["x", 1], "n": 7}
+"""A call to be shown; its name and texts occur in no template's own text. Keys are sorted, as by some templates."""
+_SCHEMA = {"properties": {"a": {"type": "string"}, "l": {"type": "array"}, "n": {"type": "integer"}}}
+_TYPES = tuple(listed_types({PROBED_NAME: _SCHEMA}))
+
+
+def reasoning_in(template: str) -> str:
+    """Name of the format of reasoning in a template; ``none`` if it has none."""
+    return next((name for name, form in REASONING_FORMATS.items() if form.is_in(template)), NONE)
+
+
+def calls_in(template: str) -> str:
+    """Name of the format of calls of which a template speaks, though it shows none; ``none`` without one."""
+    marked = ((name, form) for name, form in TOOL_FORMATS.items() if not form.needs_names)
+    return next((name for name, form in marked if form.is_in(template)), NONE)
+
+
+def calls_shown(chat: str, prompt: str) -> str:
+    """Name of the format of the probed call in a rendered chat; ``none`` if no format fits exactly.
+
+    ``prompt``: the chat before the call, with what begins an answer.
+    """
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chat, prompt, strict=False))
+    before = chat[: sum(1 for _ in same)]
+    if before != prompt:  # what follows differs, perhaps within a marker
+        before = before[: max(before.rfind(end) for end in "\n>]") + 1]
+    answer = chat[len(before) :]
+    for name, form in TOOL_FORMATS.items():
+        if (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
+            return name
+    return NONE
+
+
+def _is_read_by(name: str, answer: str) -> bool:
+    reasoning = name if name in REASONING_FORMATS and TOOL_FORMATS[name].grammar_has_reasoning else NONE
+    options = ParseOptions(name, reasoning, tool_names=(PROBED_NAME,), argument_types=_TYPES)
+    writer = PartWriter(str)
+    parser = make_parser(options, writer, ReasoningMeter())
+    parser.feed(answer, 0)
+    parser.finish()
+    pieces = [part for part in writer.take() if isinstance(part, ToolCallPiece)]
+    if [piece.name for piece in pieces if piece.name] != [PROBED_NAME]:
+        return False
+    try:
+        return bool(json.loads("".join(piece.arguments for piece in pieces)) == PROBED_ARGUMENTS)
+    except ValueError:
+        return False
