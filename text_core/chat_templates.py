@@ -28,6 +28,8 @@ from text_core.template_sandbox import (
     charge_for,
 )
 from text_core.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
+from text_core.tools_as_text import FORMAT as TOOLS_AS_TEXT
+from text_core.tools_as_text import tools_as_text
 
 Message = Mapping[str, Any]
 """A message: ``role``, ``content`` (text or a list of parts); optional ``tool_calls``, ``tool_call_id``, ``name``, …"""
@@ -54,6 +56,12 @@ _PROBE: list[dict[str, Any]] = [
     },
 ]
 """Messages that call a tool."""
+_PROBED_TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": PROBED_NAME, "description": "x", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 class ChatTemplateError(ValueError):
@@ -75,6 +83,20 @@ class TemplateSource:
     text: str
     origin: str = "the chat template"
     """Its source, such as a file name, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Detected:
+    """What a template shows."""
+
+    calls: str
+    """The format of calls, or none."""
+    reasoning: str
+    """The format of reasoning, or none."""
+    has_tools: bool
+    """Whether it shows tools or calls in whatever form."""
+    has_system: bool
+    """Whether it shows system messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +148,8 @@ class ChatTemplates:
         self._compiled = {name: self._compile(source) for name, source in self._sources.items()}
         self._call_forms: dict[str, _CallForm] = {}
         """The call form of each template that has rendered tool calls, keyed by the template's name."""
-        self._formats: dict[str, tuple[str, str]] = {}
-        """The formats of each template's answers, keyed by the template's name."""
+        self._formats: dict[str, _Detected] = {}
+        """What each template shows, keyed by the template's name."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
@@ -156,6 +178,8 @@ class ChatTemplates:
     ) -> str:
         """The prompt's text. Encode it without adding special tokens: the template writes them.
 
+        A template that shows neither tools nor calls gets both as text (``tools_as_text``).
+
         A message that calls tools is converted to the form that the template expects: DeepSeek V3's wants null for
         missing content and JSON text for arguments, on which other templates fail. Arguments that are text,
         because a model wrote no JSON object, stay text; a template that fails on it gets the text within an object.
@@ -180,6 +204,8 @@ class ChatTemplates:
             raise ChatTemplateError(f"template arguments must not be named {', '.join(clash)}")
         name = self._choose(template_name, tools is not None)
         chat = [_normalized(message) for message in messages]
+        if tools and not (shows := self._detected(name)).has_tools:
+            chat, tools = tools_as_text(chat, tools, in_system=shows.has_system), None
         if any(message.get("tool_calls") for message in chat):
             form = self._call_form(name)
             chat = [form.of(message) for message in chat]
@@ -209,25 +235,35 @@ class ChatTemplates:
         The template is the one that ``render`` uses.
         """
         name = template_name or ("tool_use" if has_tools and "tool_use" in self._sources else "default")
-        if (source := self._sources.get(name)) is None:
+        if name not in self._sources:
             return NONE, NONE
+        found = self._detected(name)
+        calls = found.calls if found.has_tools or not has_tools else TOOLS_AS_TEXT
+        return calls, found.reasoning
+
+    def _detected(self, name: str) -> _Detected:
+        """What a template shows and, of calls that it does not show, of which it speaks."""
         if name not in self._formats:
-            self._formats[name] = self._detected(name, source.text)
+            source, form = self._sources[name].text, self._call_form(name)
+            question, call = map(form.of, _PROBE)
+            shown = self._probed(name, [question, call], add_generation_prompt=False)
+            prompt = self._probed(name, [question])
+            calls = calls_shown(shown, prompt) if PROBED_NAME in shown else calls_in(source)
+            with_tools = self._probed(name, [question], tools=_PROBED_TOOLS)
+            with_system = self._probed(name, [{"role": "system", "content": PROBED_NAME}, question])
+            self._formats[name] = _Detected(
+                calls,
+                reasoning_in(f"{source}\n{shown}"),
+                has_tools=calls != NONE or PROBED_NAME in shown + with_tools,
+                has_system=PROBED_NAME in with_system,
+            )
         return self._formats[name]
 
-    def _detected(self, name: str, source: str) -> tuple[str, str]:
-        """The formats of the call that a template shows, or else, if it shows none, those of which it speaks."""
-        chat = [self._call_form(name).of(message) for message in _PROBE]
-        shown = self._rendered_or_nothing(name, chat, add_generation_prompt=False)
-        prompt = self._rendered_or_nothing(name, chat[:1], add_generation_prompt=True)
-        calls = calls_shown(shown, prompt) if PROBED_NAME in shown else calls_in(source)
-        return calls, reasoning_in(f"{source}\n{shown}")
-
-    def _rendered_or_nothing(self, name: str, chat: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
-        variables: dict[str, Any] = {**self._special_tokens, "messages": chat, "tools": None, "documents": None}
-        variables["add_generation_prompt"] = add_generation_prompt
+    def _probed(self, name: str, chat: list[dict[str, Any]], **changed: object) -> str:
+        """What a template makes of ``chat``; empty if it fails."""
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True, **changed}
         try:
-            return self._render(name, variables, MAX_RENDERED_CHARS)
+            return self._render(name, {**self._special_tokens, **variables, "messages": chat}, MAX_RENDERED_CHARS)
         except ChatTemplateError:
             return ""
 

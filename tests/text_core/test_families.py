@@ -95,6 +95,8 @@ def test_chats_become_the_ids_of_transformers(name, loaded):
     ours, chat, theirs = loaded(name)
     bos, rendered = ours.bos_token_id, set()
     for messages, tools, prompt, arguments in itertools.product(CHATS, (None, TOOLS), (False, True), ARGUMENTS):
+        if tools is not None and chat.formats(None, has_tools=True) != chat.formats(None, has_tools=False):
+            continue  # it has no place for tools: they are described in a message
         documents = [{"doc_id": "7", "text": "a text"}] if tools is None else None
         same = {"tools": tools, "documents": documents, "add_generation_prompt": prompt}
         expected = outcome(theirs.apply_chat_template, messages, tokenize=False, **same, **arguments)

@@ -24,7 +24,8 @@ _PYTHON = (
 )
 _GEMMA = (
     '{% macro shown(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is sequence %}'
-    "[{% for each in v %}{{ shown(each) }}{{ ',' if not loop.last }}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+    "[{% for each in v %}{{ shown(each) }}{{ ',' if not loop.last }}{% endfor %}]"
+    "{% else %}{{ v }}{% endif %}{% endmacro %}"
 )
 _HY3 = _tagged(
     "<tool_call:opensource>F<tool_sep:opensource>",

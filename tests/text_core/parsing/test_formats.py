@@ -133,7 +133,7 @@ def test_no_text_is_held_without_bound(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_a_template_tells_the_format() -> None:
     formats = {
-        name: ChatTemplates({"default": TemplateSource(text)}, SPECIAL).formats(None, has_tools=True)
+        name: ChatTemplates({"default": TemplateSource(text)}, SPECIAL).formats(None, has_tools=False)
         for module in (chat_template_samples, family_templates)
         for name, text in vars(module).items()
         if name.isupper()
