@@ -5,13 +5,20 @@ import pytest
 from engine_core.models.registry import ARCHITECTURES
 from engine_core.quantization.registry import STORED
 from services.gateway.endpoints import ENDPOINTS
-from tests.docs import api_fields, gguf_table, models_table, published_table, quantization_tables
+from tests.docs import api_fields, formats_table, gguf_table, models_table, published_table, quantization_tables
 from tests.docs.documents import Generated
 
 
 @pytest.mark.parametrize(
     "part",
-    [api_fields.TABLES, gguf_table.TABLE, models_table.TABLE, published_table.TABLE, *quantization_tables.TABLES],
+    [
+        api_fields.TABLES,
+        formats_table.TABLE,
+        gguf_table.TABLE,
+        models_table.TABLE,
+        published_table.TABLE,
+        *quantization_tables.TABLES,
+    ],
     ids=lambda part: part.make.__name__,
 )
 def test_a_part_is_as_it_would_be_written_now(part: Generated) -> None:
