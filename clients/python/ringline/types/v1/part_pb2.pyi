@@ -77,7 +77,7 @@ class ParseParams(google.protobuf.message.Message):
     ARGUMENT_TYPES_FIELD_NUMBER: builtins.int
     tool_calls: builtins.str
     """Format of the model's calls of tools: hermes, llama3_json, pythonic, mistral, deepseek, harmony; none. Each further one
-    is a capability, calls.<name>: qwen3_coder, glm4_moe, dsml and others. Default: the one that the model's chat template
+    is a capability, calls.<name>: qwen3_coder, glm45, deepseek_v32 and others. Default: the one that the model's chat template
     writes, or none.
     """
     reasoning: builtins.str
