@@ -68,7 +68,8 @@ def _parts_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> dict[
         names = ", ".join(sorted(formats.TOOL_FORMATS))
         problem = (
             "calls can be held to a form only in a known format, and the model's chat template writes none: expected "
-            f"another template, or, by gRPC, output.parse.tool_calls, one of {names}"
+            "tool_call_parser (by gRPC, output.parse.tool_calls; for all requests, --tool-call-parser of the engine), "
+            f"one of {names}"
         )
         raise ConstraintError("tool_calls", problem)
     has_form = calls.form is not None and not calls.required  # required calls leave no room for text

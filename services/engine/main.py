@@ -128,6 +128,9 @@ class _EngineProcess:
             numerics=executor.numerics,
             capabilities=[name for name in ENGINE_CAPABILITIES if can_constrain or name not in GRAMMAR_CAPABILITIES],
         )
+        answers = self._settings.answers
+        model.tool_call_format = "" if answers.tool_call_parser == "auto" else answers.tool_call_parser
+        model.reasoning_format = "" if answers.reasoning_parser == "auto" else answers.reasoning_parser
         loop = asyncio.get_running_loop()
         self._engine.model, self._engine.model_digest = executor.model, model.model_digest
         self._engine.capabilities = frozenset(model.capabilities)

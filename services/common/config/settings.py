@@ -36,6 +36,7 @@ from services.common.config.security_settings import (
 from services.ring.identity import PEER_NAME
 from services.ring.outbox import MAX_UNREAD_BYTES
 from services.ring.poison import MAX_CRASH_RESUBMITS
+from text_core.parsing.formats import NONE, REASONING_FORMATS, TOOL_FORMATS
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 """gRPC metadata keys of text values; those of binary values end with -bin."""
@@ -254,6 +255,27 @@ class PlaceSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerSettings(_Section):
+    """How the model writes what is no plain text."""
+
+    tool_call_parser: str = option(
+        "auto",
+        "Format in which the model writes calls of tools. Default: the one in which its chat template shows them; a "
+        "model whose template has no place for tools is told of them in its prompt. A request may choose another.",
+        choices=("auto", NONE, *TOOL_FORMATS),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Format in which the model writes its reasoning. Default: the one of which its chat template speaks. A request "
+        "may choose another.",
+        choices=("auto", NONE, *REASONING_FORMATS),
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+
+
+@dataclass(frozen=True, slots=True)
 class ReaderSettings(_Section):
     """Slow readers of streams."""
 
@@ -403,6 +425,7 @@ class EngineServiceSettings(ServiceSettings):
 
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=ENGINE_PORT))
     place: PlaceSettings = field(default_factory=PlaceSettings)
+    answers: AnswerSettings = field(default_factory=AnswerSettings)
     orphan_grace: float = option(
         2.0,
         "Requests are cancelled when the processor that sent them has been gone for this long.",

@@ -18,6 +18,49 @@ _MEASURED = "is not an option: docs/metrics.md lists what is measured"
 _FRONT_END = "the gateway is a process of its own, apart from the processor and the engine"
 _OWN_MODEL = "is not supported: the model's chat template says how it writes"
 
+_TOOL_CALL_PARSERS = {
+    "deepseek_v3": "deepseek",
+    "deepseek_v31": "deepseek",
+    "deepseek_v4": "deepseek_v32",
+    "ernie45": "hermes",
+    "functiongemma": "auto",
+    "glm47": "glm45",
+    "granite-20b-fc": "auto",
+    "granite4": "hermes",
+    "internlm": "auto",
+    "jamba": "auto",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "longcat": "auto",
+    "minimax": "auto",
+    "openai": "harmony",
+    "qwen3_xml": "qwen3_coder",
+    "step3": "auto",
+    "step3p5": "qwen3_coder",
+    "xlam": "auto",
+}
+"""vLLM's names of formats that have another name here, or none: then the chat template's counts."""
+_REASONING_PARSERS = {
+    "deepseek_r1": "think",
+    "deepseek_v3": "think",
+    "ernie45": "think",
+    "glm45": "think",
+    "granite": "auto",
+    "holo2": "think",
+    "hunyuan_a13b": "think",
+    "identity": "none",
+    "kimi_k2": "think",
+    "minimax_m2": "think",
+    "minimax_m2_append_think": "think",
+    "nemotron_v3": "think",
+    "olmo3": "think",
+    "openai_gptoss": "harmony",
+    "qwen3": "think",
+    "step3": "think",
+    "step3p5": "think",
+}
+"""Likewise, of reasoning."""
+
 VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
     {
         # Called otherwise
@@ -43,10 +86,10 @@ VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("disable_frontend_multiprocessing",): NoEffect(_FRONT_END),
         ("log_error_stack",): NoEffect("the log has the reason of every failure"),
         ("enable_auto_tool_choice",): NoEffect(_TOOLS),
-        ("tool_call_parser",): NoEffect(_TOOLS, takes_value=True),
+        ("tool_call_parser",): Alias("tool_call_parser", _TOOL_CALL_PARSERS),
         ("exclude_tools_when_tool_choice_none",): NoEffect("with tool_choice none, the model is told of no tools"),
         ("enable_reasoning",): NoEffect(_DIVIDED),
-        ("reasoning_parser",): NoEffect(_DIVIDED, takes_value=True),
+        ("reasoning_parser",): Alias("reasoning_parser", _REASONING_PARSERS),
         ("chat_template_content_format",): NoEffect(
             "the chat template's own form of content is found", takes_value=True, only=("auto",), otherwise=_OWN_MODEL
         ),

@@ -70,6 +70,12 @@ class ChatRequest(SamplingFields):
         str | dict[str, Any] | None, supported("`auto`, `none`, `required` or a function; `allowed_tools` is refused.")
     ] = None
     parallel_tool_calls: Annotated[bool | None, supported("false: at most one call.")] = None
+    tool_call_parser: Annotated[
+        str | None, supported("Format in which the model writes calls; default: the model's.")
+    ] = None
+    reasoning_parser: Annotated[
+        str | None, supported("Format in which the model writes its reasoning; default: the model's.")
+    ] = None
     reasoning_effort: Annotated[
         str | None, supported("Goes to the model's template; `none` also as `enable_thinking: false`.")
     ] = None
@@ -105,6 +111,10 @@ class ChatRequest(SamplingFields):
     return_prompt_text: Annotated[Any, refused("/tokenize with return_token_strs shows the prompt", False)] = None
 
 
+_PARSERS = {"output.parse.tool_calls": "tool_call_parser", "output.parse.reasoning": "reasoning_parser"}
+"""The ring's fields, to those of requests."""
+
+
 def _asks(request: ChatRequest) -> Sequence[Ask]:
     return [Ask(_options(request), messages=ring_messages(request.messages))]
 
@@ -112,6 +122,7 @@ def _asks(request: ChatRequest) -> Sequence[Ask]:
 def _options(request: ChatRequest) -> Options:
     """The ring's options for a request."""
     options: dict[str, Any] = tool_options(request.tools, request.tool_choice, request.parallel_tool_calls)
+    options |= _parse_options(request, options["parse"])
     options |= sampling_options(request)
     if request.max_completion_tokens is None:
         options["max_tokens"] = request.max_tokens
@@ -132,6 +143,15 @@ def _options(request: ChatRequest) -> Options:
     return cast(Options, options)
 
 
+def _parse_options(request: ChatRequest, given: bool | dict[str, Any]) -> dict[str, Any]:
+    """The formats that a request chooses, beside those ``given``; none of calls where none may be made."""
+    chosen = {"tool_calls": request.tool_call_parser, "reasoning": request.reasoning_parser}
+    parse = {name: value for name, value in chosen.items() if value is not None}
+    if not isinstance(given, bool):
+        parse |= given
+    return {"parse": parse or given}
+
+
 def _naming(request: ChatRequest) -> Callable[[str], str]:
     """Map the ring's field names to the request's."""
     given = form_names(request)
@@ -139,7 +159,8 @@ def _naming(request: ChatRequest) -> Callable[[str], str]:
     names |= {"chat": "messages", "prompt": "messages"}
     if request.max_completion_tokens is None:
         names["max_tokens"] = given.get("max_tokens", "max_tokens")
-    return openai_naming(names, ChatRequest)
+    name_of = openai_naming(names, ChatRequest)
+    return lambda field: _PARSERS.get(field) or name_of(field)
 
 
 def finish_reason(reason: FinishReason | None, *, called: bool) -> str:

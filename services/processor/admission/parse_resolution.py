@@ -36,6 +36,8 @@ def resolve_parse(
     tool_calls, reasoning = served_model.chat.formats(
         request.chat.template_name or None, tools.descriptions is not None
     )
+    model = served_model.model
+    tool_calls, reasoning = model.tool_call_format or tool_calls, model.reasoning_format or reasoning
     if request.chat.tool_choice.mode == inference_pb2.ToolChoice.MODE_NONE:
         tool_calls = NONE
     resolved = part_pb2.ParseParams(

@@ -87,6 +87,7 @@ def test_an_answer_names_flags_that_are_there() -> None:
             "--stream-interval 4 --scheduling-policy fcfs --api-key k --ssl-keyfile f -q int8 -ep",
             {
                 "policy": "fcfs",
+                "tool_call_parser": "hermes",
                 "api_key": ("k",),
                 "tls_key_file": "f",
                 "quantization": "int8",
@@ -110,8 +111,18 @@ def test_an_answer_names_flags_that_are_there() -> None:
         (
             "m --tokenizer_mode mistral --config_format mistral --load_format mistral --tool-call-parser mistral "
             "--max_model_len 4096 --served_model_name=x --limit-mm-per-prompt {}",
-            {"load_format": "auto", "max_model_len": 4096, "served_model_name": "x"},
+            {
+                "load_format": "auto",
+                "tool_call_parser": "mistral",
+                "max_model_len": 4096,
+                "served_model_name": "x",
+            },
         ),
+        (
+            "m --tool-call-parser=deepseek_v31 --reasoning-parser deepseek_r1",
+            {"tool_call_parser": "deepseek", "reasoning_parser": "think"},
+        ),
+        ("m --tool-call-parser xlam", {"tool_call_parser": "auto"}),
     ],
 )
 def test_a_command_line_of_another_server_sets_our_options(line: str, options: dict[str, object]) -> None:

@@ -932,6 +932,8 @@ class GetModelResponse(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CAPABILITIES_FIELD_NUMBER: builtins.int
+    TOOL_CALL_FORMAT_FIELD_NUMBER: builtins.int
+    REASONING_FORMAT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that clients ask for."""
     architecture: builtins.str
@@ -966,6 +968,12 @@ class GetModelResponse(google.protobuf.message.Message):
     """Opaque; equal where the model is the same: configuration, chat template, tokenizer, all weights, quantization and
     context length. A request finishes on engines of the digest that it began on.
     """
+    tool_call_format: builtins.str
+    """Format of calls, as in ParseParams.tool_calls, where whoever started the engine chose one. Empty: the one that the chat
+    template shows.
+    """
+    reasoning_format: builtins.str
+    """Format of reasoning, likewise."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
@@ -999,9 +1007,11 @@ class GetModelResponse(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         model_digest: builtins.str = ...,
         capabilities: collections.abc.Iterable[builtins.str] | None = ...,
+        tool_call_format: builtins.str = ...,
+        reasoning_format: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "numerics", b"numerics", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "numerics", b"numerics", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
 
