@@ -153,6 +153,7 @@ class TaggedCallParser(JsonCallParser):
         tags = self._tags
         key = yield from self._read_run(tags.keys, MAX_NAME)
         if not key or not (yield from self._read_tag(tags.key[1])):
+            yield from self._read_closing_of(tags.key[1])
             return False
         types: Types | None = None
         if tags.value:
@@ -160,6 +161,7 @@ class TaggedCallParser(JsonCallParser):
             own = dict(tags.value)
             begun = yield from self._read_one(*self._tags.spelled(*own))
             if begun is None:
+                yield from self._read_closing_of(*own)
                 return False
             types = own[marker_text(begun)]
         if tags.in_lines:

@@ -271,6 +271,11 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "deepseek_v32": [
         ("See <｜DSML｜ x", ["See <｜DSML｜ x"]),
         (
+            '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="days" string="false',
+            [("f", "{")],
+        ),
+        ('<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="days" st', [("f", "{")]),
+        (
             '<｜DSML｜function_calls><｜DSML｜invoke name="f"></｜DSML｜invoke><｜DSML｜invoke name="g"> x',
             [("f", "{}"), ("g", "{"), " x"],
         ),
