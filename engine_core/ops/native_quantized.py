@@ -20,7 +20,7 @@ _ROUNDED_TOGETHER = 128
 
 def keeps(kept: QuantFormat, inputs: int) -> bool:
     """Whether the kernels can compute with a weight of this format and ``inputs``."""
-    if kept.outer_size is not None and kept.group_size >= inputs and inputs % _ROUNDED_TOGETHER:
+    if kept.outer_size is not None and kept.group_size >= inputs > _ROUNDED_TOGETHER and inputs % _ROUNDED_TOGETHER:
         return False  # rounded inputs have a scale for each block, and the kernels want whole ones in an outer group
     return inputs % PANEL == 0 and (kept.group_size % PANEL == 0 or kept.group_size >= inputs)
 

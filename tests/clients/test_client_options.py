@@ -201,7 +201,7 @@ def test_parts_of_type_text_are_one_text():
     parts = [{"type": "text", "text": "Hello,"}, {"type": "text", "text": "world"}]
     messages = [{"role": "user", "content": parts}, {"role": "tool", "content": tuple(parts[:1]), "tool_call_id": "c1"}]
     chat = build({}, prompt=None, messages=messages).chat
-    assert [message.content for message in chat.messages] == ["Hello,\nworld", "Hello,"]
+    assert [message.content for message in chat.messages] == ["Hello,world", "Hello,"]
 
 
 @pytest.mark.parametrize(

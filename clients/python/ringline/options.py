@@ -30,7 +30,7 @@ class Message(TypedDict, total=False):
     role: Required[str]
     """For example system, user, assistant or tool."""
     content: str | Sequence[TextPart] | None
-    """Text, possibly empty, or parts of type text, which are joined with newlines; None or absent only with tool_calls.
+    """Text, possibly empty, or parts of type text, which are joined as they are; None or absent only with tool_calls.
     """
     tool_calls: Sequence[MessageToolCall] | None
     reasoning: str | None

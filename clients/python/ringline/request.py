@@ -242,7 +242,7 @@ def _join_parts(target: pb.ChatMessage, parts: Sequence[object], path: str) -> N
         texts.append(target.content)
     if not texts:
         raise invalid(path, "an empty list: expected a text, or at least one part of type text")
-    target.content = "\n".join(texts)
+    target.content = "".join(texts)
 
 
 def _add_tool_call(target: pb.ToolCall, call: MessageToolCall, path: str) -> None:

@@ -57,7 +57,7 @@ class ChatRequest(SamplingFields):
     messages: Annotated[
         list[ChatMessage] | None,
         supported(
-            "Parts of type `text` are joined with newlines; images, audio and files are refused. `developer` is "
+            "Parts of type `text` are joined as they are; images, audio and files are refused. `developer` is "
             "`system`; `reasoning_content` (or `reasoning`) of an assistant goes to the template."
         ),
     ] = None

@@ -83,13 +83,13 @@ def _ring_message(message: ChatMessage, path: str) -> Message:
 
 
 def _text(message: ChatMessage, path: str) -> str:
-    """The content; parts are joined with newlines."""
+    """The content; parts follow each other directly, as in the templates that take parts."""
     content = message.content
     if content is None:
         return message.refusal or ""
     if isinstance(content, str):
         return content
-    return "\n".join(_part_text(part, f"{path}.content[{number}]") for number, part in enumerate(content))
+    return "".join(_part_text(part, f"{path}.content[{number}]") for number, part in enumerate(content))
 
 
 def _part_text(part: ContentPart, path: str) -> str:

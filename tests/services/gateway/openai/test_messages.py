@@ -24,7 +24,7 @@ def ring(*messages: dict[str, Any]) -> list[Any]:
         ({"role": "developer", "content": "Be kind."}, {"role": "system", "content": "Be kind."}),
         (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache": 1}]},
-            {"role": "user", "content": "a\nb"},
+            {"role": "user", "content": "ab"},
         ),
         ({"role": "user", "content": "a", "name": "Ada"}, {"role": "user", "content": "a", "name": "Ada"}),
         ({"role": "assistant", "content": None}, {"role": "assistant", "content": ""}),
