@@ -54,7 +54,7 @@ class OtherServers(Body):
     eta_cutoff: Annotated[Any, refused(_TOKENS, 0)] = None
     smoothing_factor: Annotated[Any, refused(_TOKENS, 0)] = None
     min_keep: Annotated[Any, refused(_TOKENS, 0, 1)] = None
-    repeat_last_n: Annotated[Any, refused("penalties count all tokens; leave it out", -1, 0)] = None
+    repeat_last_n: Annotated[Any, refused("penalties count all tokens; leave it out, or the penalty", -1)] = None
     dry_base: Annotated[Any, ignored(_OFF.format("dry_multiplier"))] = None
     dry_allowed_length: Annotated[Any, ignored(_OFF.format("dry_multiplier"))] = None
     dry_penalty_last_n: Annotated[Any, ignored(_OFF.format("dry_multiplier"))] = None

@@ -29,6 +29,8 @@ from engine_core.model_loader.tokenizer_json import (
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPECIAL = (_UNKNOWN, _CONTROL)
+_MOST_TOKENS = 2**21
+"""Eight times those of the largest vocabulary that is published."""
 _EMBEDDING = "token_embd.weight"
 _ROLES = {
     "bos_token": "bos_token_id",
@@ -135,7 +137,10 @@ class _Vocabulary:
         self._is_phi3 = self.model == "llama" and file.metadata.get("general.architecture") == "phi3"
 
     def _read_tokens(self, file: GgufFile) -> list[str]:
-        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(self._fields.texts("tokens") or ())]
+        given = self._fields.texts("tokens") or ()
+        if len(given) > _MOST_TOKENS:
+            raise self._fields.problem("tokens", f"has {len(given)} tokens: expected at most {_MOST_TOKENS}")
+        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(given)]
         if not tokens:
             raise self._fields.problem("tokens", "is missing, or empty")
         if len(set(tokens)) != len(tokens):

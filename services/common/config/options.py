@@ -25,6 +25,8 @@ _BYTES = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*(?=@)")
 """A user and password in a URL."""
+_MOST, _MOST_BYTES = 2**31 - 1, 2**63 - 1
+"""Limits of every whole number, which messages to peers have room for."""
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 
@@ -126,6 +128,8 @@ class Setting:
             or (self.maximum is not None and not value <= self.maximum)
         ):
             raise SettingError(self.name, value, self._expected)
+        if self.kind is int and value > (most := _MOST_BYTES if self.unit == "bytes" else _MOST):
+            raise SettingError(self.name, value, f"{self._expected}, at most {most}")
 
     def parse(self, text: str) -> Any:
         """The value of a flag or variable; raises ``SettingError`` if it cannot be parsed or is out of range."""

@@ -79,6 +79,9 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Annotated[
         str | None, supported("Goes to the model's template; `none` also as `enable_thinking: false`.")
     ] = None
+    reasoning: Annotated[
+        dict[str, Any] | None, supported("`effort` is `reasoning_effort`; `enabled: false` is the effort `none`.")
+    ] = None
     include_reasoning: Annotated[bool | None, supported("false leaves `reasoning_content` out.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, supported("Variables for the model's template.")] = None
     enable_thinking: EnableThinking = None
@@ -130,17 +133,30 @@ def _options(request: ChatRequest) -> Options:
         options["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs:
         raise invalid("top_logprobs", "needs logprobs: give logprobs: true, too")
-    template_args = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        template_args.setdefault("reasoning_effort", request.reasoning_effort)
+    template_args, effort = dict(request.chat_template_kwargs or {}), _effort(request)
+    if effort is not None:
+        template_args.setdefault("reasoning_effort", effort)
     template_args = thinking_arguments(request.enable_thinking, request.thinking, request.think) | template_args
-    if request.reasoning_effort is not None:
-        template_args.setdefault("enable_thinking", request.reasoning_effort != "none")
+    if effort is not None:
+        template_args.setdefault("enable_thinking", effort != "none")
     if request.documents is not None:
         template_args.setdefault("documents", request.documents)
     if template_args:
         options["template_args"] = template_args
     return cast(Options, options)
+
+
+def _effort(request: ChatRequest) -> str | None:
+    """How much the model is to reason, by either of the fields for it."""
+    given = request.reasoning or {}
+    if unknown := sorted(given.keys() - {"effort", "enabled", "exclude"}):
+        raise invalid(f"reasoning.{unknown[0]}", "not supported: effort and enabled are")
+    if given.get("exclude"):
+        raise invalid("reasoning.exclude", "not supported: give include_reasoning: false")
+    effort = "none" if given.get("enabled") is False else given.get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise invalid("reasoning.effort", "not a text: expected none, low, medium, high or another of the model's")
+    return request.reasoning_effort or effort
 
 
 def _parse_options(request: ChatRequest, given: bool | dict[str, Any]) -> dict[str, Any]:

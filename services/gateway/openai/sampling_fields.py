@@ -80,7 +80,7 @@ class SamplingFields(OtherServers):
     max_new_tokens: Limit = None
     repeat_penalty: RepeatPenalty = None
     repeat_last_n: Annotated[
-        int | None, supported("Without a penalty, all values; with one, -1 and 0, as penalties count all tokens.")
+        int | None, supported("Without a penalty, all values; with one, -1, as penalties count all tokens.")
     ] = None
     return_token_ids: Annotated[bool | None, supported("Adds `prompt_token_ids` and the choices' `token_ids`.")] = None
     return_tokens_as_token_ids: Annotated[bool | None, supported("Log probabilities name tokens `token_id:…`.")] = None
@@ -166,7 +166,7 @@ def sampling_options(request: SamplingFields) -> dict[str, Any]:
         if not _LEAST_SEED <= request.seed < _SEEDS:
             raise invalid("seed", f"{request.seed} is out of range: expected 64 bits, signed or not")
         options["seed"] = request.seed % _SEEDS
-    if request.repeat_last_n not in (None, -1, 0) and _has_penalty(request):
+    if request.repeat_last_n not in (None, -1) and _has_penalty(request):
         problem = "not supported: penalties count all tokens; leave it out"
         raise invalid("repeat_last_n", problem, code="unsupported_parameter")
     if request.prompt_logprobs is not None and request.stream:

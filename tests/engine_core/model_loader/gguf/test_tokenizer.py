@@ -290,6 +290,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "tokens": ({"tokens": None}, "tokens is missing, or empty"),
     "text": ({"tokens": "abc"}, "tokens is 'abc': expected a list of texts"),
     "twice": ({"tokens": ["a", "b", "a"]}, "tokens has 'a' twice"),
+    "many": ({"tokens": ["a"] * (2**21 + 1)}, "tokens has 2097153 tokens: expected at most 2097152"),
     "types": ({"token_type": [1, 1]}, r"token_type is a list of 2: expected \d+ numbers, one for each token"),
     "merges": ({"merges": None}, "merges is missing"),
     "merge": ({"merges": ["zz zz"]}, "merges number 0, 'zz zz', is not of two tokens that make a third"),
