@@ -8,6 +8,18 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningBudget:
+    """After so many tokens of reasoning its end is forced."""
+
+    max_tokens: int
+    """≥ 0; the tokens between the markers."""
+    closing: tuple[int, ...]
+    """The marker that ends the reasoning; its first token stands for nothing else. Not empty."""
+    opening: tuple[int, ...] = ()
+    """The marker that begins it, at the beginning of the output; empty if the prompt has begun it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters for sampling the next token, and for ending a sequence.
 
@@ -38,6 +50,8 @@ class SamplingParams:
     grammar: str | None = None
     """The grammar that the output must match, in llguidance's notation: Lark, or JSON with a list of grammars. Every
     eos token that it admits ends the choice, whatever ``ignore_eos`` and ``min_tokens``."""
+    reasoning_budget: ReasoningBudget | None = None
+    """None: reasoning has no limit of its own."""
     seed: int = 0
     """64-bit unsigned; with (choice, position, token id) it fixes the noise, whatever else is in the batch."""
     n: int = 1

@@ -14,7 +14,7 @@ from math import inf
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError, written
-from engine_core.request import Request, SamplingParams
+from engine_core.request import ReasoningBudget, Request, SamplingParams
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -26,6 +26,9 @@ LEAST_PENALTY = 2.0**-31
 MAX_LIST_ITEMS = 1024
 """Limit on the entries of ``logit_bias`` and ``stop_token_ids``, and on all tokens of ``bad_words_token_ids``."""
 
+MAX_REASONING_TOKENS = 2**31 - 1
+_MOST_MARKER = 16
+"""Tokens of a marker around reasoning."""
 _INTEGERS = ("seed", "n", "max_tokens", "min_tokens")
 _OPTIONAL_INTEGERS = ("top_k", "logprobs", "prompt_logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
@@ -46,6 +49,8 @@ def validate_request(request: Request, model: ModelSpec, grammar_support: str | 
     check_numbers(params)
     _check_lengths(params)
     _check_token_sets(params, model)
+    if request.params.reasoning_budget is not None:
+        _check_budget(request.params.reasoning_budget, model)
     _check_something_is_left(params, model)
     _check_grammar(params, grammar_support)
     _check_resume(request, model)
@@ -89,6 +94,11 @@ def _check_param_types(params: SamplingParams) -> None:
         _check_type("allowed_token_ids", params.allowed_token_ids, _LISTS, "a tuple of token ids, or none")
     if params.grammar is not None:
         _check_type("grammar", params.grammar, str, "text, or none")
+    if (budget := params.reasoning_budget) is not None:
+        _check_type("reasoning_budget", budget, ReasoningBudget, "a ReasoningBudget, or none")
+        _check_integer("reasoning_budget", budget.max_tokens)
+        for marker in (budget.opening, budget.closing):
+            _check_type("reasoning_budget", marker, _LISTS, "a tuple of token ids for each marker")
 
 
 def _check_type(field: str, value: object, types: type | tuple[type, ...], accepted: str) -> None:
@@ -173,6 +183,17 @@ def _check_token_sets(params: SamplingParams, model: ModelSpec) -> None:
             problem = f"has {len(allowed)} tokens; expected from 1 to {vocab_size}, or none to allow all"
             raise InvalidRequestError("allowed_token_ids", problem)
         _check_ids("allowed_token_ids", allowed, vocab_size)
+
+
+def _check_budget(budget: ReasoningBudget, model: ModelSpec) -> None:
+    if not 0 <= budget.max_tokens <= MAX_REASONING_TOKENS:
+        _refuse("reasoning_budget", f"{written(budget.max_tokens)} tokens", f"from 0 to {MAX_REASONING_TOKENS}")
+    if not 1 <= len(budget.closing) <= _MOST_MARKER or len(budget.opening) > _MOST_MARKER:
+        problem = f"has markers of {len(budget.opening)} and {len(budget.closing)} tokens"
+        raise InvalidRequestError(
+            "reasoning_budget", f"{problem}; expected at most {_MOST_MARKER}, and one that closes"
+        )
+    _check_ids("reasoning_budget", (*budget.opening, *budget.closing), model.vocab_size)
 
 
 def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:

@@ -21,9 +21,17 @@ from engine_core.sampling.logits_processors import (
     SamplingRows,
 )
 from engine_core.sampling.noise import sequence_key
+from engine_core.sampling.reasoning_budget import ReasoningBudgets
 from engine_core.structured_output.matcher import Bits
 
-PROCESSORS: tuple[type[LogitsProcessor[Any]], ...] = (GrammarMask, AllowedTokenIds, BannedTokens, LogitBias, Penalties)
+PROCESSORS: tuple[type[LogitsProcessor[Any]], ...] = (
+    GrammarMask,
+    AllowedTokenIds,
+    BannedTokens,
+    LogitBias,
+    Penalties,
+    ReasoningBudgets,
+)
 """In the order in which they are applied."""
 
 # Bits for what a row asks for beyond the argmax: one "or" over the rows of a step says what to run.

@@ -12,7 +12,7 @@ from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.executor.base import RankPlace
 from engine_core.kv_cache_interface import KVCacheConfig
-from engine_core.request import Finish, Request, SamplingParams
+from engine_core.request import Finish, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
 from services.common.rpc.constraint_messages import read_answer_form
@@ -103,6 +103,7 @@ def _num_ids(submit: engine_pb2.Submit) -> int:
     lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.stop_token_ids]
     lists += [resumed.token_ids for resumed in submit.resume]
     lists += [word.ids for word in submit.bad_words]
+    lists += [submit.reasoning_budget.closing, submit.reasoning_budget.opening]
     return sum(map(len, lists)) + 2 * len(submit.sampling.logit_bias)
 
 
@@ -133,7 +134,12 @@ def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
         ignore_eos=submit.ignore_eos,
         logprobs=submit.logprobs if submit.HasField("logprobs") else None,
         prompt_logprobs=submit.prompt_logprobs if submit.HasField("prompt_logprobs") else None,
+        reasoning_budget=_budget_of(submit.reasoning_budget) if submit.HasField("reasoning_budget") else None,
     )
+
+
+def _budget_of(budget: engine_pb2.ReasoningBudget) -> ReasoningBudget:
+    return ReasoningBudget(budget.max_tokens, tuple(budget.closing), tuple(budget.opening))
 
 
 def status_of(error: RequestError, retry_after_ms: int) -> Status:

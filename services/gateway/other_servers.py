@@ -15,7 +15,6 @@ from services.gateway.http.api_error import invalid, shown
 
 _TOKENS = "temperature, min_p, top_k and top_p choose among tokens, in this order"
 _REPETITIONS = "repetition_penalty, frequency_penalty and presence_penalty make repetitions less likely"
-_BUDGET = "enable_thinking false in chat_template_kwargs turns reasoning off, max_tokens limits it with the answer"
 _DIVIDED = "reasoning is a part of its own; include_reasoning false leaves it out of chats"
 _ADAPTERS = "there are no adapters; merge them into the model's weights"
 _WITHIN = "give its members in the request itself"
@@ -32,6 +31,8 @@ Limit = Annotated[
     ),
 ]
 """llama.cpp's n_predict, Ollama's num_predict, TGI's max_new_tokens."""
+Budget = Annotated[int | None, same("thinking_token_budget", note="`thinking_token_budget`.", below=0)]
+"""llama.cpp's and Qwen's names; less than 0 is no limit."""
 RepeatPenalty = Annotated[float | None, same("repetition_penalty", note="llama.cpp's `repetition_penalty`.")]
 
 
@@ -77,9 +78,10 @@ class OtherServers(Body):
     post_sampling_probs: Annotated[Any, refused("log probabilities are of the raw logits", False)] = None
     lora: Annotated[Any, refused(_ADAPTERS, [])] = None
     lora_path: Annotated[Any, refused(_ADAPTERS, "", [])] = None
-    thinking_budget_tokens: Annotated[Any, refused(_BUDGET, below=0)] = None
-    reasoning_budget: Annotated[Any, refused(_BUDGET, below=0)] = None
-    reasoning_budget_tokens: Annotated[Any, refused(_BUDGET, below=0)] = None
+    thinking_budget_tokens: Budget = None
+    thinking_budget: Budget = None
+    reasoning_budget: Budget = None
+    reasoning_budget_tokens: Budget = None
     reasoning_format: Annotated[Any, refused(_DIVIDED, "auto", "deepseek", "parsed")] = None
     separate_reasoning: Annotated[Any, refused(_DIVIDED, True)] = None
     stop_regex: Annotated[Any, refused("stop has texts; structured_outputs.regex binds a whole answer", "", [])] = None
@@ -94,6 +96,7 @@ class Thinking(msgspec.Struct):
 
     type: str
     clear_thinking: bool | None = None
+    budget_tokens: int | None = None
 
 
 EnableThinking = Annotated[bool | None, supported("For the model's template, as in `chat_template_kwargs`.")]
@@ -101,7 +104,7 @@ ThinkingSwitch = Annotated[
     Thinking | None,
     supported(
         "DeepSeek's and GLM's: `type` `disabled`, `enabled`, `adaptive` or `auto` is `enable_thinking` and `thinking` "
-        "for the model's template; so is `clear_thinking`. A budget in it is not enforced."
+        "for the model's template; so is `clear_thinking`. `budget_tokens` is `thinking_token_budget`."
     ),
 ]
 Think = Annotated[bool | str | None, supported("Ollama's: false, true, or a `reasoning_effort`.")]

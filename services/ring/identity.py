@@ -12,7 +12,7 @@ PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MIN_VERSION, MAX_VERSION = 1, 1
 """The contract versions that this code speaks."""
 MAX_REQUEST_ID_LENGTH = 64
-CONSTRAINT, FORM_BESIDE_TOOLS = "constraint", "form_beside_tools"
+CONSTRAINT, FORM_BESIDE_TOOLS, REASONING_BUDGET = "constraint", "form_beside_tools", "reasoning_budget"
 PARSE, ANSWER_STOPS, CONTENT_TOKENS = "parse", "answer_stops", "content_tokens"
 FORMAT_CAPABILITIES = (
     "calls.apertus",
@@ -45,7 +45,7 @@ FORMAT_CAPABILITIES = (
 """Of services that know all formats of calls and reasoning; those of the first release have none."""
 GRAMMAR_CAPABILITIES = (CONSTRAINT, FORM_BESIDE_TOOLS, *FORMAT_CAPABILITIES)
 """Capabilities of engines that can use grammars."""
-ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", *GRAMMAR_CAPABILITIES)
+ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", REASONING_BUDGET, *GRAMMAR_CAPABILITIES)
 """Known capabilities of engines."""
 DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS, *FORMAT_CAPABILITIES)
 """Capabilities of every detokenizer of this version."""

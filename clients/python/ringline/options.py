@@ -173,6 +173,8 @@ class Options(TokenizeOptions, total=False):
     stop: str | Sequence[str] | None
     include_stop_str_in_output: bool | None
     stop_in_reasoning: bool | None
+    max_reasoning_tokens: int | None
+    """Tokens of reasoning after which its end is forced; 0: none. Needs ``parse`` or ``tools``."""
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     bad_words: str | Sequence[str] | None

@@ -124,6 +124,7 @@ def needed(request: pb.GenerateRequest) -> list[str]:
         "constraint": has_form,
         "form_beside_tools": has_form and (may_call or calls.HasField("form")),
         "parse": parses,
+        "reasoning_budget": stopping.HasField("max_reasoning_tokens"),
         "content_tokens": request.output.parse.content_tokens,
         "tools": request.chat.tools,
     }

@@ -83,9 +83,10 @@ class ToolChoice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model should reason."""
+    """Whether, and how long, the model should reason."""
 
     type: str
+    budget_tokens: int | None = None
 
 
 class OutputFormat(msgspec.Struct):
@@ -122,7 +123,10 @@ class CountRequest(OtherForms):
     tool_choice: Annotated[ToolChoice | None, supported()] = None
     thinking: Annotated[
         Thinking | None,
-        supported("`enable_thinking` and `thinking` for the model's template; `budget_tokens` is not enforced."),
+        supported(
+            "`enable_thinking` and `thinking` for the model's template; after `budget_tokens` of reasoning its end is "
+            "forced."
+        ),
     ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, supported("Variables for the model's template.")] = None
     output_config: Annotated[
@@ -163,6 +167,13 @@ class MessageRequest(CountRequest):
     presence_penalty: Annotated[float | None, passed()] = None
     repetition_penalty: Annotated[float | None, passed()] = None
     seed: Annotated[int | None, passed()] = None
+    thinking_token_budget: Annotated[
+        int | None,
+        passed(
+            "Tokens of reasoning after which its end is forced; 0: none. Default: no limit.",
+            option="max_reasoning_tokens",
+        ),
+    ] = None
     n_predict: Limit = None
     num_predict: Limit = None
     max_new_tokens: Limit = None
@@ -223,6 +234,8 @@ def all_options(request: MessageRequest) -> Options:
         raise invalid("max_tokens", "missing: expected the most tokens that the answer may have")
     options = cast("Options", {**prompt_options(request), **options_of(request)})
     options["max_tokens"] = request.max_tokens
+    if (thinking := request.thinking) is not None and thinking.budget_tokens is not None:
+        options.setdefault("max_reasoning_tokens", thinking.budget_tokens)
     options["json_schema"] = _schema(request)
     calls_allowed = "tools" in options and options.get("tool_choice") != "none"
     options["parse"] = True if calls_allowed else {"tool_calls": "none"}

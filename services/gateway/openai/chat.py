@@ -139,6 +139,8 @@ def _options(request: ChatRequest) -> Options:
     template_args = thinking_arguments(request.enable_thinking, request.thinking, request.think) | template_args
     if effort is not None:
         template_args.setdefault("enable_thinking", effort != "none")
+    if request.thinking is not None and request.thinking.budget_tokens is not None:
+        options.setdefault("max_reasoning_tokens", request.thinking.budget_tokens)
     if request.documents is not None:
         template_args.setdefault("documents", request.documents)
     if template_args:

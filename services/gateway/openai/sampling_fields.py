@@ -62,6 +62,13 @@ class SamplingFields(OtherServers):
     stop_in_reasoning: Annotated[
         bool | None, passed("Default: false, `stop` and `stop_token_ids` count behind the reasoning.")
     ] = None
+    thinking_token_budget: Annotated[
+        int | None,
+        passed(
+            "Tokens of reasoning after which its end is forced; 0: none. Default: no limit.",
+            option="max_reasoning_tokens",
+        ),
+    ] = None
     ignore_eos: Annotated[bool | None, passed()] = None
     min_tokens: Annotated[int | None, passed()] = None
     bad_words: Annotated[list[str] | None, passed()] = None
@@ -145,7 +152,6 @@ class SamplingFields(OtherServers):
     spaces_between_special_tokens: Annotated[Any, refused("the text is what the tokenizer decodes", True)] = None
     logprob_token_ids: Annotated[Any, refused("log probabilities are those of the most likely tokens", [])] = None
     logits_processors: Annotated[Any, refused("logit_bias, bad_words and allowed_token_ids change logits", [])] = None
-    thinking_token_budget: Annotated[Any, refused("max_tokens limits reasoning and answer together")] = None
     watermarking: Annotated[Any, refused("tokens are drawn without a watermark", False)] = None
     repetition_detection: Annotated[Any, refused("repetition_penalty makes repetitions less likely")] = None
     kv_transfer_params: Annotated[Any, refused("engines compute the prompts of their requests", {})] = None

@@ -16,6 +16,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 
+from services.processor.admission.budget_resolution import resolve_budget
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
 from services.processor.admission.prompt_resolution import prompt_ids, require_template, require_tokenizer
@@ -29,7 +30,7 @@ from services.processor.admission.validation import (
 )
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ModelLimits, ServedModel
-from services.ring.identity import ANSWER_STOPS, CONTENT_TOKENS, PARSE, PeerId, check_requires
+from services.ring.identity import ANSWER_STOPS, CONTENT_TOKENS, PARSE, REASONING_BUDGET, PeerId, check_requires
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
 from text_core.incremental_decoder import left_context
@@ -74,7 +75,7 @@ def resolve_request(
         num_prompt_logprobs=len(resolved.prompt) - 1 if resolved.output.HasField("prompt_logprobs") else 0,
         numerics=request.resume.numerics,
         model=served_model.model,
-        needs=Needs(engine=engine_needs(resolved.constraint, resolved.parse), detokenizer=resolved.detokenizer_needs()),
+        needs=Needs(engine=resolved.engine_needs(), detokenizer=resolved.detokenizer_needs()),
     )
 
 
@@ -100,9 +101,12 @@ def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) 
         require_tokenizer(served_model, "output.parse")
         output.parse.CopyFrom(parse)
     constraint = resolve_constraint(request, served_model, prompt, parse, tools)
+    budget = resolve_budget(request, served_model, parse)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
-    return _Resolved(request, served_model, prompt, resumed, sampling, stopping, output, parse, constraint, bad_words)
+    return _Resolved(
+        request, served_model, prompt, resumed, sampling, stopping, output, parse, constraint, bad_words, budget
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class _Resolved:
     parse: part_pb2.ParseParams | None
     constraint: constraint_pb2.Constraint | None
     bad_words: Sequence[Sequence[int]]
+    budget: engine_pb2.ReasoningBudget | None
 
     @property
     def stops_in_answer_only(self) -> bool:
@@ -145,10 +150,11 @@ class _Resolved:
             tenant=tenant,
             cache_salt=cache_salt(tenant, request.cache_salt),
             traceparent=traceparent,
-            requires=_engine_requires(request.requires, model, engine_needs(self.constraint, self.parse)),
+            requires=_engine_requires(request.requires, model, self.engine_needs()),
             model_digest=model.model_digest,
             constraint=self.constraint,
             parse=self.parse if self.constraint is not None else None,
+            reasoning_budget=self.budget,
         )
 
     def output_context(self, reply_to: PeerId, traceparent: str) -> detokenizer_pb2.OutputContext:
@@ -183,6 +189,11 @@ class _Resolved:
             model_digest=self.served_model.model.model_digest,
             constraint=self.constraint,
         )
+
+    def engine_needs(self) -> frozenset[str]:
+        """Capabilities without which an engine would draw other tokens than were asked for."""
+        needs = engine_needs(self.constraint, self.parse)
+        return needs if self.budget is None else needs | {REASONING_BUDGET}
 
     def detokenizer_needs(self) -> frozenset[str]:
         """Capabilities without which a detokenizer would ignore what was asked for."""

@@ -159,7 +159,7 @@ def test_times_follow_a_request_through_the_engine(llm: LLM) -> None:
         assert each.queued_time == each.scheduled_ts - each.queued_ts
         assert each.first_token_latency == each.first_token_ts - each.arrival_ts
         assert each.e2e_latency == each.finished_ts - each.arrival_ts
-    assert metrics[2].scheduled_ts >= metrics[0].finished_ts
+    assert metrics[4].scheduled_ts >= metrics[0].finished_ts  # that of 2 may be planned while 0 computes its last token
     assert metrics[4].queued_ts >= metrics[0].finished_ts
     assert metrics[2].queued_ts < metrics[0].finished_ts
 

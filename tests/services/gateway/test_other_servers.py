@@ -79,9 +79,6 @@ SWITCHED_ON = {
     "response_fields": ["content"],
     "lora": [{"id": 0, "scale": 0.5}],
     "lora_path": "x",
-    "thinking_budget_tokens": 0,
-    "reasoning_budget": 0,
-    "reasoning_budget_tokens": 0,
     "stop_regex": "a",
     "no_stop_trim": True,
     "custom_logit_processor": "x",
@@ -151,6 +148,20 @@ def test_a_completion_has_the_log_probabilities_of_llama_cpp() -> None:
     for endpoint, prompt in (PROMPTS[0], PROMPTS[2]):
         with pytest.raises(ApiError, match=r"n_probs: not supported: .*logprobs"):
             options(endpoint, prompt | {"n_probs": 3})
+
+
+@pytest.mark.parametrize(
+    ("given", "budget"),
+    [
+        ({"thinking_token_budget": 9}, 9),
+        ({"reasoning_budget": 0}, 0),
+        ({"thinking_budget": -1}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, 2048),
+    ],
+)
+def test_a_budget_of_reasoning_has_many_names(given: dict[str, Any], budget: int | None) -> None:
+    for endpoint, prompt in (PROMPTS[0], PROMPTS[3]):
+        assert options(endpoint, prompt | given).get("max_reasoning_tokens") == budget
 
 
 @pytest.mark.parametrize(

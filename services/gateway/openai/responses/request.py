@@ -145,6 +145,13 @@ class ResponseRequest(OtherForms):
         str | list[str] | None, passed("At most 64 strings. An empty string instead of a list is none.")
     ] = None
     stop_in_reasoning: Annotated[bool | None, passed("Default: false, `stop` counts behind the reasoning.")] = None
+    thinking_token_budget: Annotated[
+        int | None,
+        passed(
+            "Tokens of reasoning after which its end is forced; 0: none. Default: no limit.",
+            option="max_reasoning_tokens",
+        ),
+    ] = None
     ignore_eos: Annotated[bool | None, passed()] = None
     priority: Annotated[int | None, passed("Lower runs first.")] = None
     cache_salt: Annotated[str | None, passed("At most 256 bytes.")] = None

@@ -123,6 +123,7 @@ class Submit(google.protobuf.message.Message):
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
     PARSE_FIELD_NUMBER: builtins.int
+    REASONING_BUDGET_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id: "<incarnation>-<counter>" in decimal, of the submitter's own incarnation. At most 64 characters."""
     epoch: builtins.int
@@ -194,7 +195,7 @@ class Submit(google.protobuf.message.Message):
     @property
     def requires(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Capabilities, as in Welcome, that affect this request's tokens. An engine that lacks one refuses the request with
-        FAILED_PRECONDITION (CAPABILITY_MISSING). At most 16. Default: none.
+        FAILED_PRECONDITION (CAPABILITY_MISSING). At most 64. Default: none.
         """
 
     @property
@@ -208,6 +209,10 @@ class Submit(google.protobuf.message.Message):
         """The formats of calls and reasoning, and where the answer begins, for a constraint with tool_calls or after_reasoning;
         every field resolved. Default: none.
         """
+
+    @property
+    def reasoning_budget(self) -> global___ReasoningBudget:
+        """Where reasoning ends at the latest. A Submit with one names reasoning_budget in requires. Default: no limit."""
 
     def __init__(
         self,
@@ -235,9 +240,10 @@ class Submit(google.protobuf.message.Message):
         model_digest: builtins.str = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
         parse: ringline.types.v1.part_pb2.ParseParams | None = ...,
+        reasoning_budget: global___ReasoningBudget | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "prompt_logprobs", b"prompt_logprobs", "reasoning_budget", b"reasoning_budget", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload
@@ -246,6 +252,38 @@ class Submit(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_timeout_ms", b"_timeout_ms"]) -> typing.Literal["timeout_ms"] | None: ...
 
 global___Submit = Submit
+
+@typing.final
+class ReasoningBudget(google.protobuf.message.Message):
+    """After so many tokens of reasoning its end is forced."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: builtins.int
+    CLOSING_FIELD_NUMBER: builtins.int
+    OPENING_FIELD_NUMBER: builtins.int
+    max_tokens: builtins.int
+    """Tokens between the markers."""
+    @property
+    def closing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The marker that ends it, whose first id stands for nothing else; 1 to 16 ids."""
+
+    @property
+    def opening(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The marker that begins it, at most 4 tokens from the beginning of the output; at most 16 ids. Empty: the prompt has
+        begun it.
+        """
+
+    def __init__(
+        self,
+        *,
+        max_tokens: builtins.int = ...,
+        closing: collections.abc.Iterable[builtins.int] | None = ...,
+        opening: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closing", b"closing", "max_tokens", b"max_tokens", "opening", b"opening"]) -> None: ...
+
+global___ReasoningBudget = ReasoningBudget
 
 @typing.final
 class SamplingParams(google.protobuf.message.Message):

@@ -514,10 +514,7 @@ global___ToolCall = ToolCall
 
 @typing.final
 class StoppingParams(google.protobuf.message.Message):
-    """When a choice ends, and words that it must not contain.
-
-    Planned: most tokens of the reasoning (8).
-    """
+    """When a choice ends, and words that it must not contain."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -528,6 +525,7 @@ class StoppingParams(google.protobuf.message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     BAD_WORDS_FIELD_NUMBER: builtins.int
+    MAX_REASONING_TOKENS_FIELD_NUMBER: builtins.int
     STOP_IN_REASONING_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     """Output tokens per choice, ≥ 1; at most what the context has room for, which is also the default."""
@@ -539,6 +537,11 @@ class StoppingParams(google.protobuf.message.Message):
     """Leave the stop string in the text. Default: false."""
     ignore_eos: builtins.bool
     """Treat the model's eos tokens like any other. Default: false."""
+    max_reasoning_tokens: builtins.int
+    """Tokens of reasoning after which its end is forced, those of its markers not counted; 0: none. Needs output.parse, and
+    markers that are tokens of their own; a model without a format of reasoning keeps any limit. Default: no limit. This
+    is the capability reasoning_budget.
+    """
     stop_in_reasoning: builtins.bool
     """Whether stop strings and stop tokens count within the reasoning of an answer that is divided into parts, too.
     Default: false, they count in what follows it. Needs the capability answer_stops to be false.
@@ -565,14 +568,17 @@ class StoppingParams(google.protobuf.message.Message):
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         ignore_eos: builtins.bool | None = ...,
         bad_words: collections.abc.Iterable[builtins.str] | None = ...,
+        max_reasoning_tokens: builtins.int | None = ...,
         stop_in_reasoning: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "_stop_in_reasoning", b"_stop_in_reasoning", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_in_reasoning", b"stop_in_reasoning"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "_stop_in_reasoning", b"_stop_in_reasoning", "bad_words", b"bad_words", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop", b"stop", "stop_in_reasoning", b"stop_in_reasoning", "stop_token_ids", b"stop_token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_max_reasoning_tokens", b"_max_reasoning_tokens", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "_stop_in_reasoning", b"_stop_in_reasoning", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_reasoning_tokens", b"max_reasoning_tokens", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_in_reasoning", b"stop_in_reasoning"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_max_reasoning_tokens", b"_max_reasoning_tokens", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "_stop_in_reasoning", b"_stop_in_reasoning", "bad_words", b"bad_words", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_reasoning_tokens", b"max_reasoning_tokens", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop", b"stop", "stop_in_reasoning", b"stop_in_reasoning", "stop_token_ids", b"stop_token_ids"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ignore_eos", b"_ignore_eos"]) -> typing.Literal["ignore_eos"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_include_stop_str_in_output", b"_include_stop_str_in_output"]) -> typing.Literal["include_stop_str_in_output"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens"]) -> typing.Literal["max_reasoning_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_tokens", b"_max_tokens"]) -> typing.Literal["max_tokens"] | None: ...
     @typing.overload
