@@ -20,18 +20,6 @@ MAX_MULTIPLE = 10_000
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
-ANNOTATIONS = frozenset(
-    (
-        *("$comment", "$schema", "$id", "$anchor", "$defs", "definitions"),
-        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("contentEncoding", "contentMediaType", "contentSchema"),
-        *("example", "externalDocs", "xml"),  # OpenAPI's
-        *("markdownDescription", "enumDescriptions", "markdownEnumDescriptions", "defaultSnippets"),  # editors'
-        *("errorMessage", "patternErrorMessage", "deprecationMessage", "enumNames", "propertyOrdering"),
-    )
-)
-"""Keywords without restrictions."""
-
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
@@ -217,3 +205,24 @@ WITH_SCHEMAS = (
 )
 
 SUPPORTED = (*SIMPLE, "const", "enum", "uniqueItems", "propertyNames", *WITH_SCHEMAS)
+UNSUPPORTED = frozenset(
+    (
+        *("not", "if", "dependencies", "dependentRequired", "dependentSchemas"),
+        *("contains", "unevaluatedProperties", "unevaluatedItems"),
+        *("$dynamicRef", "$recursiveRef"),
+        *("disallow", "divisibleBy", "extends"),  # draft 03's
+        "x-guidance",  # llguidance's options
+    )
+)
+"""Keywords with restrictions that are not enforced. Those that add to one of them, as ``then``, say nothing alone."""
+_RESTRICTING = frozenset((*SUPPORTED, *UNSUPPORTED, "additionalItems", "nullable", "discriminator"))
+
+
+def annotates(keyword: str) -> bool:
+    """Whether a keyword restricts nothing: JSON Schema has unknown ones annotate."""
+    return keyword not in _RESTRICTING
+
+
+def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The restrictions of ``schema``."""
+    return {keyword: value for keyword, value in schema.items() if not annotates(keyword)}

@@ -147,7 +147,7 @@ class _Rewriter:
     def _meant(self, schema: Any, path: tuple[str, ...]) -> Any:
         """The schema to which ``schema`` refers, or itself."""
         for _ in range(_MAX_HOPS):
-            if not isinstance(schema, dict) or schema.keys() - keywords.ANNOTATIONS != {"$ref"}:
+            if not isinstance(schema, dict) or keywords.without_annotations(schema).keys() != {"$ref"}:
                 break
             reference = schema["$ref"]
             if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -212,12 +212,20 @@ class _Rewriter:
                     applied[keyword] = tag
             case "$schema":
                 keywords.check_draft(value)
-            case "$id" if len(path) > 1:
-                raise KeywordError("not supported within a schema")
-            case _ if keyword in keywords.ANNOTATIONS or (keyword.startswith("x-") and keyword != "x-guidance"):
-                pass
-            case _:
+            case "$id" | "id" if len(path) > 1 and isinstance(value, str) and not value.startswith("#"):
+                self._check_base(path[:-1])
+            case _ if not keywords.annotates(keyword):
                 raise KeywordError(f"not supported: expected one of {', '.join(keywords.SUPPORTED)}")
+
+    def _check_base(self, path: tuple[str, ...]) -> None:
+        """Refuse references within a schema that has a base of its own, to which they would be relative."""
+        _, schema = self._target("#" + "".join(f"/{token}" for token in path), path)
+        stack = [schema]
+        while stack:
+            part = stack.pop()
+            stack += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+            if isinstance(part, dict) and isinstance(part.get("$ref"), str):
+                raise KeywordError("not supported around a $ref: expected none within a schema, or no references in it")
 
     def _literal(self, keyword: str, value: Any) -> Any:
         if keyword == "enum" and (not isinstance(value, list) or not value):

@@ -10,7 +10,7 @@ from itertools import combinations, permutations
 from math import comb, perm
 from typing import Any
 
-from text_core.grammar.json_keywords import ANNOTATIONS, FORMATS, KeywordError
+from text_core.grammar.json_keywords import FORMATS, TYPES, KeywordError, without_annotations
 from text_core.grammar.regex import conjuncts
 
 Resolve = Callable[[Any], Any]
@@ -20,6 +20,10 @@ MAX_SET_VALUES = 2_000
 """Maximum values in all written-out arrays of distinct items together."""
 _MAX_SET = 64
 """Maximum distinct values for the items of such arrays."""
+_MAX_NEGATIONS = 4
+"""Maximum depth of schemas within ``not``."""
+_MAX_DEPENDENCIES = 6
+"""Maximum properties that demand others, per object."""
 _UUID = "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 _NAME_FORMATS = {name: written for name, written in {**FORMATS, "uuid": _UUID}.items() if written is not None}
 """Formats of names, and expressions for them."""
@@ -103,7 +107,7 @@ def _items(schema: dict[str, Any], _: Resolve) -> dict[str, Any]:
 def _property_names(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
     names, rest = resolve(schema["propertyNames"]), _without(schema, "propertyNames")
     if isinstance(names, dict):
-        kinds = {name: value for name, value in names.items() if name not in ANNOTATIONS}
+        kinds = without_annotations(names)
         if isinstance(name := kinds.get("format"), str) and name not in FORMATS:
             del kinds["format"]
         if kinds.get("type") == "string":
@@ -186,7 +190,7 @@ def _finite(schema: Any, resolve: Resolve) -> Sequence[Any] | None:
     schema = resolve(schema)
     if not isinstance(schema, dict):
         return None
-    kinds = {keyword: value for keyword, value in schema.items() if keyword not in ANNOTATIONS}
+    kinds = without_annotations(schema)
     kind = kinds.pop("type", None)
     if not kinds and kind in ("boolean", "null"):
         return [False, True] if kind == "boolean" else [None]
@@ -203,6 +207,62 @@ def _finite(schema: Any, resolve: Resolve) -> Sequence[Any] | None:
     return list({(type(value), value): value for value in values}.values())
 
 
+def _dependencies(keyword: str) -> Callable[[dict[str, Any], Resolve], dict[str, Any]]:
+    """A property that demands others, or a schema: then the property is absent, or what it demands holds."""
+
+    def spell(schema: dict[str, Any], _: Resolve) -> dict[str, Any]:
+        demands, rest = schema[keyword], _without(schema, keyword)
+        if not isinstance(demands, dict):
+            raise KeywordError("expected an object")
+        required = rest.get("required")
+        known = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+        others: list[Any] = []
+        for name, demanded in demands.items():
+            if isinstance(demanded, list) and known.issuperset(map(str, demanded)):
+                continue
+            then = {"required": demanded} if isinstance(demanded, list) else demanded
+            others.append(then if name in known else {"anyOf": [{"properties": {name: False}}, then]})
+        if len(others) > _MAX_DEPENDENCIES:
+            problem = f"has {len(others)} entries: expected at most {_MAX_DEPENDENCIES}, as each doubles the ways"
+            raise KeywordError(problem)
+        given = rest.get("allOf", [])
+        return {**rest, "allOf": [*given, *others]} if others and isinstance(given, list) else rest
+
+    return spell
+
+
+def _not(schema: dict[str, Any], _: Resolve) -> dict[str, Any]:
+    """What is excluded by its type or by the presence of properties is said of what remains."""
+    given, rest = schema.get("allOf", []), _without(schema, "not")
+    negated = _negated(schema["not"], 0)
+    if negated is None or not isinstance(given, list):
+        raise KeywordError("not supported: expected type or required, or anyOf or allOf of these")
+    return {**rest, "allOf": [*given, negated]}
+
+
+def _negated(schema: Any, depth: int) -> dict[str, Any] | None:
+    """A schema of all that ``schema`` does not accept; None if that cannot be said."""
+    if not isinstance(schema, dict) or depth > _MAX_NEGATIONS:
+        return None
+    match without_annotations(schema):
+        case {"type": str() | list() as kind, **others} if not others:
+            kinds = {kind} if isinstance(kind, str) else set(map(str, kind))
+            kinds |= {"integer"} if "number" in kinds else set()
+            left = [each for each in TYPES if each not in kinds]
+            if kinds <= set(TYPES) and not ("integer" in kinds and "number" in left):
+                return {"type": left} if left else None
+        case {"required": list() as names, **others} if not others or others == {"type": "object"}:
+            if names and not others:
+                return {"type": "object", "anyOf": [{"properties": {str(name): False}} for name in names]}
+        case {"anyOf": list() as branches, **others} if not others:
+            each = [_negated(branch, depth + 1) for branch in branches]
+            return None if None in each else {"allOf": each}
+        case {"allOf": list() as branches, **others} if not others:
+            each = [_negated(branch, depth + 1) for branch in branches]
+            return None if None in each else {"anyOf": each}
+    return None
+
+
 _SPELLINGS: Mapping[str, Callable[[dict[str, Any], Resolve], dict[str, Any]]] = {
     "uniqueItems": _unique_items,
     "items": _items,
@@ -210,6 +270,10 @@ _SPELLINGS: Mapping[str, Callable[[dict[str, Any], Resolve], dict[str, Any]]] = 
     "exclusiveMinimum": _exclusive("exclusiveMinimum", "minimum"),
     "exclusiveMaximum": _exclusive("exclusiveMaximum", "maximum"),
     "propertyNames": _property_names,
+    "not": _not,
+    "dependencies": _dependencies("dependencies"),
+    "dependentRequired": _dependencies("dependentRequired"),
+    "dependentSchemas": _dependencies("dependentSchemas"),
     "pattern": _pattern_of_several,
     "nullable": _nullable,
 }

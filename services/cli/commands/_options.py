@@ -195,6 +195,11 @@ _GENERATION_OPTIONS = (
         default=None,
         help="Let stop strings and stop token ids end the reasoning, too. Default: they count behind it.",
     ),
+    click.option(
+        "--max-reasoning-tokens",
+        type=int,
+        help="Force the end of reasoning after so many tokens. Default: no limit.",
+    ),
     click.option("--stop-token-ids", type=token_ids, metavar="ID,ID,…", help="Token ids that end a choice."),
     click.option("--ignore-eos/--no-ignore-eos", default=None, help="Go on after the model's end-of-text token."),
     click.option("--bad-words", multiple=True, help="A word that must not be in the text. Can be repeated."),
