@@ -55,6 +55,8 @@ class _Lazy(click.Group):
             return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -85,13 +87,14 @@ def _broken_pipe_as_own_error() -> Iterator[None]:
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="ringline-server")
+@click.version_option(None, "-V", "--version", package_name="ringline-server")
 def cli() -> None:
     """Ringline serves large language models over gRPC."""
 
 
 def main() -> None:
     """Run the command line and exit with its code; expected errors are one line, without a traceback."""
+    _open_closed_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: it would print to stderr
     if (
         "RINGLINE_PARENT_PID" in os.environ
@@ -108,6 +111,16 @@ def main() -> None:
         for descriptor in (1, 2):  # the interpreter still flushes both
             os.dup2(nowhere, descriptor)
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Open standard streams that the caller closed, as ``>&-`` does: sockets would have their numbers."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
 
 
 def _run() -> int:

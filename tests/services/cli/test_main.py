@@ -217,3 +217,23 @@ def test_a_server_that_was_lost_is_named_once() -> None:
         describe(error, "127.0.0.1:1", Connection(False, None, None, None, None, None))
         == expected + "--address names another"
     )
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_command_whose_streams_are_closed_does_its_work(closed, tmp_path):
+    """Its files and sockets would have the numbers of the streams, and be written to."""
+    folder = tmp_path / "certs"
+    line = f"{sys.executable} -m services.cli certs {folder} {closed}"
+    done = run("sh", "-c", line, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(folder.iterdir())
+    done = run("sh", "-c", f"{sys.executable} -m services.cli generate x --address 127.0.0.1:1 {closed}", timeout=60)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_a_command_too():
+    of_all, of_serve = (CliRunner().invoke(cli, arguments).output for arguments in (["help"], ["help", "serve"]))
+    assert of_all == CliRunner().invoke(cli, ["--help"]).output
+    assert of_serve == CliRunner().invoke(cli, ["serve", "--help"]).output
+    assert CliRunner().invoke(cli, ["-V"]).output == CliRunner().invoke(cli, ["--version"]).output
