@@ -57,6 +57,8 @@ class _Part:
     """In the units of ``MAX_SIZE``."""
     branches: tuple[_Branch, ...] = ()
     """A group's alternatives."""
+    least: str | None = None
+    """The text of a repetition at its lowest count: where any text may stand beside it, that says the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,11 @@ def _anchored(branch: _Branch, before: str, after: str) -> str:
         return "(?:" + "|".join(_anchored(inner, before, after) for inner in parts[0].branches) + ")"
     if any(isinstance(part, _Edge) or _has_edges(part) for part in parts):
         raise RegexError("has an anchor (^ or $) that is not at the beginning or end of the expression")
-    return before + "".join(part.text for part in parts if isinstance(part, _Part)) + after
+    texts = [part.text for part in parts if isinstance(part, _Part)]
+    for place, beside in ((0, before), (-1, after)):
+        if beside == ANY_TEXT and parts and isinstance(part := parts[place], _Part) and part.least is not None:
+            texts[place] = part.least
+    return before + "".join(texts) + after
 
 
 def _has_edges(part: _Part) -> bool:
@@ -249,7 +255,8 @@ class _Reader:
         following = self._peek()
         if (following and following in "*+?") or _COUNT.match(self.pattern, self.position):
             self.refuse("a repetition is repeated, or possessive")
-        return _Part(f"(?:{part.text}){written}", max(1, part.size * max(low, high)))
+        least = f"(?:{part.text}){{{low}}}" if low else ""
+        return _Part(f"(?:{part.text}){written}", max(1, part.size * max(low, high)), least=least)
 
     def _escape(self) -> _Part | _Edge:
         letter = self._peek()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from engine_core.model_loader import location
 from services.cli.commands.engine import FOREIGN_FLAGS, engine_config, ignored_seed, with_model
 from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.stack import ReadyStack, StackOptions, choose_http_port, choose_ports, run_stack
+from services.common.config.addresses import GATEWAY_PORT
 from services.common.config.errors import FatalError
 from services.common.config.flags import (
     SettingsCommand,
@@ -23,6 +26,7 @@ from services.common.config.flags import (
     with_settings,
 )
 from services.common.config.options import Setting, settings_of
+from services.common.config.security_settings import is_loopback
 from services.common.config.settings import (
     DetokenizerSettings,
     EngineServiceSettings,
@@ -101,17 +105,17 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     else:
         logs.say(f"starting {_listed(stack_counts(stack, values))} with {values['model']}")
     options_of_stack = stack_options(settings, stack, values)
-    if values.get("port") and stack.http_port is None and (http_port := options_of_stack.http_port) is not None:
+    for notice in address_notices(settings, stack, options_of_stack):
         if as_json:
-            log.info("--port is that of gRPC, --http-port that of HTTP", port=values["port"], http_port=http_port)
+            log.warning(notice)
         else:
-            logs.say(f"--port {values['port']} is that of gRPC; HTTP is at --http-port {http_port}")
+            logs.say(notice)
     return asyncio.run(
         run_stack(
             options_of_stack,
             logs,
             grace=settings.server.drain_grace,
-            on_ready=lambda ready: _announce(ready, logs, as_json),
+            on_ready=lambda ready: _announce(ready, logs, values["model"], as_json),
         )
     )
 
@@ -158,9 +162,25 @@ def stack_options(settings: ProcessorSettings, stack: StackSettings, values: dic
     return replace(options, http_port=choose_http_port(server.host, stack.http_port, taken))
 
 
-async def _announce(ready: ReadyStack, logs: ChildLogs, as_json: bool) -> None:
+def address_notices(settings: ProcessorSettings, stack: StackSettings, options: StackOptions) -> Iterator[str]:
+    """What may surprise about the addresses of a stack."""
+    if options.http_port is not None and stack.http_port is None:
+        if "port" in options.values:
+            yield f"--port {options.port} is that of gRPC; HTTP is at --http-port {options.http_port}"
+        elif options.http_port != GATEWAY_PORT:
+            yield f"port {GATEWAY_PORT} is in use: HTTP is at port {options.http_port}; --http-port chooses another"
+    auth = settings.auth
+    lacks = [] if auth.api_key or auth.auth_token_file or auth.auth_jwks_file else ["keys (--api-key)"]
+    lacks += [] if settings.tls.tls_cert_file is not None else ["TLS (--tls-cert-file)"]
+    if lacks and not is_loopback(options.host):
+        everywhere = options.host in ("0.0.0.0", "::")
+        who = f"others reach this machine as {socket.gethostname()}" if everywhere else "others may connect"
+        yield f"--host {options.host}: {who}, without {' and '.join(lacks)}"
+
+
+async def _announce(ready: ReadyStack, logs: ChildLogs, model: str, as_json: bool) -> None:
     if as_json:
         log.info("ready", address=ready.address, http_url=ready.http_url, seconds=round(ready.seconds, 3))
     else:
         http = "" if ready.http_url is None else f", HTTP at {ready.http_url} (chat page; OpenAI's API: /v1)"
-        logs.ready(f"ready in {ready.seconds:.1f} s: gRPC at {ready.address}{http}")
+        logs.ready(f"ready in {ready.seconds:.1f} s with {model}: gRPC at {ready.address}{http}")

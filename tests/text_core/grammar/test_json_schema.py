@@ -76,6 +76,8 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "integer", "multipleOf": 7}, ["-14", "0", "21"], ["20"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"éé"', '"abc"'], ['"a"', '"abcd"']),
     ({"type": "string", "pattern": "b|^a"}, ['"ax"', '"xb"'], ['"xa"']),
+    ({"type": "string", "pattern": "[a-z]{1,999}"}, ['"a"', '"1ab"'], ['""', '"1"']),  # the search needs only one
+    ({"type": "string", "pattern": "^a{2,3}b?"}, ['"aa"', '"aaaa"', '"aac"'], ['"a"', '"baa"']),
     ({"type": "string", "pattern": r"^\d+$"}, ['"12"'], ['"١"', '"1a"']),
     ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"', '"0000-01-01"', '"2024-1-1"']),
     ({"type": "string", "format": "date-time"}, ['"2024-01-01T00:00:00Z"'], ['"2024-01-01"', '"2024-02-30T00:00:00Z"']),
