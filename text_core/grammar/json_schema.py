@@ -5,7 +5,8 @@ form:
 
 - ``$ref`` → a renamed definition, read once; definitions that can never end become ``false``
 - keywords of a schema → in a fixed order, since llguidance applies them in the order of the text
-- ``oneOf`` → ``anyOf``, if no two of its schemas can accept the same value; a ``discriminator`` is required in each
+- ``oneOf`` → ``anyOf``, if no two of its schemas can accept the same value, or can be kept from that
+  (``json_exclusions``); a ``discriminator`` is required in each
 - ``propertyNames``, ``uniqueItems``, keywords of OpenAPI and older drafts → the keywords above (``json_spellings``)
 - patterns → expressions without anchors inside (``regex``)
 - options → ours; those of the client (``x-guidance``) are refused
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import combinations
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -30,6 +32,7 @@ from text_core.grammar.json_combinations import (
     unending,
     without,
 )
+from text_core.grammar.json_exclusions import Exclusions
 from text_core.grammar.json_keywords import KeywordError
 from text_core.grammar.json_spellings import Respelling, respelled
 from text_core.grammar.json_tags import Tags
@@ -104,7 +107,10 @@ class _Rewriter:
             self._definitions[self._names[reference]] = self._schema(target, path)
         if problem := check_combinations(self._definitions) or check_ways(self._definitions):
             raise ConstraintError(self._field, problem)
-        self._resolve_one_of()
+        if self._resolve_one_of() and (
+            problem := check_combinations(self._definitions) or check_ways(self._definitions)
+        ):
+            raise ConstraintError(self._field, problem)
         endless = unending(self._definitions)
         if "d0" in endless:
             raise ConstraintError(self._field, "nothing can match it: what it demands has no end, or is false")
@@ -314,8 +320,30 @@ class _Rewriter:
                 f"not supported: expected at most {len(required) + 1}, one more than the required ones",
             )
 
-    def _resolve_one_of(self) -> None:
+    def _resolve_one_of(self) -> bool:
+        """Write each ``oneOf`` as ``anyOf``. Returns whether schemas had to be narrowed for that."""
         exclude, tags = Disjointness(self._definitions), Tags(self._definitions)
+        exclusions, is_narrowed = Exclusions(self._definitions), False
+
+        def exclusive(branches: list[Schema], path: tuple[str, ...]) -> list[Schema]:
+            nonlocal is_narrowed
+            overlaps: dict[int, list[int]] = {}
+            for first, second in combinations(range(len(branches)), 2):
+                if not exclude.is_certain(branches[first], branches[second]):
+                    overlaps.setdefault(first, []).append(second)
+                    overlaps.setdefault(second, []).append(first)
+            narrowed = list(branches)
+            for index, others in overlaps.items():
+                found = exclusions.excluding(branches[index], [branches[other] for other in others])
+                if found is None:
+                    self._refuse(
+                        (*path, "oneOf"),
+                        f"not supported: schemas {min(index, others[0])} and {max(index, others[0])} may accept the "
+                        "same value; use anyOf, or demand a property with another const in each",
+                    )
+                narrowed[index] = found
+                is_narrowed = True
+            return narrowed
 
         def resolve(schema: Schema, path: tuple[str, ...]) -> None:
             if isinstance(schema, bool):
@@ -326,14 +354,7 @@ class _Rewriter:
                 tags.demand(schema, tag)
             if (branches := schema.pop("oneOf", None)) is None:
                 return
-            for first in range(len(branches)):
-                for second in range(first + 1, len(branches)):
-                    if not exclude.is_certain(branches[first], branches[second]):
-                        self._refuse(
-                            (*path, "oneOf"),
-                            f"not supported: schemas {first} and {second} may accept the same value; use anyOf, or "
-                            "demand a property with another const in each",
-                        )
+            branches = exclusive(branches, path)
             if "anyOf" in schema:
                 schema.setdefault("allOf", []).append({"anyOf": branches})
             else:
@@ -342,3 +363,4 @@ class _Rewriter:
         for reference, name in self._names.items():
             resolve(self._definitions[name], tuple(reference[2:].split("/")) if len(reference) > 1 else ())
         tags.settle()
+        return is_narrowed

@@ -302,7 +302,10 @@ def tiny_config(kind: str) -> PretrainedConfig | None:
         known = make().to_dict()
     except Exception:
         return None
-    sizes = {name: size for name, size in {**SIZES, "head_dim": 16, "sliding_window": 37}.items() if name in known}
+    small = {**SIZES, "head_dim": 16, "sliding_window": 37}
+    sizes: dict[str, Any] = {name: size for name, size in small.items() if name in known}
+    if isinstance(text := known.get("text_config"), dict):
+        sizes["text_config"] = {name: size for name, size in small.items() if name in text}
     try:
         return make(**sizes)
     except Exception:

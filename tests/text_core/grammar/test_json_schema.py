@@ -102,6 +102,28 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"anyOf": [{"type": "null"}, {"const": "a"}]}, ["null", '"a"'], ['"b"']),
     ({"allOf": [{"minimum": 1}, {"maximum": 3}], "type": "integer"}, ["2"], ["0", "4"]),
     ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ["1", '"a"'], ["null"]),
+    # schemas that overlap exclude each other by what they demand
+    (
+        {"properties": {"a": True, "b": {"type": "integer"}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        ['{"a": 1}', '{"b": 1}', '{"a": 1, "c": 2}'],
+        ["{}", '{"a": 1, "b": 2}', "1", '{"b": "x"}', '{"b": 1, "a": 1}'],
+    ),
+    (
+        {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}, {"required": ["c", "d"]}]},
+        ['{"a": 1}', '{"c": 1, "d": 1}', '{"a": 1, "c": 2}'],
+        ['{"a": 1, "b": 2}', '{"a": 1, "c": 2, "d": 3}', '{"c": 1}'],
+    ),
+    (
+        {
+            "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "null"}],
+            "$defs": {
+                "a": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+                "b": {"allOf": [{"type": "object"}, {"required": ["y"]}]},
+            },
+        },
+        ['{"x": 1}', '{"y": 1}', "null"],
+        ['{"x": 1, "y": 2}', "{}", "1", '{"x": "a"}'],
+    ),
     (
         TAGGED,
         ['{"kind": "Cat", "next": {"kind": "Dog"}}', '{"kind": "Dog"}'],
@@ -301,6 +323,14 @@ def test_properties_up_to_the_limit_can_be_followed_at_one_place(schema: Any, te
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "/$schema: expected one of"),
         ({"items": [{}], "prefixItems": [{}]}, "/items: a list is not supported beside prefixItems"),
         ({"type": "int"}, "/type: expected one of null, boolean"),
+        (
+            {"oneOf": [{"required": [f"p{index}"]} for index in range(256)]},
+            "/oneOf: not supported: schemas 0 and 7 may accept the same value",
+        ),
+        (
+            {"oneOf": [{"required": [f"{name}1", f"{name}2"]} for name in "abcd"]},
+            "/oneOf: not supported: schemas 0 and 1 may accept the same value",
+        ),
         ({"pattern": "(?=a)"}, "/pattern: look-around is not supported, at character 1"),
         ({"pattern": "^(?=a)b|c"}, "/pattern: look-around is not supported, at character 2"),
         ({"minimum": 1e300}, "/minimum: 1e+300 is too large"),
