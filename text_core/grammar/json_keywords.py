@@ -20,31 +20,6 @@ MAX_MULTIPLE = 10_000
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_LONG_MONTH, _SHORT_MONTH = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])", "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-_DAY = f"(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
-
-_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-%d[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-
-FORMATS: Mapping[str, str | None] = {
-    "date-time": f"{_DATE}T{_TIME}",
-    "date": _DATE,
-    "time": _TIME,
-    "duration": None,
-    "email": None,
-    "hostname": None,
-    "ipv4": None,
-    "ipv6": None,
-    "uuid": None,
-    "uri": None,
-    **{f"uuid{version}": _UUID % version for version in (1, 3, 4, 5, 6, 7, 8)},
-}
-"""Formats that are enforced, and expressions for them where llguidance has none, or one that allows too much, such as
-the 30th of February. Any other annotates, as JSON Schema has it: ``int64``, ``double``, ``password``, ``path``."""
-
 _DRAFTS = (
     "https://json-schema.org/draft/2020-12/schema",
     "https://json-schema.org/draft/2019-09/schema",

@@ -33,6 +33,7 @@ from text_core.grammar.json_combinations import (
     without,
 )
 from text_core.grammar.json_exclusions import Exclusions
+from text_core.grammar.json_formats import FORMATS
 from text_core.grammar.json_keywords import KeywordError
 from text_core.grammar.json_spellings import Respelling, respelled
 from text_core.grammar.json_tags import Tags
@@ -181,12 +182,12 @@ class _Rewriter:
                 self._keyword(keyword, value, here, simple, applied)
             except KeywordError as error:
                 self._refuse(here, str(error))
-        if (expression := keywords.FORMATS.get(format := simple.get("format", ""))) is not None:
+        if (expression := FORMATS.get(format := simple.get("format", ""))) is not None:
             if "pattern" in simple:
                 applied.setdefault("allOf", []).append({"pattern": f"^(?:{expression})$"})
             else:
                 simple["pattern"] = f"^(?:{expression})$"
-        if expression is not None or format not in keywords.FORMATS:
+        if expression is not None or format not in FORMATS:
             simple.pop("format", None)
         self._check_bounds(simple, path)
         self._check_object(simple, path)

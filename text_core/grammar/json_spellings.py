@@ -10,7 +10,8 @@ from itertools import combinations, permutations
 from math import comb, perm
 from typing import Any
 
-from text_core.grammar.json_keywords import FORMATS, TYPES, KeywordError, without_annotations
+from text_core.grammar.json_formats import FORMATS
+from text_core.grammar.json_keywords import TYPES, KeywordError, without_annotations
 from text_core.grammar.regex import conjuncts
 
 Resolve = Callable[[Any], Any]
@@ -231,36 +232,61 @@ def _dependencies(keyword: str) -> Callable[[dict[str, Any], Resolve], dict[str,
     return spell
 
 
-def _not(schema: dict[str, Any], _: Resolve) -> dict[str, Any]:
-    """What is excluded by its type or by the presence of properties is said of what remains."""
+def _not(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
+    """What is excluded by its type, a bound or the presence of properties is said of what remains."""
     given, rest = schema.get("allOf", []), _without(schema, "not")
-    negated = _negated(schema["not"], 0)
+    negated = _negated(resolve(schema["not"]), 0)
     if negated is None or not isinstance(given, list):
-        raise KeywordError("not supported: expected type or required, or anyOf or allOf of these")
+        raise KeywordError(
+            "not supported: expected type, required, minimum, maximum, a required property of these, or not, anyOf or "
+            "allOf of these"
+        )
     return {**rest, "allOf": [*given, negated]}
 
 
-def _negated(schema: Any, depth: int) -> dict[str, Any] | None:
+def _negated(schema: Any, depth: int) -> dict[str, Any] | bool | None:
     """A schema of all that ``schema`` does not accept; None if that cannot be said."""
     if not isinstance(schema, dict) or depth > _MAX_NEGATIONS:
-        return None
-    match without_annotations(schema):
+        return not schema if isinstance(schema, bool) else None
+    stated = without_annotations(schema)
+    match stated:
+        case {"not": dict() | bool() as negation, **others} if not others:
+            return negation
+        case {"minimum": int() | float() as bound, **others} if not isinstance(bound, bool):
+            return _of_type("number", {"exclusiveMaximum": bound}, others)
+        case {"maximum": int() | float() as bound, **others} if not isinstance(bound, bool):
+            return _of_type("number", {"exclusiveMinimum": bound}, others)
+        case {"properties": {**properties}, "required": [str(name)], **others} if properties.keys() == {name}:
+            inner = _negated(properties[name], depth + 1)
+            return None if inner is None else _of_type("object", {"properties": {name: inner}}, others)
         case {"type": str() | list() as kind, **others} if not others:
             kinds = {kind} if isinstance(kind, str) else set(map(str, kind))
             kinds |= {"integer"} if "number" in kinds else set()
             left = [each for each in TYPES if each not in kinds]
             if kinds <= set(TYPES) and not ("integer" in kinds and "number" in left):
                 return {"type": left} if left else None
-        case {"required": list() as names, **others} if not others or others == {"type": "object"}:
-            if names and not others:
-                return {"type": "object", "anyOf": [{"properties": {str(name): False}} for name in names]}
+        case {"required": list() as names, **others} if names:
+            return _of_type("object", {"anyOf": [{"properties": {str(name): False}} for name in names]}, others)
         case {"anyOf": list() as branches, **others} if not others:
             each = [_negated(branch, depth + 1) for branch in branches]
             return None if None in each else {"allOf": each}
         case {"allOf": list() as branches, **others} if not others:
             each = [_negated(branch, depth + 1) for branch in branches]
             return None if None in each else {"anyOf": each}
-    return None
+    return None if stated else False
+
+
+def _of_type(kind: str, negated: dict[str, Any], others: dict[str, Any]) -> dict[str, Any] | None:
+    """What does not fit a schema that restricts values of ``kind``, given what of these does not.
+
+    ``others``: the schema's other keywords. Without a type, all values of other types fit it, so do not fit here.
+    """
+    if not others:
+        return {"type": kind, **negated}
+    if others != {"type": kind}:
+        return None
+    types = [each for each in TYPES if each not in (kind, "integer" if kind == "number" else "")]
+    return {"anyOf": [{"type": types}, {"type": kind, **negated}]}
 
 
 _SPELLINGS: Mapping[str, Callable[[dict[str, Any], Resolve], dict[str, Any]]] = {

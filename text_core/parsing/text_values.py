@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from text_core.grammar.constraints import ConstraintError
-from text_core.grammar.json_keywords import FORMATS
+from text_core.grammar.json_formats import FORMATS
 from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import FREE_TEXT, leading_terminal, literal
-from text_core.grammar.regex import RegexError, search
+from text_core.grammar.regex import RegexError, search, whole_match
 from text_core.parsing.argument_types import TEXT, JsonType, TypeReader, Types
 from text_core.parsing.tool_grammar import regex_text
 
@@ -167,7 +167,9 @@ class _Texts:
                     return search(value)
                 except RegexError as error:
                     raise ConstraintError(self._field, f"pattern: {error}") from None
-        return FORMATS.get(value) or _EXPRESSIONS.get(value) or FREE_TEXT.strip("/")
+        if (expression := FORMATS.get(value)) is not None:
+            return f"(?:{whole_match(expression)})"
+        return _EXPRESSIONS.get(value) or FREE_TEXT.strip("/")
 
     def _unsupported(self, what: str, where: str) -> ConstraintError:
         return ConstraintError(self._field, f"{what}: not supported {where} for an argument that is written as text")

@@ -191,7 +191,7 @@ def test_special_tokens_begin_and_end_tags_as_such() -> None:
         ((StructuralTag("a", None, "b" * 257),), "structural_tags.tags[0].end: has 257 bytes"),
         ((StructuralTag("a", None, "", "b"),), "structural_tags.tags[0].trigger: 'b' is not the beginning of 'a'"),
         ((StructuralTag("f"), StructuralTag("<f>")), "structural_tags.tags[1].trigger: '<f>' contains 'f'"),
-        ((StructuralTag("a", '{"not": {}}'),), "structural_tags.tags[0].json_schema: /not: not supported"),
+        ((StructuralTag("a", '{"not": {"const": 1}}'),), "structural_tags.tags[0].json_schema: /not: not supported"),
     ],
 )
 def test_structural_tags_that_are_refused(tags: tuple[StructuralTag, ...], problem: str) -> None:

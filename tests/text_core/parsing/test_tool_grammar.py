@@ -16,6 +16,7 @@ from tests.text_core.parsing.parsing import merged
 from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
 from text_core.grammar.checker import GrammarChecker
 from text_core.grammar.constraints import ConstraintError
+from text_core.grammar.json_formats import FORMATS
 from text_core.parsing.argument_types import listed_types
 from text_core.parsing.choice_parser import ChoiceParser
 from text_core.parsing.formats import TOOL_FORMATS
@@ -155,6 +156,13 @@ def test_demanded_calls(checker: GrammarChecker, masks: LLTokenizer, tokenizer: 
             assert not [part for part in parts if isinstance(part, Content)]
             count = check_calls([part for part in parts if not isinstance(part, Reasoning)])
             assert count == 1 if single else count
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_formats_of_texts_can_be_demanded(checker: GrammarChecker, name: str) -> None:
+    properties = {f"p{index}": {"type": "string", "format": each} for index, each in enumerate(FORMATS)}
+    tool = ToolSpec("f", {"type": "object", "properties": properties, "required": list(properties)}, strict=True)
+    checker.check(TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker))
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
