@@ -15,15 +15,37 @@ _DAY = f"(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 _DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 
 _HEX_BYTE = "%[0-9A-Fa-f]{2}"
-_OF_NAME = "[A-Za-z0-9._~!$&'()*+,;=-]"
-_SEGMENT = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|{_HEX_BYTE})"
-_SEGMENTS = f"(?:/{_SEGMENT}*)*"
-_AUTHORITY = f"//(?:{_OF_NAME}|{_HEX_BYTE})*(?::[0-9]{{1,5}})?"
-_SCHEME = "[A-Za-z][A-Za-z0-9+.-]*:"
-_RELATIVE = f"/(?:{_SEGMENT}+{_SEGMENTS})?|(?:{_OF_NAME}|@|{_HEX_BYTE})+{_SEGMENTS}"
-_ABSOLUTE = f"{_SCHEME}(?:{_AUTHORITY}{_SEGMENTS}|/?(?:{_SEGMENT}+{_SEGMENTS})?)"
-_END = rf"(?:\?(?:{_SEGMENT}|[/?])*)?(?:#(?:{_SEGMENT}|[/?])*)?"
-_URI_REFERENCE = f"(?:{_ABSOLUTE}|{_AUTHORITY}{_SEGMENTS}|{_RELATIVE})?{_END}"
+_BEYOND_ASCII = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
+
+
+def _references(more: str = "") -> tuple[str, str]:
+    """Absolute URIs, and references, which may be relative; ``more``: other characters that they may have."""
+    of_name = f"[A-Za-z0-9._~!$&'()*+,;={more}-]"
+    segment = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@{more}-]|{_HEX_BYTE})"
+    segments = f"(?:/{segment}*)*"
+    authority = f"//(?:{of_name}|{_HEX_BYTE})*(?::[0-9]{{1,5}})?"
+    relative = f"/(?:{segment}+{segments})?|(?:{of_name}|@|{_HEX_BYTE})+{segments}"
+    absolute = f"[A-Za-z][A-Za-z0-9+.-]*:(?:{authority}{segments}|/?(?:{segment}+{segments})?)"
+    end = rf"(?:\?(?:{segment}|[/?])*)?(?:#(?:{segment}|[/?])*)?"
+    return f"(?:{absolute}){end}", f"(?:{absolute}|{authority}{segments}|{relative})?{end}"
+
+
+def _regex() -> str:
+    """Regular expressions that every dialect reads alike, with groups in groups."""
+    escape = r"\\[dDwWsStnr.^$|()\[\]{}*+?/-]"
+    members = rf"(?:a-z|A-Z|0-9|[^\]\\\[^-]|{escape})"
+    atom = rf"(?:[^\x00-\x1f\\^$.|?*+()\[\]{{}}]|\.|{escape}|\[\^?{members}{members}*\])"
+    repeated = r"(?:[*+?]|\{[1-9][0-9]?,?\})?"
+    expression = rf"(?:{atom}{repeated}|[|^$])*"
+    for _ in range(2):
+        expression = rf"(?:{atom}{repeated}|[|^$]|\((?:\?:)?{expression}\){repeated})*"
+    return expression
+
+
+_IRI, _IRI_REFERENCE = _references(_BEYOND_ASCII)
+_LABEL = "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,30}"
+_HOSTNAME = rf"(?:{_LABEL}\.){{0,3}}{_LABEL}"
+_EMAIL = rf"[A-Za-z0-9_+-]{{1,30}}(?:\.[A-Za-z0-9_+-]{{1,30}})?@{_HOSTNAME}"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _VARIABLE = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})+(?::[1-9][0-9]{0,3}|\*)?"
 _URI_TEMPLATE = rf"(?:[A-Za-z0-9._~!$&()*+,;=:@/?#\[\]-]|{_HEX_BYTE}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
@@ -36,15 +58,20 @@ FORMATS: Mapping[str, str | None] = {
     "time": _TIME,
     "duration": None,
     "email": None,
-    "hostname": None,
+    "idn-email": _EMAIL,
+    "hostname": _HOSTNAME,
+    "idn-hostname": _HOSTNAME,
     "ipv4": None,
     "ipv6": None,
     "uuid": None,
     "uri": None,
-    "uri-reference": _URI_REFERENCE,
+    "uri-reference": _references()[1],
+    "iri": _IRI,
+    "iri-reference": _IRI_REFERENCE,
     "uri-template": _URI_TEMPLATE,
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+    "regex": _regex(),
     **{f"uuid{version}": _UUID % version for version in (1, 3, 4, 5, 6, 7, 8)},
 }
 """Formats that are enforced, and expressions for them where llguidance has none, or one that allows too much, such as

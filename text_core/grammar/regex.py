@@ -25,6 +25,7 @@ _NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t-\r\x20"}
 _WIDE = {"d": r"\d", "w": r"\w\p{N}", "s": r"\s\x{1c}-\x{1f}\x{feff}"}
 """The union of the dialects' sets, for complements."""
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+_BACKSPACE = "\b"
 _LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
 _MAX_LEADING = 3
 """Maximum look-aheads split off the beginning of a pattern, which bounds the patterns compiled for one text."""
@@ -319,6 +320,7 @@ class _Reader:
         if self._peek() == "]":
             self.refuse("a ']' comes first in its class: write '\\]'")
         members: list[str] = []
+        is_wide = negated
         while (char := self._peek()) != "]":
             if char == "":
                 self.position = start
@@ -326,6 +328,7 @@ class _Reader:
             self._counted()
             first = self._member(negated)
             rest = self.pattern[self.position : self.position + 2]
+            is_wide |= len(first) > 1 or first <= _BACKSPACE
             if len(first) > 1 or not rest.startswith("-") or rest == "-]":
                 members.append(first if len(first) > 1 else _quoted(first))
                 continue
@@ -338,7 +341,8 @@ class _Reader:
             else:
                 members.append(f"{_quoted(first)}-{_quoted(last)}")
         self.position += 1
-        return _Part(self._flagged(f"[{'^' if negated else ''}{''.join(members)}]"), 1)
+        text = f"[{'^' if negated else ''}{''.join(members)}]"
+        return _Part(self._flagged(_without_backspace(text) if is_wide else text), 1)
 
     def _member(self, negated: bool) -> str:
         """A single character, or a set's text in Rust's notation."""
@@ -363,7 +367,15 @@ def _set(letter: str, *, complemented: bool) -> str:
     r"""A class for ``\d`` and the like, in such a way that the whole means no more than any dialect does."""
     excluding = letter.isupper()
     members = (_WIDE if excluding != complemented else _NARROW)[letter.lower()]
-    return f"[{'^' if excluding else ''}{members}]"
+    return _without_backspace(f"[^{members}]") if excluding else f"[{members}]"
+
+
+def _without_backspace(text: str) -> str:
+    r"""A class without U+0008.
+
+    In a JSON string, llguidance 1.9 takes a class of all of ``\b \t \n \f \r`` for one of quotes and backslashes, too.
+    """
+    return f"[{text}&&[^{_quoted(_BACKSPACE)}]]"
 
 
 def _quoted(char: str) -> str:

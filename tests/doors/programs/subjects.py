@@ -33,11 +33,15 @@ def computed_by(abandon: Callable[[], None], metrics: str) -> float:
     abandon()
     busy = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     end = time.monotonic() + 60
-    while any(_metric(metrics, name) for name in busy):
+    seen, since = before, time.monotonic()
+    # the engine's metrics lag behind by some steps: they must have come to rest
+    while any(_metric(metrics, name) for name in busy) or seen == before or time.monotonic() < since + 0.5:
         if time.monotonic() > end:
             raise TimeoutError("the engine still works on it, or holds blocks for it")
         time.sleep(0.01)
-    return _metric(metrics, "ringline_generated_tokens_total") - before
+        if (now := _metric(metrics, "ringline_generated_tokens_total")) != seen:
+            seen, since = now, time.monotonic()
+    return seen - before
 
 
 def _metric(url: str, name: str) -> float:

@@ -76,6 +76,12 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "integer", "multipleOf": 7}, ["-14", "0", "21"], ["20"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"éé"', '"abc"'], ['"a"', '"abcd"']),
     ({"type": "string", "pattern": "b|^a"}, ['"ax"', '"xb"'], ['"xa"']),
+    # in JSON, a class is what it is for quotes and backslashes, too
+    ({"type": "string", "pattern": '^[^"]*$'}, ['"a\\\\b\\n"'], [r'"\""']),
+    ({"type": "string", "pattern": r"^[^\\]*$"}, [r'"\"\t"'], [r'"\\"']),
+    ({"type": "string", "pattern": r"^[\x00-!#-\[\]-~]*$"}, [r'"a\n"'], [r'"\""', r'"\\"']),
+    ({"type": "string", "pattern": r"^[\W]$"}, [r'"\""', r'"\\"'], ['"a"']),
+    ({"type": "string", "pattern": r'^[^\d"]$'}, [r'"\\"', '"a"'], [r'"\""', '"1"']),
     ({"type": "string", "pattern": "[a-z]{1,999}"}, ['"a"', '"1ab"'], ['""', '"1"']),  # the search needs only one
     ({"type": "string", "pattern": "^a{2,3}b?"}, ['"aa"', '"aaaa"', '"aac"'], ['"a"', '"baa"']),
     ({"type": "string", "pattern": r"^\d+$"}, ['"12"'], ['"١"', '"1a"']),
@@ -122,6 +128,18 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
         {"type": "string", "format": "uri-reference"},
         ['""', '"a/b"', '"../a?b#c"', '"https://x.org:80/a%20b"', '"mailto:a@b"', '"//x/y"', '"#/$defs/a"'],
         ['"://"', '"a b"', '"%zz"', '"1a:b"', '"\\\\"'],
+    ),
+    ({"type": "string", "format": "iri"}, ['"https://é.org/日本?x#y"', '"a:b"'], ['"not-an-iri"', '"a:b c"']),
+    ({"type": "string", "format": "idn-email"}, ['"a.b@c-d.org"'], ['"2962"', '"a@b@c"', '"a@-b"']),
+    (
+        {"type": "string", "format": "hostname"},
+        ['"a-b.example.org"', f'"{"a" * 31}.b"'],
+        ['"xn--X"', '"a..b"', '"-a"', f'"{".".join(["a" * 60] * 5)}"'],
+    ),
+    (
+        {"type": "string", "format": "regex"},
+        [r'"^a(?:b|[^c-d\\-]+)*$"'.replace("c-d", "cd"), r'"\\d{3}"', '"((a)b?)+"', '""'],
+        ['"*"', '"("', r'"\\"', '"[z-a]"', '"a**"', '"{"'],
     ),
     ({"type": "string", "format": "uri-template"}, ['"/a/{b}{?c,d*}"', '"x"'], ['"{"', '"a b"', '"{}"']),
     ({"type": "string", "format": "json-pointer"}, ['""', '"/a/~1b"'], ['"a"', '"/~2"']),
