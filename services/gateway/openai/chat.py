@@ -82,6 +82,7 @@ class ChatRequest(SamplingFields):
     reasoning: Annotated[
         dict[str, Any] | None, supported("`effort` is `reasoning_effort`; `enabled: false` is the effort `none`.")
     ] = None
+    verbosity: Annotated[str | None, supported("Goes to the model's template.")] = None
     include_reasoning: Annotated[bool | None, supported("false leaves `reasoning_content` out.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, supported("Variables for the model's template.")] = None
     enable_thinking: EnableThinking = None
@@ -106,7 +107,6 @@ class ChatRequest(SamplingFields):
     function_call: Annotated[Any, refused("it is called tool_choice", "auto", "none")] = None
     web_search_options: Annotated[Any, refused("give a tool that searches")] = None
     moderation: Annotated[Any, refused("nothing is moderated")] = None
-    verbosity: Annotated[Any, refused("ask for it in a message", "medium")] = None
     echo: Annotated[Any, refused("the answer is the new message alone; see continue_final_message", False)] = None
     chat_template: Annotated[Any, refused("the model's own is used; chat_template_kwargs has its variables")] = None
     n_probs: Annotated[Any, refused("logprobs and top_logprobs give log probabilities", 0)] = None
@@ -139,6 +139,8 @@ def _options(request: ChatRequest) -> Options:
     template_args = thinking_arguments(request.enable_thinking, request.thinking, request.think) | template_args
     if effort is not None:
         template_args.setdefault("enable_thinking", effort != "none")
+    if request.verbosity is not None:
+        template_args.setdefault("verbosity", request.verbosity)
     if request.thinking is not None and request.thinking.budget_tokens is not None:
         options.setdefault("max_reasoning_tokens", request.thinking.budget_tokens)
     if request.documents is not None:

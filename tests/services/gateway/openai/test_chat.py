@@ -6,10 +6,14 @@ import itertools
 import json
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from ringline import Client
 
+from services.gateway.fields import checked
+from services.gateway.openai.chat import CHAT as ENDPOINT
+from services.gateway.openai.chat import ChatRequest
 from tests.services.gateway.conftest import Post
 
 MODEL = "tiny"
@@ -181,6 +185,28 @@ def test_a_text_cut_within_a_character_is_refused_as_that(post: Post) -> None:
 
 def test_documents_are_a_variable_of_the_template(post: Post) -> None:
     assert post("/v1/chat/completions", {**SAMPLED, "documents": [{"title": "T"}]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "variables"),
+    [
+        ({"verbosity": "low"}, {"verbosity": "low"}),
+        ({"verbosity": "low", "chat_template_kwargs": {"verbosity": "high"}}, {"verbosity": "high"}),
+        (
+            {"verbosity": "medium", "reasoning_effort": "low"},
+            {"verbosity": "medium", "reasoning_effort": "low", "enable_thinking": True},
+        ),
+    ],
+)
+def test_verbosity_is_a_variable_of_the_template(given: dict[str, Any], variables: dict[str, Any]) -> None:
+    request = checked(msgspec.json.decode(msgspec.json.encode({**SAMPLED, **given}), type=ChatRequest))
+    assert [ask.options["template_args"] for ask in ENDPOINT.asks(request)] == [variables]
+
+
+def test_verbosity_is_taken_and_must_be_a_text(post: Post) -> None:
+    assert post("/v1/chat/completions", {**SAMPLED, "verbosity": "low"}).status_code == 200
+    refused = post("/v1/chat/completions", {**SAMPLED, "verbosity": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "verbosity")
 
 
 def test_what_is_too_large_for_a_message_of_the_ring_is_told_of_the_request(post: Post) -> None:
