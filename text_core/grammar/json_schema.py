@@ -30,6 +30,7 @@ from text_core.grammar.json_combinations import (
     unending,
     without,
 )
+from text_core.grammar.json_joins import check_joins, drop_repeated_maps
 from text_core.grammar.json_keywords import KeywordError
 from text_core.grammar.json_spellings import Respelling, respelled
 from text_core.grammar.json_tags import Tags
@@ -102,8 +103,10 @@ class _Rewriter:
             path = tuple(reference[2:].split("/")) if len(reference) > 1 else ()
             _, target = self._target(reference, path)
             self._definitions[self._names[reference]] = self._schema(target, path)
-        if problem := check_combinations(self._definitions) or check_ways(self._definitions):
-            raise ConstraintError(self._field, problem)
+        drop_repeated_maps(self._definitions)
+        for check in (check_combinations, check_ways, check_joins):
+            if problem := check(self._definitions):
+                raise ConstraintError(self._field, problem)
         self._resolve_one_of()
         endless = unending(self._definitions)
         if "d0" in endless:
