@@ -25,7 +25,7 @@ from text_core.template_sandbox import (
     TIME_LIMIT_S,
     BoundedEnvironment,
     OutputTooLongError,
-    charge_for,
+    text_size,
 )
 from text_core.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
 from text_core.tools_as_text import FORMAT as TOOLS_AS_TEXT
@@ -280,8 +280,8 @@ class ChatTemplates:
     def _call_form(self, name: str) -> _CallForm:
         """The first form with which the template shows a call; the plain one if none does, or if it takes too long."""
         if name not in self._call_forms:
-            end = time.monotonic() + TIME_LIMIT_S  # for all forms together; each rendering has its own limit, too
-            in_time = takewhile(lambda _: time.monotonic() < end, _CALL_FORMS)
+            end = time.thread_time() + TIME_LIMIT_S  # for all forms together; each rendering has its own limit, too
+            in_time = takewhile(lambda _: time.thread_time() < end, _CALL_FORMS)
             self._call_forms[name] = next((form for form in in_time if self._shows_call(name, form)), _CALL_FORMS[0])
         return self._call_forms[name]
 
@@ -301,10 +301,11 @@ class ChatTemplates:
         """``chat`` in the first arrangement in which the template shows all system messages, else unchanged."""
         short, marks = marked(chat)
         few_tools = {**variables, "tools": variables["tools"] and variables["tools"][:1]}
-        end = time.monotonic() + TIME_LIMIT_S  # for all arrangements together; each rendering has its own limit, too
+        end = time.thread_time() + TIME_LIMIT_S  # for all arrangements together; each rendering has its own limit, too
         for arranged in ARRANGEMENTS:
-            if time.monotonic() > end:  # keeping the chat unchanged would make the prompt depend on load
-                raise ChatTemplateError(f"no place for the system's messages in {TIME_LIMIT_S:g} s: put them first")
+            if time.thread_time() > end:  # keeping the chat unchanged would make the prompt depend on load
+                limit = f"{TIME_LIMIT_S:g} s of processor time"
+                raise ChatTemplateError(f"no place for the system's messages in {limit}: put them first")
             try:
                 probe = few_tools | {"messages": list(map(_with_object_arguments, arranged(short)))}
                 if shows_all(self._render(name, probe, MAX_RENDERED_CHARS), marks):
@@ -442,7 +443,7 @@ def _environment(now: Callable[[], datetime]) -> BoundedEnvironment:
     environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    environment.filters["tojson"] = _tojson
+    environment.add_filter("tojson", _tojson)
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": lambda form: now().strftime(form),
@@ -500,5 +501,5 @@ def _tojson(
 ) -> str:
     if (indent if isinstance(indent, int) else len(indent or "")) > 16:
         raise SecurityError("tojson must not indent by more than 16")
-    charge_for(x)
+    text_size(x)
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -149,7 +149,7 @@ def test_a_template_that_takes_long_is_tried_in_no_other_form(monkeypatch: pytes
         clock.tried += 1
         return False
 
-    monkeypatch.setattr("text_core.chat_templates.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("text_core.chat_templates.time", SimpleNamespace(thread_time=lambda: clock.now))
     monkeypatch.setattr(ChatTemplates, "_shows_call", takes_long)
     shown = ours(TEMPLATES["GEMMA"])
     for _ in range(2):

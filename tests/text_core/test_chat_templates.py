@@ -1,5 +1,6 @@
 import itertools
 import json
+import time
 from contextlib import suppress
 from datetime import datetime
 
@@ -227,12 +228,18 @@ def test_the_sandbox_lets_nothing_out(template):
 )
 def test_what_runs_for_ever_is_stopped(monkeypatch, template):
     monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
-    with pytest.raises(ChatTemplateError, match="it took longer than"):
+    with pytest.raises(ChatTemplateError, match=r"it took more than 0\.2 s of processor time"):
         only(template).render(PLAIN)
 
 
-TOO_MUCH = "made more than|chat is longer than|bits|not allowed|Range too big|unsafe|must not|No filter|is undefined"
+TOO_MUCH = "holds more than|chat is longer than|bits|not allowed|Range too big|unsafe|must not|No filter|is undefined"
 TWICE = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = TWICE %}{% endfor %}"
+HOARD = (
+    "{% set long = 'xy' * 50000 %}{% set short = range(1000) | list %}"
+    "{% set ns = namespace(all=none, keys=dict.fromkeys(range(1000))) %}"
+    "{% for i in range(3000) %}{% set ns.all = (MADE, ns.all) %}{% endfor %}"
+)
+"""Keeps all that it makes."""
 
 
 @pytest.mark.parametrize(
@@ -252,6 +259,21 @@ TWICE = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = TW
             pytest.param(TWICE.replace("TWICE", "[ns.x, ns.x]") + end, marks=pytest.mark.wide)
             for end in ("{{ ns.x }}", "{{ ns.x | string }}")
         ),
+        *(TWICE.replace("TWICE", "[ns.x, ns.x]") + end for end in ("{{ ns }}", "{{ {1: ns.x}.items() }}")),
+        TWICE.replace("TWICE", "'%s%s' % (ns.x, ns.x)"),
+        TWICE.replace("TWICE", "'%s%s' | format(ns.x, ns.x)"),
+        TWICE.replace("TWICE", "'{0}{0}'.format(ns.x)"),
+        "{{ ([[0] * 100000] * 1000) | sum(start=[]) | length }}",
+        HOARD.replace("MADE", "long[i:]"),
+        HOARD.replace("MADE", "long.swapcase() ~ i"),
+        HOARD.replace("MADE", "long | upper"),
+        HOARD.replace("MADE", "long.title()"),
+        HOARD.replace("MADE", "long.split('y')"),
+        HOARD.replace("MADE", "range(100000) | list"),
+        HOARD.replace("MADE", "range(100000) | map('default', *short)"),
+        HOARD.replace("MADE", "dict(ns.keys)"),
+        HOARD.replace("MADE", "namespace(ns.keys)"),
+        HOARD.replace("MADE", f"[{'0, ' * 1000}]"),
         "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
         "{{ ('x' * 10 ** 12) | length }}",
         "{{ ([0] * 10 ** 12) | length }}",
@@ -280,6 +302,28 @@ def test_long_chats_are_within_the_limits():
     chat = [{"role": role, "content": "word " * 200} for role in ("user", "assistant") * 500]
     rendered = only(chat_template_samples.CHATML).render(chat)
     assert rendered.count("<|im_start|>") == 1001
+
+
+def test_a_prompt_may_be_gathered_in_a_namespace():
+    gather = (
+        "{% set ns = namespace(out='') %}{% for message in messages %}"
+        "{% set ns.out = ns.out ~ '<' ~ message.role ~ '>' %}{% set ns.out = ns.out + message.content | trim %}"
+        "{% endfor %}{{ ns.out }}"
+    )
+    chat = [{"role": role, "content": "long words " * 300} for role in ("user", "assistant") * 150]
+    assert only(gather).render(chat) == "".join(f"<{each['role']}>{each['content'].strip()}" for each in chat)
+
+
+def test_a_template_may_make_more_than_it_holds():
+    again = "{% for i in range(200) %}{% set once = ('x' * 1000000) ~ i %}{% endfor %}{{ 'done' }}"
+    assert only(again).render(PLAIN) == "done"
+
+
+def test_time_in_which_others_run_does_not_count(monkeypatch):
+    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
+    environment = template_sandbox.BoundedEnvironment()
+    template = environment.template("{{ wait() }}{% for i in range(3) %}{{ i }}{% endfor %}")
+    assert environment.render(template, {"wait": lambda: time.sleep(0.5) or "waited "}) == "waited 012"
 
 
 def test_the_formats_are_those_of_the_template_that_is_rendered():

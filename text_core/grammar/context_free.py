@@ -9,10 +9,12 @@ from __future__ import annotations
 import bisect
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
+from text_core.grammar.lark import literal
 from text_core.grammar.limits import WRITTEN_GRAMMAR
 from text_core.grammar.references import MAX_LEVELS, levels
 from text_core.grammar.regex import MAX_SIZE, RegexError, size_of, whole_match
@@ -43,7 +45,16 @@ _LEXEME = re.compile(
     |(?P<operator>[|()\[\]?*+])""",
     re.VERBOSE,
 )
-_BLANK = re.compile(r"\s+|//[^\n]*|\#[^\n]*")
+_BLANK = re.compile(r"\n|[^\S\n]+|//[^\n]*|\#[^\n]*")
+_GBNF_LEXEME = re.compile(
+    # The end of a string or class is optional: else an unclosed one would be tried again from every character in it.
+    r"""(?P<comment>\#[^\n]*)
+    |(?P<text>"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?)
+    |(?P<token>(?P<negated>!?)(?P<name><[^<>\s]+>))
+    |[()]""",
+    re.VERBOSE,
+)
+_ESCAPED = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)")
 _DIRECTIVE = re.compile(r"^[ \t]*%(?P<word>\w+)(?P<rest>[^\n]*)", re.MULTILINE)
 
 
@@ -65,8 +76,11 @@ class _Node:
     """Depth of nested groups and repetitions."""
 
 
-def checked_grammar(text: str) -> str:
-    """``text`` in Lark's notation, its regular expressions rewritten (``regex``). Raises ``ConstraintError``."""
+def checked_grammar(text: str, marker: Callable[[str], str] = literal) -> str:
+    """``text`` in Lark's notation, its regular expressions rewritten (``regex``). Raises ``ConstraintError``.
+
+    ``marker``: converts a text that may be a special token (``GrammarChecker.marker``).
+    """
     size = len(text.encode())
     if size > MAX_TEXT_BYTES:
         raise ConstraintError(
@@ -74,7 +88,7 @@ def checked_grammar(text: str) -> str:
         )
     if not text.strip():
         raise ConstraintError(FIELD, "is empty")
-    lark = text if re.search(r"(?m)^[ \t]*[?!]*start\b[^:\n]*:(?!:)", text) else _from_gbnf(text)
+    lark = text if re.search(r"(?m)^[ \t]*[?!]*start\b[^:\n]*:(?!:)", text) else _from_gbnf(text, marker)
     return _Reader(lark).checked()
 
 
@@ -93,13 +107,13 @@ class _Reader:
 
     def checked(self) -> str:
         while self._position < len(self._lark):
-            if match := _BLANK.match(self._lark, self._position):
-                self._position = match.end()
-                self._parts.append("\n" if "\n" in match[0] else "")
-            elif match := _DIRECTIVE.match(self._lark, self._position):
+            if match := _DIRECTIVE.match(self._lark, self._position):
                 self._directive(match)
             elif match := _HEAD.match(self._lark, self._position):
                 self._rule(match)
+            elif match := _BLANK.match(self._lark, self._position):
+                self._position = match.end()
+                self._parts.append("\n" if "\n" in match[0] else "")
             else:
                 self._refuse("expected a rule, such as 'start: \"text\"'")
         if "start" not in self._rules:
@@ -121,13 +135,17 @@ class _Reader:
             self._parts.append("%ignore ")
             self._position = match.start("rest")
             self._define(f"%ignore {self._position}", self._alternatives(0, match.end()))
+        elif match["word"] == "llguidance":
+            if self._rules or re.sub(r"\s", "", match["rest"].split("//")[0].split("#")[0]) != "{}":
+                self._refuse("%llguidance is only supported before all rules and without options: '%llguidance {}'")
+            self._position = match.end()
         else:
             self._refuse(f"%{match['word']} is not supported: expected %ignore or %import")
 
     def _rule(self, match: re.Match[str]) -> None:
         if (match["options"] or "[lazy]").replace(" ", "") not in ("[lazy]", "[]"):
             self._refuse(f"{match['options']} is not supported: expected [lazy]")
-        self._parts.append(match[0])
+        self._parts.append(match[0].lstrip())
         self._position = match.end()
         later = bisect.bisect_left(self._starts, match.end())
         end = self._starts[later] if later < len(self._starts) else len(self._lark)
@@ -281,18 +299,12 @@ class _Reader:
             raise ConstraintError(FIELD, f"rule {endless[0]} can never end: each of its alternatives demands it again")
 
 
-def _from_gbnf(text: str) -> str:
+def _from_gbnf(text: str, marker: Callable[[str], str]) -> str:
     if len(text) > MAX_GBNF_CHARS:
         raise ConstraintError(FIELD, f"has more than {MAX_GBNF_CHARS} characters of GBNF: write it in Lark's notation")
     if not re.search(r"(?m)^[ \t]*root\s*::=", text):
         raise ConstraintError(FIELD, "has no rule named start (Lark, 'start: …') or root (GBNF, 'root ::= …')")
-    depth = 0
-    # The end of a string or class is optional: else an unclosed one would be tried again from every character in it.
-    for match in re.finditer(r'#[^\n]*|"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|[()]', text):
-        depth += (match[0] == "(") - (match[0] == ")")
-        if depth > MAX_DEPTH:
-            line = text.count("\n", 0, match.start()) + 1
-            raise ConstraintError(FIELD, f"line {line}: groups nest deeper than {MAX_DEPTH}")
+    text, tokens = _without_tokens(text, marker)
     if len(re.findall("::=", text)) > MAX_RULES:
         raise ConstraintError(FIELD, f"has more than {MAX_RULES} rules")
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -301,4 +313,59 @@ def _from_gbnf(text: str) -> str:
         lark: str = gbnf_to_lark(text)
     except Exception as error:  # the converter raises plain Exceptions, and IndexErrors at the end of the text
         raise ConstraintError(FIELD, f"cannot be read as GBNF: {str(error) or type(error).__name__}") from None
-    return lark.replace("%llguidance {}", "", 1)
+    lark = re.sub(rf"(?m)^{tokens.stand_in}\d+: .*\n", "", lark.replace("%llguidance {}", "", 1))
+    return re.sub(rf"{tokens.stand_in}(\d+)", lambda match: tokens.found[int(match[1])], lark)
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """Tokens of a grammar in GBNF, which the converter does not know: names of rules stand for them."""
+
+    stand_in: str
+    """What these names begin with, before the number of the token."""
+    found: list[str] = field(default_factory=list)
+    """In Lark's notation."""
+
+
+def _without_tokens(text: str, marker: Callable[[str], str]) -> tuple[str, _Tokens]:
+    """A grammar in GBNF with names in place of tokens, and characters in place of their numbers."""
+    taken = max(map(len, re.findall("token(q*)", text.lower())), default=0)
+    tokens = _Tokens("token" + "q" * (taken + 1))
+    depth = 0
+    parts: list[str] = []
+    position = 0
+
+    def refuse(problem: str) -> NoReturn:
+        line = text.count("\n", 0, match.start()) + 1
+        raise ConstraintError(FIELD, f"line {line}: {problem}")
+
+    for match in _GBNF_LEXEME.finditer(text):
+        parts.append(text[position : match.start()])
+        position = match.end()
+        if match["token"]:
+            token = match["name"] if match["name"].startswith("<[") else marker(match["name"])
+            if not token.startswith("<["):
+                if match["negated"]:
+                    refuse(f"{match[0]} negates no special token of the model: expected one, or an id as in !<[10]>")
+                token = match["name"]  # llguidance says which there are
+            parts.append(f" {tokens.stand_in}{len(tokens.found)} ")
+            tokens.found.append(f"<[^{token[2:]}" if match["negated"] else token)
+        else:
+            parts.append(_ESCAPED.sub(_unescaped, match[0]) if match["text"] else match[0])
+        depth += (match[0] == "(") - (match[0] == ")")
+        if depth > MAX_DEPTH:
+            refuse(f"groups nest deeper than {MAX_DEPTH}")
+    parts.append(text[position:])
+    # A rule that uses itself is none that the converter makes a terminal.
+    names = [f"{tokens.stand_in}{number}" for number in range(len(tokens.found))]
+    return "".join(parts) + "".join(f"\n{name} ::= {name}" for name in names), tokens
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """The character of a number: the converter drops the zeros at the beginning, and llguidance wants them."""
+    if match["four"] is None and match["eight"] is None:
+        return match[0]
+    code = int(match["four"] or match["eight"], 16)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return match[0] if code > 0x10FFFF or 0xD800 <= code < 0xE000 else chr(code)

@@ -32,7 +32,8 @@ def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
     """The grammar of a whole answer in llguidance's notation.
 
     Raises ``ConstraintError`` if the constraint is unsupported, too large or contradicts itself; problems that
-    only compiling shows are left to ``GrammarChecker.check``. ``marker`` is for the texts around structural tags.
+    only compiling shows are left to ``GrammarChecker.check``. ``marker`` is for the texts around structural tags, and
+    for tokens in GBNF.
     """
     match constraint:
         case JsonSchema():
@@ -44,7 +45,7 @@ def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
         case OneOf():
             return _choice(constraint)
         case Grammar():
-            return checked_grammar(constraint.text)
+            return checked_grammar(constraint.text, marker)
         case StructuralTags():
             return tags_grammar(constraint, marker)
 

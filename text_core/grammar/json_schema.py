@@ -34,6 +34,7 @@ from text_core.grammar.json_combinations import (
 )
 from text_core.grammar.json_exclusions import Exclusions
 from text_core.grammar.json_formats import FORMATS
+from text_core.grammar.json_joins import check_joins, drop_repeated_maps
 from text_core.grammar.json_keywords import KeywordError
 from text_core.grammar.json_spellings import Respelling, respelled
 from text_core.grammar.json_tags import Tags
@@ -106,12 +107,10 @@ class _Rewriter:
             path = tuple(reference[2:].split("/")) if len(reference) > 1 else ()
             _, target = self._target(reference, path)
             self._definitions[self._names[reference]] = self._schema(target, path)
-        if problem := check_combinations(self._definitions) or check_ways(self._definitions):
-            raise ConstraintError(self._field, problem)
-        if self._resolve_one_of() and (
-            problem := check_combinations(self._definitions) or check_ways(self._definitions)
-        ):
-            raise ConstraintError(self._field, problem)
+        drop_repeated_maps(self._definitions)
+        self._check_together()
+        if self._resolve_one_of():
+            self._check_together()
         endless = unending(self._definitions)
         if "d0" in endless:
             raise ConstraintError(self._field, "nothing can match it: what it demands has no end, or is false")
@@ -120,6 +119,11 @@ class _Rewriter:
             return {"$ref": "#/$defs/d0", "$defs": ending}
         root = ending.pop("d0")
         return {**root, "$defs": ending} if ending and isinstance(root, dict) else root
+
+    def _check_together(self) -> None:
+        for check in (check_combinations, check_ways, check_joins):
+            if problem := check(self._definitions):
+                raise ConstraintError(self._field, problem)
 
     def _refuse(self, path: tuple[str, ...], problem: str) -> NoReturn:
         place = "".join(f"/{token}" for token in path) or "the schema"

@@ -35,7 +35,7 @@ class SamplingFields(OtherServers):
 
     model: Annotated[str | None, passed("Default: the model that is served.")] = None
     stream: Annotated[bool | None, supported()] = None
-    stream_options: Annotated[StreamOptions | None, supported()] = None
+    stream_options: Annotated[StreamOptions | None, supported("No effect without `stream`.")] = None
     n: Annotated[int | None, passed("At most 128.")] = None
     seed: Annotated[
         int | None,

@@ -53,6 +53,36 @@ def _products() -> Iterator[object]:
     yield {"oneOf": [{"type": "object", "properties": {f"p{j}": {"const": i}}} for j in range(16) for i in range(16)]}
 
 
+def _map(index: int, levels: int) -> object:
+    """An object with a name of its own and others, whose values are such objects."""
+    value: object = True
+    for _ in range(levels):
+        name = f"p{index}"
+        value = {"type": "object", "properties": {name: True}, "required": [name], "additionalProperties": value}
+    return value
+
+
+def _joined_maps() -> Iterator[tuple[str, object]]:
+    """Maps joined by allOf: a name of one is joined with the values of the others, at every level."""
+    for count, levels in ((10, 4), (6, 6), (5, 8), (20, 10)):
+        yield f"{count} maps of {levels} levels", {"allOf": [_map(index, levels) for index in range(count)]}
+    for count in (11, 13):
+        integers = [[{"type": "integer", "minimum": 2 * index + each} for each in (0, 1)] for index in range(count)]
+        maps = [[{"type": "object", "additionalProperties": each} for each in choice] for choice in integers]
+        yield f"{count} choices of maps", {"allOf": [{"anyOf": choice} for choice in maps]}
+    names = [f"name {i}" for i in range(500)]
+    values = {"type": "object", "properties": dict.fromkeys(names, True), "required": names}
+    yield (
+        "500 names of a map of 500 names",
+        {
+            "allOf": [
+                {"type": "object", "properties": dict.fromkeys(names, True), "required": names},
+                {"type": "object", "additionalProperties": values},
+            ]
+        },
+    )
+
+
 SCHEMAS: dict[str, object] = {
     "false": False,
     "no type": {"type": "integer", "const": "a"},
@@ -109,6 +139,7 @@ SCHEMAS: dict[str, object] = {
     "string of 200 KiB": {"const": "x" * 200_000},
     "name of 200 KiB": {"properties": {"x" * 200_000: True}, "required": ["x" * 200_000]},
     **{f"product {number}": schema for number, schema in enumerate(_products())},
+    **dict(_joined_maps()),
 }
 
 SCHEMA_TEXTS = {

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.grammars, pytest.mark.timeout(1800)]
 SCHEMAS = 1_000
 SUITE = "jsonschema==4.26.0"
 SECONDS = 0.5
-"""Of a processor, for each bad input; the longest takes 0.2 s."""
+"""Of a processor, for each bad input; the longest takes 0.3 s."""
 MIB = 32
 
 

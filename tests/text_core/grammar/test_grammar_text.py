@@ -117,12 +117,42 @@ def test_choices_that_are_refused(texts: tuple[str, ...], problem: str) -> None:
         ('%import common.INT\n%ignore " "\nstart: INT ("," INT)*\n', ["1 , 22", "3"], [",", "a"]),
         ('?start: e\ne: e "+" T | T\nT: "(" /[a-c]/{1,2} ")"\n', ["(a)+(bc)"], ["(a)+", "(d)"]),
         ('root ::= "a" b*\nb ::= [0-9] | "-" b # x\n', ["a1", "a--2"], ["a-", "1"]),
+        ('\n  start: a\n    | "x"\n\n    // comment\n  a: "b"\n\tC: "d"\n', ["b", "x"], ["d"]),
+        ('%llguidance {} // as its examples begin\nstart: "a"\n', ["a"], ["b"]),
+        (r'root ::= "\u00e9\u0041" [\u00e0-\u00ef\U0001F600]', ["éAé", "éA😀"], ["éa", "éAÿ"]),
     ],
 )
 def test_context_free_grammars(text: str, fitting: list[str], others: list[str]) -> None:
     grammar = compiled(Grammar(text))
     assert [text for text in fitting if not grammar.accepts(text)] == []
     assert [text for text in others if grammar.accepts(text)] == []
+
+
+def test_tokens_in_gbnf() -> None:
+    token = bundled().token_id("<tool_call>")
+    text = 'root ::= tokenq1 (!<[10]>)* <[11]>\ntokenq1 ::= <tool_call> "<[12]>" [<[a>] !<tool_call> # <[13]>\n'
+    grammar = grammar_of(Grammar(text), checker().marker)
+    assert "start: tokenq1 <[^10]>* <[11]>" in grammar
+    assert f'tokenq1: <[{token}]> "<[12]>" /[\\x{{3c}}\\x{{5b}}a\\x{{3e}}]/ <[^{token}]>' in grammar
+    assert "tokenqq" not in grammar
+    checker().check(grammar)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("root ::= <nothing>", 'unknown special token: "<nothing>"'),
+        ("root ::=\n !<nothing>", "line 2: !<nothing> negates no special token of the model: expected one, or an id"),
+        (
+            '%llguidance {"no_forcing": true}\nstart: "a"',
+            "line 1: %llguidance is only supported before all rules and w",
+        ),
+        ('start: "a"\n%llguidance {}', "line 2: %llguidance is only supported before all rules"),
+    ],
+)
+def test_what_other_servers_write_is_refused_by_name(text: str, problem: str) -> None:
+    with pytest.raises(ConstraintError, match=re.escape(problem)):
+        checker().check(grammar_of(Grammar(text), checker().marker))
 
 
 @pytest.mark.parametrize("name", [name for name in GRAMMARS if name not in ("ambiguous", "2^50 rules")])

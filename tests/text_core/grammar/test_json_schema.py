@@ -334,6 +334,14 @@ def test_properties_up_to_the_limit_can_be_followed_at_one_place(schema: Any, te
         assert matcher.consume_token(token), matcher.get_error()
 
 
+JOINED_TOO_OFTEN = (
+    "6 maps of 6 levels",
+    "20 maps of 10 levels",
+    "13 choices of maps",
+    "500 names of a map of 500 names",
+)
+
+
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
@@ -390,6 +398,7 @@ def test_properties_up_to_the_limit_can_be_followed_at_one_place(schema: Any, te
         ({"const": "a\x01"}, '/const: "a\\u0001" has the control character U+0001'),
         ({"allOf": [{"pattern": "a"}] * 4}, "demands 4 patterns, formats and limits of length for one text at once"),
         ({"allOf": [{"multipleOf": 3}, {"multipleOf": 5}]}, "demands 2 multipleOf for one number at once"),
+        *((SCHEMAS[name], "would become more than 10000 schemas, as each that allOf") for name in JOINED_TOO_OFTEN),
         (ENDLESS, "nothing can match it"),
         (
             {"type": "integer", "minimum": 3, "maximum": 2},
@@ -451,3 +460,29 @@ def test_white_space() -> None:
         assert not fixed.accepts(text)
     assert not flexible.accepts('{"a":' + " " * 129 + "1}")
     assert not fixed.accepts("[]")
+
+
+def test_maps_that_are_written_twice_are_joined_once() -> None:
+    """By pattern, otherwise, and once more, as some generators write them."""
+    depth = 12
+    definitions: dict[str, Any] = {f"d{depth}": {"type": "integer"}}
+    for level in range(depth):
+        inner = {"$ref": f"#/$defs/d{level + 1}"}
+        own = {"type": "object", "patternProperties": {"^[a-z]+$": inner}, "additionalProperties": inner}
+        definitions[f"d{level}"] = {"allOf": [own, {"type": ["object", "null"], "additionalProperties": inner}]}
+    grammar = Compiled(grammar_of(JsonSchema(json.dumps({"$ref": "#/$defs/d0", "$defs": definitions}))))
+    for value, fits in ((1, True), ("x", False)):
+        for name in ("a", "A"):
+            text = f'{{"{name}": ' * depth + json.dumps(value) + "}" * depth
+            assert grammar.accepts(text) is fits
+    assert not grammar.accepts("null")
+
+
+def test_only_a_map_of_the_same_is_left_out() -> None:
+    integers = {"type": "object", "additionalProperties": {"type": "integer"}}
+    at_least = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 3}}
+    named = {**at_least, "properties": {"a": {"type": "integer"}}}
+    for schemas in ([integers, at_least], [at_least, integers], [named, at_least]):
+        grammar = Compiled(grammar_of(JsonSchema(json.dumps({"allOf": schemas}))))
+        assert grammar.accepts('{"a": 3, "b": 4}')
+        assert not grammar.accepts('{"a": 2}')

@@ -234,3 +234,19 @@ def test_another_model_is_not_found(door: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as refusal:
         door.chat.completions.create(**{**SAMPLED, "model": "other"}, stream=True)
     assert (refusal.value.code, refusal.value.param) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}])
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("chat/completions", {"messages": CHAT}), ("completions", {"prompt": "x"})]
+)
+def test_stream_options_have_no_effect_without_a_stream(
+    post: Post, path: str, prompt: dict[str, Any], stream: dict[str, Any]
+) -> None:
+    asked = {**prompt, **stream, "max_tokens": 2}
+    answer = post(f"/v1/{path}", {**asked, "stream_options": {"include_usage": True}})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    for malformed in ("yes", {"include_usage": "yes"}):
+        refused = post(f"/v1/{path}", {**asked, "stream_options": malformed})
+        assert (refused.status_code, "stream_options" in refused.text) == (400, True), refused.text
