@@ -31,6 +31,7 @@ from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnav
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 
+_AS_IT_FILLS = "; only addresses are reserved, and memory is taken as the cache fills"
 _UNSTABLE = (
     "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "
     "that moves to another engine may continue with other tokens than it would have had, which are as valid"
@@ -246,7 +247,7 @@ class Startup:
         with self._progress.stage("allocate KV cache") as stage:
             stage.bytes = cache.num_blocks * sum(each.bytes_per_block for each in models)
             unwritten: list[int] = self._workers.collective_rpc("allocate", cache)
-            stage.detail = cache.describe()
+            stage.detail = cache.describe() + (_AS_IT_FILLS if any(unwritten) else "")
             return sum(unwritten)
 
     def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec) -> tuple[bool, float]:

@@ -15,6 +15,7 @@ from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.chat_template import read_template
 from engine_core.model_loader.generation_config import overrides
 from engine_core.model_loader.location import check_location, local_path
+from engine_core.platforms.host_memory import address_limit
 from engine_core.progress import StartupProgress
 from engine_core.vllm_options import CALLED, LOAD_FORMATS, WITHOUT_EFFECT, instead_of_vllm_options
 from services.common.config.errors import FatalError, unusable_option
@@ -47,6 +48,9 @@ FOREIGN_FLAGS: ForeignFlags = {
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
 """Packages that only an engine needs; an installation without the extra ``engine`` lacks them."""
 
+_LEAST_ADDRESSES = 7 << 28
+"""Bytes of address space with which torch's build for CPUs and its threads are loaded, before any model."""
+
 
 @with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
 @click.command(cls=SettingsCommand, foreign=FOREIGN_FLAGS)
@@ -66,10 +70,21 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     # Torch and transformers are loaded only once everything else is checked: loading is most of a start.
+    _require_addresses()
     with engine_extra(), StartupProgress(StageLog()).stage("load libraries"), collection_paused():
         from services.engine.main import run
 
     return run(settings, config)
+
+
+def _require_addresses() -> None:
+    """Raise ``FatalError`` if libraries would end the process as they are loaded, without a word."""
+    limit = address_limit()
+    if limit is not None and limit < _LEAST_ADDRESSES:
+        raise FatalError(
+            f"the address space of this process is limited to {limit >> 20} MiB (`ulimit -v`), and an engine takes "
+            f"{_LEAST_ADDRESSES >> 20} MiB before its model: raise it, or bound memory by a control group instead"
+        )
 
 
 @contextmanager
