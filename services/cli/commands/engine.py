@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.chat_template import read_template
 from engine_core.model_loader.generation_config import overrides
-from engine_core.model_loader.location import check_location, local_path
+from engine_core.model_loader.location import check_hub, check_location, local_path
 from engine_core.platforms.host_memory import address_limit
 from engine_core.progress import StartupProgress
 from engine_core.vllm_options import CALLED, LOAD_FORMATS, WITHOUT_EFFECT, instead_of_vllm_options
@@ -64,6 +64,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     configure_logs(settings.telemetry, settings.service)
     warn_of_ignored_flags(ignored_flags() | ignored_seed(values))
     config = engine_config(values)
+    require_hub_model(config.model)
 
     # Read when torch is loaded. Idle OpenMP threads that spin take cores from other services and neighbors: a step has
     # been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
@@ -119,6 +120,14 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
     except CheckpointError as error:
         raise FatalError(str(error)) from None
     return config
+
+
+def require_hub_model(model: ModelConfig) -> None:
+    """Raise ``FatalError`` for a hub id whose model cannot be had: a start would say so much later."""
+    try:
+        check_hub(model.model, model.revision, model.download_dir)
+    except CheckpointError as error:
+        raise FatalError(str(error)) from None
 
 
 def ignored_seed(values: dict[str, Any]) -> dict[str, str]:

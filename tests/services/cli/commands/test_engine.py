@@ -13,13 +13,13 @@ def test_what_is_wrong_with_a_model_is_told_as_far_as_it_shows(tmp_path):
     (tmp_path / "a-file").touch()
     expected = {
         "a-file": "is a file: give the directory that has the checkpoint's config.json",
-        "gone": "is not a directory",
+        "gone": "does not exist",
         ".": "has no config.json",
     }
     for name, words in expected.items():
         with pytest.raises(FatalError, match=words):
             engine_config({"model": str(tmp_path / name)})
-    with pytest.raises(FatalError, match="is not a directory"):
+    with pytest.raises(FatalError, match="does not exist"):
         engine_config({"model": "some/hub-id", "tokenizer": str(tmp_path / "gone")})
     assert engine_config({"model": "some/hub-id", "max_num_seqs": 3}).scheduler.max_num_seqs == 3
 
