@@ -54,7 +54,7 @@ _LEAST_ADDRESSES = 7 << 28
 
 @with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
 @click.command(cls=SettingsCommand, foreign=FOREIGN_FLAGS)
-@click.argument("checkpoint", metavar="[MODEL]", required=False)
+@click.argument("checkpoint", metavar="[MODEL]", type=click.Path(), required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
     """Run MODEL, a checkpoint's directory, GGUF file or hub id, for processors and others that send token ids."""
     values = with_model(given_options(options), checkpoint)

@@ -68,7 +68,7 @@ def stack_settings() -> list[Setting]:
 
 @with_settings(stack_settings())
 @click.command(cls=SettingsCommand, foreign={**FOREIGN_FLAGS, **_NOT_OF_A_STACK})
-@click.argument("checkpoint", metavar="[MODEL]", required=False)
+@click.argument("checkpoint", metavar="[MODEL]", type=click.Path(), required=False)
 def serve(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory, GGUF file or hub id, with an engine, a detokenizer, a processor and a
     gateway on this machine, or several of each.
