@@ -31,6 +31,9 @@ from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnav
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 
+_AS_IT_FILLS = "; only addresses are reserved, and memory is taken as the cache fills"
+_LONG_STEP = 2.0
+"""Seconds after which a step is one for which readers of other streams notice that they wait."""
 _UNSTABLE = (
     "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "
     "that moves to another engine may continue with other tokens than it would have had, which are as valid"
@@ -246,7 +249,7 @@ class Startup:
         with self._progress.stage("allocate KV cache") as stage:
             stage.bytes = cache.num_blocks * sum(each.bytes_per_block for each in models)
             unwritten: list[int] = self._workers.collective_rpc("allocate", cache)
-            stage.detail = cache.describe()
+            stage.detail = cache.describe() + (_AS_IT_FILLS if any(unwritten) else "")
             return sum(unwritten)
 
     def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec) -> tuple[bool, float]:
@@ -264,12 +267,20 @@ class Startup:
             is_stable = all(each.is_bitwise_stable for each in ready)
             details = (
                 self._by_rank([each.made for each in ready]),
-                f"the largest step takes about {float(f'{largest:.1g}'):g} s",
+                self._of_largest_step(largest),
                 "results do not depend on what else is in the batch" if is_stable else _UNSTABLE,
                 self._by_rank([each.memory_left for each in ready]),
             )
             stage.detail = "; ".join(filter(None, details))
             return is_stable, largest
+
+    def _of_largest_step(self, seconds: float) -> str:
+        """How long it takes, for a person; where streams would stall, also which option shortens it."""
+        tokens = self._config.scheduler.max_num_batched_tokens
+        text = f"the largest step, of {tokens} tokens of long prompts, takes about {float(f'{seconds:.1g}'):g} s"
+        if seconds < _LONG_STEP:
+            return text
+        return f"{text}, one without prompts far less; a lower --max-num-batched-tokens bounds what streams wait"
 
     def _require_numbers(self, spec: ModelSpec) -> None:
         """Raise ``CheckpointError`` for the first part that outputs NaN, after an unsound warm-up."""

@@ -7,7 +7,9 @@ Neither torch nor the hub's library is imported before a download.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,6 +22,8 @@ _SAFETENSORS = ("model*.safetensors",)
 _TORCH = ("pytorch_model.bin", "pytorch_model-?????-of-?????.bin")
 _OTHER_COPIES = ("original/*", "consolidated*", "onnx/*")
 _ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<type>[\w.-]+))?")
+_PATIENCE = 10.0
+"""Seconds in which the hub says that it has a model. Its library waits as long for each of the hub's addresses."""
 _ID_WITH_FILE = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)/(?P<file>([\w.-]+/)*[\w.-]+\.gguf)")
 
 
@@ -87,6 +91,46 @@ def download(
     raise CheckpointError(f"{model.repository} has no file of {model.gguf}: {has}")
 
 
+def check_available(model: HubModel, revision: str | None, download_dir: str | None) -> None:
+    """Raise ``CheckpointError`` if nothing of ``model`` is in the cache, and the hub cannot be reached or has no such
+    repository.
+    """
+    try:
+        from huggingface_hub import constants
+    except ModuleNotFoundError:  # an installation without the extra ``engine``, which is told later
+        return
+    cache = Path(download_dir or constants.HF_HUB_CACHE).expanduser()
+    snapshots = cache / "--".join(["models", *model.repository.split("/")]) / "snapshots"
+    if snapshots.is_dir():
+        return
+    problems: list[CheckpointError] = []
+    asking = threading.Thread(target=_ask, args=(model, revision, download_dir, problems), name="ask hub", daemon=True)
+    if not constants.HF_HUB_OFFLINE:
+        asking.start()
+        asking.join(_PATIENCE)
+    if constants.HF_HUB_OFFLINE or asking.is_alive():
+        raise CheckpointError(_not_cached(model, revision, _at(model, revision), download_dir))
+    if problems:
+        raise problems[0]
+
+
+def _ask(model: HubModel, revision: str | None, download_dir: str | None, problems: list[CheckpointError]) -> None:
+    """Ask the hub for a model; add what is wrong to ``problems``."""
+    from huggingface_hub import HfApi, errors
+
+    try:
+        with _as_checkpoint_errors(model, revision, download_dir):
+            try:
+                HfApi().model_info(model.repository, revision=revision, timeout=_PATIENCE)
+            except errors.HfHubHTTPError as error:
+                if isinstance(error, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)):
+                    raise  # of other answers the download may make more: not every mirror has the whole API
+            except Exception as error:  # the errors of the hub library's HTTP client differ by release
+                raise errors.LocalEntryNotFoundError(str(error)) from error
+    except CheckpointError as error:
+        problems.append(error)
+
+
 def _choice(model: HubModel, models: Sequence[str]) -> str:
     by_type = re.split(r"[-.]", model_name(Path(models[0])))[-1]
     return f"{several(models)}: name one, as in {model.repository}:{by_type} or {model.repository}/{models[0]}"
@@ -109,20 +153,31 @@ def _files_below(directory: Path) -> Iterable[str]:
 def _snapshot(model: HubModel, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
     """The directory of a repository's snapshot with the files that match ``patterns``."""
     import huggingface_hub
-    from huggingface_hub import errors
 
-    name = model.repository
-    at = name if revision is None else f"{name} at revision {revision}"
-    try:
+    with _as_checkpoint_errors(model, revision, download_dir):
         return Path(
             huggingface_hub.snapshot_download(
-                name,
+                model.repository,
                 revision=revision,
                 cache_dir=download_dir,
                 allow_patterns=list(patterns),
                 ignore_patterns=list(_OTHER_COPIES),
             )
         )
+
+
+def _at(model: HubModel, revision: str | None) -> str:
+    return model.repository if revision is None else f"{model.repository} at revision {revision}"
+
+
+@contextmanager
+def _as_checkpoint_errors(model: HubModel, revision: str | None, download_dir: str | None) -> Iterator[None]:
+    """Raise errors of the hub's library as ``CheckpointError`` with remedies."""
+    from huggingface_hub import errors
+
+    name, at = model.repository, _at(model, revision)
+    try:
+        yield
     except errors.GatedRepoError as error:
         raise CheckpointError(
             f"{at} is gated: ask for access on its page, then log in with `hf auth login` or set HF_TOKEN"
@@ -150,7 +205,8 @@ def _not_cached(model: HubModel, revision: str | None, at: str, download_dir: st
     if constants.HF_HUB_OFFLINE:
         why, remedy = "HF_HUB_OFFLINE is set, so nothing is downloaded", "unset it"
     else:
-        why, remedy = "the hub cannot be reached", "check the network"
+        why = f"the hub cannot be reached at {constants.ENDPOINT}"
+        remedy = "check the network, and HF_ENDPOINT if it is set"
     wanted = model.gguf and (f'"{parts_of(model.gguf)}"' if model.gguf.endswith(SUFFIX) else f'"*{model.gguf}*"')
     given = {"--include": wanted, "--revision": revision, "--cache-dir": download_dir}
     options = "".join(f" {flag} {value}" for flag, value in given.items() if value)

@@ -10,7 +10,7 @@ from engine_core.model_loader.formats import file_problem, missing_config
 from engine_core.model_loader.gguf.files import is_gguf, is_projector_name, model_name
 from engine_core.model_loader.gguf.projector import model_file, require_language_model
 from engine_core.model_loader.gguf.reader import read_gguf
-from engine_core.model_loader.hub import HubModel, download
+from engine_core.model_loader.hub import HubModel, check_available, download
 from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def local_path(model: str) -> Path | None:
             return path
         exists = path.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long, a user without a home directory
-        raise CheckpointError(f"{model} is not a directory: {getattr(error, 'strerror', None) or error}") from error
+        raise CheckpointError(f"{model} cannot be a path: {getattr(error, 'strerror', None) or error}") from error
     if exists:
         if is_gguf(path):
             return path
@@ -48,8 +48,17 @@ def local_path(model: str) -> Path | None:
     if model in PACKAGED_MODELS:
         return packaged_file(model)
     if HubModel.parse(model) is None:
-        raise CheckpointError(f"{model} is not a {'file' if is_gguf(path) else 'directory'}")
+        raise CheckpointError(_not_there(model))
     return None
+
+
+def _not_there(model: str) -> str:
+    """The error for a name that nothing has, and that is no hub id."""
+    if "://" in model:
+        return f"{model} is an address: give a model's hub id alone, such as Qwen/Qwen3-4B, or what you have downloaded"
+    if model.startswith(("/", ".", "~")) or is_gguf(Path(model)):
+        return f"{model} does not exist: check the path; in a container, only what is mounted can be seen"
+    return f"{model} does not exist, and is no hub id, such as Qwen/Qwen3-4B: give one, or a directory or GGUF file"
 
 
 def check_location(model: str) -> None:
@@ -61,6 +70,16 @@ def check_location(model: str) -> None:
         require_language_model(read_gguf(path))
     if path is not None and path.is_dir() and model_file(path) is None and not (path / "config.json").exists():
         raise CheckpointError(missing_config(path))
+
+
+def check_hub(model: str, revision: str | None, download_dir: str | None) -> None:
+    """Raise ``CheckpointError`` if ``model`` is a hub id that can neither be downloaded nor found in the cache.
+
+    Takes seconds where a download, which comes after torch is loaded, takes many.
+    """
+    hub_model = HubModel.parse(model) if local_path(model) is None else None
+    if hub_model is not None:
+        check_available(hub_model, revision, download_dir)
 
 
 def served_name(model: str) -> str:

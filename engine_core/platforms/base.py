@@ -33,6 +33,9 @@ class Platform(ABC):
     usable: int
     """Bytes of memory that this process may use in total, measured before anything was loaded."""
 
+    limit: str = ""
+    """What makes ``usable`` less than the machine has, and how to raise it, for a person; empty where nothing does."""
+
     tensor_transport: str
     """How ranks on these devices exchange tensors, as in ``Rendezvous``."""
 

@@ -25,6 +25,8 @@ from engine_core.ops.native import NativeBackend
 from engine_core.ops.selector import choose_ops
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import (
+    address_limit,
+    addressable_memory,
     instruction_sets,
     measure_peak,
     resident_memory,
@@ -75,7 +77,7 @@ class CpuPlatform(Platform):
             threads = max(1, min(torch.get_num_threads(), usable_cpus()) // rank.ranks_on_host)
         self._threads = threads
         self._ranks_on_host = rank.ranks_on_host
-        self.usable = usable_memory() // rank.ranks_on_host
+        self._limit_memory()
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.ops, ops = choose_ops(head_dim, dtype, library, int8_activations=checkpoint.int8_activations)
         self.quantization = choose_quantization(
@@ -95,6 +97,13 @@ class CpuPlatform(Platform):
         self._chosen = "; ".join(filter(None, (attention, ops, quantized)))
         if library.problem is not None:
             self.warning = f"{library.problem}. {_WITHOUT_KERNELS}"
+
+    def _limit_memory(self) -> None:
+        """Ranks share the memory of their host; each has an address space of its own."""
+        self.usable, addressable = usable_memory() // self._ranks_on_host, addressable_memory()
+        if addressable is not None and addressable < self.usable:
+            self.usable = addressable
+            self.limit = f"its address space is limited to {size(address_limit() or 0)}: raise `ulimit -v`"
 
     def describe(self) -> str:
         capability = torch.backends.cpu.get_cpu_capability()
@@ -146,6 +155,7 @@ class CpuPlatform(Platform):
             weights=model.weight_bytes,
             step_peak=peak.growth,
             batch_state=runs[0][0].batch.nbytes,
+            limit=self.limit,
         )
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 _POLL_SECONDS = 0.001
+_ADDRESSES_OF_THREAD = 72 << 20
+"""Address space of a thread: its stack, and the C allocator's arena for it. Little of it is ever used."""
 _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "sse4", "asimd", "sve", "bf16", "i8mm")
 
 
@@ -25,6 +27,27 @@ def usable_memory(root: Path = Path("/")) -> int:
     own = _entries(root / "proc/self/status").get("RssAnon", 0)
     free = [_entries(root / "proc/meminfo")["MemAvailable"], *_free_in_cgroups(root)]
     return min(free) + own
+
+
+def address_limit(root: Path = Path("/")) -> int | None:
+    """Bytes of address space that this process may have (``ulimit -v``), used or not; None without a limit."""
+    name = "Max address space"
+    line = next((line for line in _lines(root / "proc/self/limits") if line.startswith(name)), name)
+    soft = line.removeprefix(name).split()[:1]
+    return int(soft[0]) if soft and soft[0].isdecimal() else None
+
+
+def addressable_memory(root: Path = Path("/")) -> int | None:
+    """Bytes this process can grow to, itself included, until its addresses are used up; None without a limit.
+
+    Threads to come have room, too.
+    """
+    limit = address_limit(root)
+    if limit is None:
+        return None
+    status = _entries(root / "proc/self/status")
+    threads = (usable_cpus(root) + 2) * _ADDRESSES_OF_THREAD
+    return max(0, limit - status["VmSize"] - threads + status["RssAnon"])
 
 
 def resident_memory() -> int:

@@ -65,6 +65,8 @@ class MemoryProfile:
     """What the largest step adds."""
     batch_state: int
     """The most that the persistent batch takes."""
+    limit: str = ""
+    """What makes ``usable`` less than the machine has, for a person."""
 
     @property
     def overhead_per_block(self) -> int:
@@ -85,10 +87,11 @@ class MemoryProfile:
         """The numbers from which ``left`` is calculated, each with the options that change it, for a person."""
         return (
             f"the budget is {size(self.usable * utilization)}, {utilization:g} (--gpu-memory-utilization) of the "
-            f"{size(self.usable)} that this process may use; weights take {size(self.weights)} (--model, --dtype, "
-            f"--quantization), the runtime {size(self.resident - self.weights)}, the largest step "
-            f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), the batch's state "
-            f"{size(self.batch_state)} (--max-num-seqs, --max-model-len), token ids and log probabilities of requests "
+            f"{size(self.usable)} that this process may use{_because(self.limit)}; weights take "
+            f"{size(self.weights)} (--model, --dtype, --quantization), the runtime "
+            f"{size(self.resident - self.weights)}, the largest step {size(self.step_peak)} "
+            f"(--max-num-batched-tokens, --max-num-seqs), the batch's state {size(self.batch_state)} "
+            f"(--max-num-seqs, --max-model-len), token ids and log probabilities of requests "
             f"{size(self._requests(utilization))} (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}), and "
             f"the reserve {size(RESERVE_BYTES)}"
         )
@@ -100,20 +103,25 @@ def request_memory(budget: int) -> RequestMemory:
     return RequestMemory(logprob_bytes=share, id_bytes=share)
 
 
-def require_room_for_angles(angles: int, max_model_len: int, usable: int) -> None:
-    """Raise ``OutOfMemoryError`` if the angles of rotary embedding alone do not fit."""
+def _because(limit: str) -> str:
+    return f" ({limit})" if limit else ""
+
+
+def require_room_for_angles(angles: int, max_model_len: int, usable: int, limit: str = "") -> None:
+    """Raise ``OutOfMemoryError`` if the angles of rotary embedding alone do not fit; ``limit`` as in ``Platform``."""
     if angles > usable:
         raise OutOfMemoryError(
             f"rotary embedding takes {size(angles)} for max_model_len={max_model_len}, but this process may use "
-            f"{size(usable)}. Lower --max-model-len."
+            f"{size(usable)}{_because(limit)}. Lower --max-model-len."
         )
 
 
-def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:
-    """Raise ``OutOfMemoryError`` if the system would kill the process while it loads."""
+def require_room_for_weights(weights: int, kept_as: str, usable: int, limit: str = "") -> None:
+    """Raise ``OutOfMemoryError`` if the system would kill the process while it loads; ``limit`` as in ``Platform``."""
     if weights > usable:
         raise OutOfMemoryError(
-            f"the weights take {size(weights)} as {kept_as}, but this process may use {size(usable)}. "
+            f"the weights take {size(weights)} as {kept_as}, but this process may use {size(usable)}"
+            f"{_because(limit)}. "
             f"Give it more memory, or choose a smaller --model or --dtype, or --quantization int8 or int4."
         )
 

@@ -200,7 +200,7 @@ class Worker:
         digest = WeightsDigest() if rank.world_size == 1 else RankDigest()
         max_model_len = checkpoint.spec.max_model_len
         angles = sum(rope.nbytes(max_model_len) for rope in checkpoint.config.distinct_ropes)
-        require_room_for_angles(angles, max_model_len, device.usable)
+        require_room_for_angles(angles, max_model_len, device.usable, device.limit)
         model = make_model(
             checkpoint,
             device.attention,
@@ -210,7 +210,7 @@ class Worker:
             rank,
             self._collectives,
         )
-        require_room_for_weights(model.expected_weight_bytes, checkpoint.kept_as, device.usable)
+        require_room_for_weights(model.expected_weight_bytes, checkpoint.kept_as, device.usable, device.limit)
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
         layers = device.ops.describe_layers()
         self.model = model
@@ -265,7 +265,7 @@ class Worker:
             flag = "--kv-cache-memory-bytes" if now else "--gpu-memory-utilization, or set --kv-cache-memory-bytes"
             raise OutOfMemoryError(
                 f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. "
-                f"Lower {flag}."
+                f"Lower {flag}{f'; {self.device.limit}' if self.device.limit else ''}."
             ) from error
         self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
         return blocks * self.device.attention.bytes_per_block(spec) if self.device.uses_host_memory and not now else 0

@@ -161,7 +161,7 @@ class Intake:
         gRPC itself can send a call elsewhere if this is its only answer (docs/channels.md).
         """
         if self.draining:
-            problem = "this processor is draining: try another"
+            problem = "this processor is about to end: send the request again, to another or once this one is back"
             raise Refused(Code.UNAVAILABLE, problem, retry_after_ms=0, reason=Reason.DRAINING)
 
     def _check_open(self, stream: ClientStream) -> None:

@@ -11,11 +11,12 @@ from engine_core.errors import EngineError, OutOfMemoryError
 from engine_core.llm import LLM, configure
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.platforms.kv_cache_size import RESERVE_BYTES, MemoryProfile
+from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.worker import Worker
 
-from .engines import BLOCK_BYTES
+from .engines import BLOCK_BYTES, StageDetails
 
 LENGTH = 64
 PROFILED = {"kv_cache_memory_bytes": None}
@@ -111,6 +112,15 @@ def test_what_requests_may_hold_is_of_the_budget(checkpoint: Path) -> None:
         assert profile.left(share) == int(share * usable) - taken - room.logprob_bytes - room.id_bytes
         assert 0 < room.logprob_bytes + room.id_bytes <= share * usable / 16
     worker.close()
+
+
+def test_a_profiled_cache_is_said_to_be_addresses_alone(checkpoint: Path) -> None:
+    details = []
+    for options in ({}, PROFILED):
+        stages = StageDetails()
+        start(checkpoint, {**options, "progress": StartupProgress(stages)}).close()
+        details.append(stages.details["allocate KV cache"])
+    assert [detail.endswith("memory is taken as the cache fills") for detail in details] == [False, True]
 
 
 def test_only_a_profiled_cache_is_still_to_be_taken_and_its_largest_step_known(checkpoint: Path) -> None:

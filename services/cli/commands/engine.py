@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.chat_template import read_template
 from engine_core.model_loader.generation_config import overrides
-from engine_core.model_loader.location import check_location, local_path
+from engine_core.model_loader.location import check_hub, check_location, local_path
+from engine_core.platforms.host_memory import address_limit
 from engine_core.progress import StartupProgress
 from engine_core.vllm_options import CALLED, LOAD_FORMATS, WITHOUT_EFFECT, instead_of_vllm_options
 from services.common.config.errors import FatalError, unusable_option
@@ -47,10 +48,13 @@ FOREIGN_FLAGS: ForeignFlags = {
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
 """Packages that only an engine needs; an installation without the extra ``engine`` lacks them."""
 
+_LEAST_ADDRESSES = 7 << 28
+"""Bytes of address space with which torch's build for CPUs and its threads are loaded, before any model."""
+
 
 @with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
 @click.command(cls=SettingsCommand, foreign=FOREIGN_FLAGS)
-@click.argument("checkpoint", metavar="[MODEL]", required=False)
+@click.argument("checkpoint", metavar="[MODEL]", type=click.Path(), required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
     """Run MODEL, a checkpoint's directory, GGUF file or hub id, for processors and others that send token ids."""
     values = with_model(given_options(options), checkpoint)
@@ -60,16 +64,28 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     configure_logs(settings.telemetry, settings.service)
     warn_of_ignored_flags(ignored_flags() | ignored_seed(values))
     config = engine_config(values)
+    require_hub_model(config.model)
 
     # Read when torch is loaded. Idle OpenMP threads that spin take cores from other services and neighbors: a step has
     # been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     # Torch and transformers are loaded only once everything else is checked: loading is most of a start.
+    _require_addresses()
     with engine_extra(), StartupProgress(StageLog()).stage("load libraries"), collection_paused():
         from services.engine.main import run
 
     return run(settings, config)
+
+
+def _require_addresses() -> None:
+    """Raise ``FatalError`` if libraries would end the process as they are loaded, without a word."""
+    limit = address_limit()
+    if limit is not None and limit < _LEAST_ADDRESSES:
+        raise FatalError(
+            f"the address space of this process is limited to {limit >> 20} MiB (`ulimit -v`), and an engine takes "
+            f"{_LEAST_ADDRESSES >> 20} MiB before its model: raise it, or bound memory by a control group instead"
+        )
 
 
 @contextmanager
@@ -104,6 +120,14 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
     except CheckpointError as error:
         raise FatalError(str(error)) from None
     return config
+
+
+def require_hub_model(model: ModelConfig) -> None:
+    """Raise ``FatalError`` for a hub id whose model cannot be had: a start would say so much later."""
+    try:
+        check_hub(model.model, model.revision, model.download_dir)
+    except CheckpointError as error:
+        raise FatalError(str(error)) from None
 
 
 def ignored_seed(values: dict[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import structlog
 
 from engine_core.config import EngineConfig
 from engine_core.model_loader import location
-from services.cli.commands.engine import FOREIGN_FLAGS, engine_config, ignored_seed, with_model
+from services.cli.commands.engine import FOREIGN_FLAGS, engine_config, ignored_seed, require_hub_model, with_model
 from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.stack import ReadyStack, StackOptions, choose_http_port, choose_ports, run_stack
 from services.common.config.addresses import GATEWAY_PORT
@@ -68,7 +68,7 @@ def stack_settings() -> list[Setting]:
 
 @with_settings(stack_settings())
 @click.command(cls=SettingsCommand, foreign={**FOREIGN_FLAGS, **_NOT_OF_A_STACK})
-@click.argument("checkpoint", metavar="[MODEL]", required=False)
+@click.argument("checkpoint", metavar="[MODEL]", type=click.Path(), required=False)
 def serve(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory, GGUF file or hub id, with an engine, a detokenizer, a processor and a
     gateway on this machine, or several of each.
@@ -88,7 +88,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     warn_of_ignored_flags(ignored_flags() | (without_effect := ignored_seed(values)))
     if without_effect:
         del values["seed"]  # or the engine would warn of it again
-    engine_config(values)  # refuse what can be refused before a process starts
+    config = engine_config(values)  # refuse what can be refused before a process starts
     check_bindable(settings.server)
     stack = build_settings(StackSettings(), values)
     if stack.http:
@@ -104,6 +104,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
         log.info("starting", model=values["model"])
     else:
         logs.say(f"starting {_listed(stack_counts(stack, values))} with {values['model']}")
+    require_hub_model(config.model)
     options_of_stack = stack_options(settings, stack, values)
     for notice in address_notices(settings, stack, options_of_stack):
         if as_json:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import textwrap
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -109,7 +111,8 @@ def status(
     elif not found:
         click.echo(_nothing(None if everything else processors[0]))
     else:
-        click.echo("\n\n".join(stack_text(stack) for stack in found))
+        columns = shutil.get_terminal_size((0, 0)).columns  # COLUMNS, else the terminal's; a pipe has none
+        click.echo(fitted("\n\n".join(stack_text(stack) for stack in found), columns))
     serving = found and all(service.health == "SERVING" for service in services)
     return ExitCode.OK if serving else ExitCode.FAILURE
 
@@ -235,6 +238,17 @@ async def _load(channel: grpc.aio.Channel) -> tuple[dict[str, Any], list[dict[st
 def stack_text(stack: StackStatus) -> str:
     """A stack's status as text."""
     return "\n".join([stack.title, *(f"  {line}" for service in stack.services for line in _lines(service))])
+
+
+def fitted(text: str, columns: int) -> str:
+    """``text`` with lines of at most ``columns`` (0: of any length), as far as words allow."""
+    lines = []
+    for line in text.splitlines():
+        further = " " * (len(line) - len(line.lstrip()) + 4)
+        lines += textwrap.wrap(
+            line, columns or len(line) + 1, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)
 
 
 def _lines(service: ServiceStatus) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from services.common.config.foreign_flags import Alias, ForeignFlags, entry_of, translate
 from services.common.config.options import TYPO_SIMILARITY, Setting, SettingError, build, is_service_link
@@ -49,6 +50,10 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only s
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return _parse(self._setting, value, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        choices = map(str, self._setting.choices or ())
+        return [CompletionItem(choice) for choice in choices if choice.startswith(incomplete)]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
         return self.name.upper() if self._setting.choices is None else self.name

@@ -74,7 +74,7 @@ class Load:
 
     def _check_room(self, peer: Peer) -> None:
         if self.draining:
-            problem = "this gateway is about to end: send the request again, and another one takes it"
+            problem = "this gateway is about to end: send the request again, to another or once this one is back"
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, problem, code="draining", retry_after=_RETRY_SECONDS)
         if len(self._requests) >= self._max_requests:
             raise _too_many(f"{self._max_requests} requests are under way, the limit (--max-calls): retry later")

@@ -6,8 +6,12 @@ import itertools
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
+import threading
+import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -16,6 +20,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import (
     GatedRepoError,
+    HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -23,10 +28,10 @@ from huggingface_hub.errors import (
 
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
-from engine_core.model_loader import packaged
+from engine_core.model_loader import hub, packaged
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.model_loader.hub import HubModel, download
-from engine_core.model_loader.location import check_location, find_checkpoint, served_name
+from engine_core.model_loader.location import check_hub, check_location, find_checkpoint, served_name
 from engine_core.model_loader.packaged import PackagedModel
 from tests.engine_core.model_loader.test_checkpoint import LLAMA
 from tests.engine_core.models.driver import open_at
@@ -86,6 +91,60 @@ def test_a_directory_that_may_not_be_listed_or_entered(mode: int) -> None:
         finally:
             os.seteuid(user)
             directory.chmod(0o755)
+
+
+def test_a_hub_that_refuses_connections_is_told_with_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"  # closed when the block ends
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: urllib.request.urlopen(address))
+    with pytest.raises(CheckpointError, match=f"the hub cannot be reached at {address}: .*HF_ENDPOINT"):
+        check_hub("some/model", None, str(tmp_path))
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: answered.wait())
+    monkeypatch.setattr(hub, "_PATIENCE", 0.01)
+    try:
+        with pytest.raises(CheckpointError, match="the hub cannot be reached"):
+            check_hub("some/model", None, str(tmp_path))
+    finally:
+        answered.set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (RepositoryNotFoundError("no", response=SimpleNamespace(headers={}, request=None)), "has no such repository"),
+        (RevisionNotFoundError("no", response=SimpleNamespace(headers={}, request=None)), "has no revision v2"),
+        (HfHubHTTPError("busy", response=SimpleNamespace(headers={}, request=None)), None),
+        (None, None),
+    ],
+)
+def test_the_hub_is_asked_before_a_download(
+    answer: Exception | None, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked := Mock(side_effect=answer))
+    with nullcontext() if message is None else pytest.raises(CheckpointError, match=message):
+        check_hub("some/model:Q4_K_M", "v2", str(tmp_path))
+    assert (asked.call_args.args, asked.call_args.kwargs["revision"]) == (("some/model",), "v2")
+
+
+def test_what_is_cached_or_local_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
+        check_hub("some/model", None, str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked := Mock())
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    cached(tmp_path, "main")
+    check_hub("some/model", None, str(tmp_path))
+    check_hub(str(tmp_path), None, str(tmp_path))
+    asked.assert_not_called()
 
 
 RESPONSE = SimpleNamespace(headers={}, request=None)
@@ -176,11 +235,15 @@ def test_a_directory_is_served_by_its_own_name_and_a_hub_id_whole(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("{}/gone", "is not a directory"),
+        ("{}/gone", "/gone does not exist: check the path"),
+        ("{}/gone.gguf", "/gone.gguf does not exist: check the path"),
+        ("./gone", "^./gone does not exist: check the path"),
+        ("no/such/model", "does not exist, and is no hub id, such as"),
+        ("https://hub.example/org/name", "is an address: give a model's hub id alone"),
         ("{}/a-file", "is a file"),
         ("{}", "has no config.json"),
-        ("x" * 5000, "is not a directory: "),
-        ("~no-such-user-here/x", "is not a directory: "),
+        ("x" * 5000, "cannot be a path: File name too long"),
+        ("~no-such-user-here/x", "cannot be a path: "),
     ],
     ids=lambda text: text[:20],
 )
@@ -234,7 +297,7 @@ def test_several_gguf_files_are_named(tmp_path: Path) -> None:
     expected = re.escape(f"{tmp_path} has 2 models in GGUF (a-00001-of-00002.gguf, b.gguf): give one of the files")
     with pytest.raises(CheckpointError, match=expected):
         check_location(str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"models/gone\.gguf is not a file"):
+    with pytest.raises(CheckpointError, match=r"models/gone\.gguf does not exist"):
         check_location("models/gone.gguf")
 
 

@@ -1,6 +1,7 @@
 """Memory and processor limits read from trees as Linux lays them out, and peaks of this very process."""
 
 import os
+import resource
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -68,6 +69,35 @@ def test_v1_container_that_sees_its_group_as_the_root(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
     }
     assert host.usable_memory(tree(tmp_path, files)) == 2 * GIB
+
+
+def test_a_limit_of_the_address_space_leaves_what_is_not_mapped(tmp_path: Path) -> None:
+    files = {
+        "proc/self/limits": f"Limit  Soft  Hard  Units\nMax address space   {8 * GIB}   unlimited   bytes\n",
+        "proc/self/status": f"VmSize:\t {5 << 20} kB\nVmRSS:\t {3 << 20} kB\nRssAnon:\t {1 << 20} kB\n",
+        "sys/fs/cgroup/cpu.max": "100000 100000\n",
+    }
+    root = tree(tmp_path, files)
+    assert host.address_limit(root) == 8 * GIB
+    assert host.addressable_memory(root) == (8 - 5 + 1) * GIB - 3 * host._ADDRESSES_OF_THREAD
+
+
+def test_more_address_space_than_the_limit_leaves_nothing(tmp_path: Path) -> None:
+    files = {
+        "proc/self/limits": f"Max address space   {2 * GIB}   {2 * GIB}   bytes\n",
+        "proc/self/status": f"VmSize:\t {5 << 20} kB\nRssAnon:\t 0 kB\n",
+    }
+    assert host.addressable_memory(tree(tmp_path, files)) == 0
+
+
+@pytest.mark.parametrize("limits", ["", "Max address space   unlimited   unlimited   bytes\n"])
+def test_addresses_without_a_limit(tmp_path: Path, limits: str) -> None:
+    assert host.addressable_memory(tree(tmp_path, {"proc/self/limits": limits})) is None
+
+
+def test_the_limit_of_this_process_is_that_of_the_system() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    assert host.address_limit() == (None if limit == resource.RLIM_INFINITY else limit)
 
 
 @pytest.mark.parametrize(

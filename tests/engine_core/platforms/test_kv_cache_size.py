@@ -14,6 +14,7 @@ from engine_core.platforms.kv_cache_size import (
     MemoryProfile,
     request_memory,
     require_room_for_angles,
+    require_room_for_weights,
     size_as_given,
     size_by_profile,
 )
@@ -56,6 +57,17 @@ def test_a_refusal_lists_every_part_with_its_number_and_its_flags() -> None:
         "the reserve 24 MiB",
     ):
         assert part in str(refused.value)
+
+
+def test_refusals_say_what_limits_the_memory() -> None:
+    limit = "its address space is limited to 1.25 GiB"
+    limited = replace(PROFILE, limit=limit)
+    with pytest.raises(OutOfMemoryError, match=r"process may use \(its address space .*\); weights"):
+        size_by_profile(limited, CacheConfig(gpu_memory_utilization=0.25), LIMITS, BLOCK)
+    with pytest.raises(OutOfMemoryError, match=r"may use 1 MiB \(its address space"):
+        require_room_for_angles(2 * MIB, 4096, MIB, limit)
+    with pytest.raises(OutOfMemoryError, match=r"may use 1 MiB \(its address space"):
+        require_room_for_weights(2 * MIB, "int8", MIB, limit)
 
 
 @pytest.mark.parametrize(("prefix_caching", "factor"), [(False, 1), (True, 2)])

@@ -46,6 +46,20 @@ def test_attention_that_is_asked_for_on_a_cpu(checkpoint: Checkpoint) -> None:
         choose_platform(DeviceConfig(device="cpu", attention_backend="native"), odd, LIMITS)
 
 
+def test_a_limit_of_addresses_bounds_the_memory_of_each_rank(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DeviceConfig(device="cpu", num_threads=1)
+    monkeypatch.setattr(cpu, "usable_memory", lambda: 10 << 30)
+    platform = choose_platform(config, checkpoint, LIMITS)
+    assert (platform.usable, platform.limit) == (10 << 30, "")
+    monkeypatch.setattr(cpu, "address_limit", lambda: 6 << 30)
+    monkeypatch.setattr(cpu, "addressable_memory", lambda: 4 << 30)
+    platform = choose_platform(config, checkpoint, LIMITS)
+    assert platform.usable == 4 << 30
+    assert platform.limit == "its address space is limited to 6.00 GiB: raise `ulimit -v`"
+
+
 def test_a_cache_of_8_bits_is_named_or_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DeviceConfig(device="cpu", num_threads=1)
     assert "KV cache in int8" in choose_platform(config, checkpoint, LIMITS, kv_cache_dtype="int8").describe()

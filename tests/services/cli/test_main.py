@@ -34,6 +34,22 @@ def test_titles_in_the_help_of_client_commands_have_their_options():
     assert {name for section in SECTIONS.values() for name in section} <= names
 
 
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("ringline sta", ["plain,status"]),
+        ("ringline serve -ngl 99 --load-f", ["plain,--load-format"]),
+        ("ringline serve --kv-cache-dtype fp", ["plain,fp8"]),
+        ("ringline serve some/di", ["file,some/di"]),
+        ("ringline plan some/di", ["file,some/di"]),
+    ],
+)
+def test_a_shell_completes_commands_flags_and_values(words, completions):
+    of_shell = {"_RINGLINE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    result = CliRunner().invoke(cli, env=of_shell, prog_name="ringline")
+    assert (result.exit_code, result.output.splitlines()) == (0, completions)
+
+
 def test_how_long_to_wait_is_under_no_title_of_a_generation():
     lines = CliRunner().invoke(cli, ["health", "--help"], terminal_width=80).output.splitlines()
     titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]

@@ -1,24 +1,40 @@
 """The options of ``ringline engine``, as far as they are checked before torch is loaded."""
 
+import subprocess
+import sys
+
 import pytest
 
 from services.cli.commands.engine import engine_config
-from services.common.config.errors import FatalError
+from services.common.config.errors import ExitCode, FatalError
 
 
 def test_what_is_wrong_with_a_model_is_told_as_far_as_it_shows(tmp_path):
     (tmp_path / "a-file").touch()
     expected = {
         "a-file": "is a file: give the directory that has the checkpoint's config.json",
-        "gone": "is not a directory",
+        "gone": "does not exist",
         ".": "has no config.json",
     }
     for name, words in expected.items():
         with pytest.raises(FatalError, match=words):
             engine_config({"model": str(tmp_path / name)})
-    with pytest.raises(FatalError, match="is not a directory"):
+    with pytest.raises(FatalError, match="does not exist"):
         engine_config({"model": "some/hub-id", "tokenizer": str(tmp_path / "gone")})
     assert engine_config({"model": "some/hub-id", "max_num_seqs": 3}).scheduler.max_num_seqs == 3
+
+
+def test_too_few_addresses_for_libraries_are_told_before_they_are_loaded(tmp_path):
+    (tmp_path / "config.json").touch()
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); "
+        "from services.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", program, "engine", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == ExitCode.STARTUP
+    assert "is limited to 1024 MiB (`ulimit -v`), and an engine takes 1792 MiB before its model" in result.stderr
+    assert "load libraries" not in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

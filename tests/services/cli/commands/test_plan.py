@@ -235,7 +235,7 @@ def test_what_each_rank_takes_is_told() -> None:
     assert "\nranks      each of 2 ranks: weights 2.71 MB, KV cache " in text
     assert "\nrank       tp0/2 pp0/1, 3.6 GB: weights 2.71 MB, " in text
     busy = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "3")
-    gpus = (str(MODEL), "--gpu", "h100", "--rate", "1e5", *busy)
+    gpus = (str(MODEL), "--gpu", "h100", "--rate", "1e4", *busy)
     text, engines = ringline_plan(*gpus), json.loads(ringline_plan(*gpus, "--json"))["engines"]
     assert engines > 1
     assert f"needs      engines: {engines}, each of 6 ranks ({6 * engines} GPUs in all), " in text
@@ -254,6 +254,13 @@ def test_the_tightest_rank_decides() -> None:
     assert "\nranks      tp0/1 pp0/2: weights " in text
     assert "; tp0/1 pp1/2: weights " in text
     assert "\nrank       tp0/1 pp0/2, 3.6 GB: " in text
+
+
+def test_no_hardware_is_faster_than_the_engines_own_work() -> None:
+    endless = ("--memory-gb", "8", "--bandwidth-gbs", "1e9", "--tflops", "1e9", "--rate", "0.001", "--json")
+    found = json.loads(ringline_plan(str(MODEL), *endless))
+    assert found["expected"]["gap"] == pytest.approx(0.1e-3 + 0.03e-3, rel=0.01)
+    assert found["capacity"]["gap"] == pytest.approx(0.1e-3 + 256 * 0.03e-3, rel=0.01)
 
 
 @pytest.mark.parametrize("experts", [1, 16])

@@ -195,7 +195,18 @@ def test_a_model_that_is_not_there_is_said_in_one_line_before_anything_is_starte
     done = ringline(command, *(("--model", model) if command == "demo" else (model,)), env=environment)
     assert (done.returncode, done.stdout) == (3, "")
     said = done.stderr if command != "engine" else f"error: {json.loads(done.stderr)['error']}\n"  # a service's is JSON
-    assert said == f"error: {model} is not a directory\n"
+    assert said == f"error: {model} does not exist: check the path; in a container, only what is mounted can be seen\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "engine"])
+def test_a_hub_out_of_reach_is_said_before_anything_is_started(command, environment, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"  # closed when the block ends
+    reachable = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": address, "HF_HOME": str(tmp_path)}
+    done = ringline(command, "some/model", env={**environment, **reachable})
+    assert done.returncode == 3
+    assert f"the hub cannot be reached at {address}: check the network" in done.stderr
+    assert "load libraries" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("flag", ["--port", "--http-port"])

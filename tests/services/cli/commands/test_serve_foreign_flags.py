@@ -108,6 +108,17 @@ def test_an_answer_names_flags_that_are_there() -> None:
             },
         ),
         ("-hf org/m:Q4_K_M -c 0 -np -1 -fa", {"model": "org/m:Q4_K_M"}),
+        ("-m m.gguf -c4096 -ngl99 -fa=on -np2", {"model": "m.gguf", "max_model_len": 4096, "max_num_seqs": 2}),
+        (
+            "-hf org/m --ctx-size 4096 --threads 4 --n-gpu-layers -1 --flash-attn auto --alias x --host ::1",
+            {
+                "model": "org/m",
+                "max_model_len": 4096,
+                "num_threads": 4,
+                "served_model_name": "x",
+                "host": "::1",
+            },
+        ),
         (
             "m --tokenizer_mode mistral --config_format mistral --load_format mistral --tool-call-parser mistral "
             "--max_model_len 4096 --served_model_name=x --limit-mm-per-prompt {}",

@@ -22,7 +22,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.cli.commands._diagnosis import FULL_NAMES
 from services.cli.commands._live_page import read_live_page
-from services.cli.commands.status import status
+from services.cli.commands.status import fitted, status
 from services.cli.supervise.runtime_directory import ProcessState, StackState, runtime_directory
 from services.cli.supervise.stack import SERVICES
 from services.common.config.errors import FatalError
@@ -79,6 +79,25 @@ def test_every_engine_that_a_name_leads_to_is_shown(monkeypatch: pytest.MonkeyPa
         shown = {service["address"]: service["load"]["running_choices"] for service in stack["services"]}
         assert shown == {f"127.0.0.1:{port}": 3, f"127.0.0.2:{port}": 5}
         assert result.return_value == 0
+
+
+def test_lines_are_as_long_as_columns_allow() -> None:
+    text = "a stack\n\n  engine        SERVING         unix:/a/long-path/to/engine.sock\n    blocks 0 of 9, hits 1"
+    assert fitted(text, 0) == fitted(text, 200) == text
+    lines = fitted(text, 30).splitlines()
+    assert lines == [
+        "a stack",
+        "",
+        "  engine        SERVING",
+        "      unix:/a/long-path/to/engine.sock",  # longer than a line
+        "    blocks 0 of 9, hits 1",
+    ]
+
+
+def test_columns_of_the_environment_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with engine("127.0.0.1", running=3) as port:
+        assert max(map(len, ask("--engine", f"127.0.0.1:{port}").output.splitlines())) <= 40
 
 
 def test_the_ranks_of_an_engine_are_named() -> None:
