@@ -150,6 +150,9 @@ class Startup:
                 f"{text_of}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
                 f"{spec.max_model_len}"
             )
+            if spec.default_sampling:
+                chosen = ", ".join(f"{name} {value:g}" for name, value in sorted(spec.default_sampling.items()))
+                stage.detail += f"; default sampling: {chosen}"
             if advice := conversion_advice(checkpoint.path, checkpoint.load_format):
                 stage.detail += f"; {advice}"
             if not self._config.model.language_model_only:

@@ -11,7 +11,7 @@ from engine_core.model_loader.gguf.files import is_gguf, is_projector_name, mode
 from engine_core.model_loader.gguf.projector import model_file, require_language_model
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.hub import HubModel, download
-from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
+from engine_core.model_loader.packaged import PACKAGED_MODELS, PackagedModel, packaged_file
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BUNDLED_MODELS = (_ROOT / "services" / "checkpoints" / "tiny", _ROOT / "checkpoints" / "tiny")
@@ -50,6 +50,12 @@ def local_path(model: str) -> Path | None:
     if HubModel.parse(model) is None:
         raise CheckpointError(f"{model} is not a {'file' if is_gguf(path) else 'directory'}")
     return None
+
+
+def packaged_model(model: str) -> PackagedModel | None:
+    """The model in a Python package that ``model`` names; None for any other, as of a path of the same name."""
+    packaged = PACKAGED_MODELS.get(model)
+    return None if packaged is None or Path(model).exists() else packaged
 
 
 def check_location(model: str) -> None:
