@@ -35,6 +35,7 @@ _UNSTABLE = (
     "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "
     "that moves to another engine may continue with other tokens than it would have had, which are as valid"
 )
+_COMPILING = "native kernels for this CPU: takes a minute or two, once; if interrupted, the next start goes on with it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,10 @@ class Startup:
 
     def _compile_kernels(self) -> None:
         if any(self._workers.collective_rpc("lacks_kernels")):
-            with self._progress.stage("compile kernels") as stage:
-                stage.detail = self._workers.collective_rpc("compile_kernels")[0]
+            with self._progress.stage("compile kernels", _COMPILING, "files") as stage:
+                stage.detail = self._workers.collective_rpc(
+                    "compile_kernels", on_progress=lambda done, total: self._progress.advance(stage, done, total)
+                )[0]
 
     def _device(self) -> DeviceReport:
         with self._progress.stage("device") as stage:
