@@ -199,7 +199,7 @@ $(OLDEST): clients/python/oldest_versions.txt clients/python/pyproject.toml | ch
 
 # An engine compiles them at its first start, if nothing else has; here neither a demo nor the tests wait for that.
 $(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*.* engine_core/kernels/cpu/*/*) | check-python
-	@echo "Compiling the native kernels: about a minute of one core, once."
+	@echo "Compiling the native kernels: a minute or two of one core, once."
 	@$(BASE_PYTHON) engine_core/kernels/build.py
 
 $(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json

@@ -126,7 +126,8 @@ class ModelConfig(_Section):
     )
     generation_config: str = option(
         "auto",
-        "Defaults of sampling: auto takes those in the checkpoint's generation_config.json, none takes neutral ones.",
+        "Defaults of sampling: auto takes those in the checkpoint's generation_config.json (of smollm2, which has "
+        "none: its model card's), none takes neutral ones.",
         choices=("auto", "none"),
     )
     override_generation_config: str | None = option(

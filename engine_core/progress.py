@@ -20,8 +20,11 @@ class Stage:
     """
     bytes: int | None = None
     detail: str = ""
+    """At the start, what is about to be done, if that takes long; at the end, the outcome."""
     warning: str = ""
     """A problem and its remedy, for a person."""
+    unit: str = "bytes"
+    """What its progress is counted in."""
     seconds: float | None = None
     """Duration of the stage; None while it runs."""
 
@@ -57,9 +60,9 @@ class StartupProgress:
         self._observers = observers
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Stage]:
+    def stage(self, name: str, detail: str = "", unit: str = "bytes") -> Iterator[Stage]:
         """Time the body as one stage; it is reported as finished only if the body does not raise."""
-        stage = Stage(name)
+        stage = Stage(name, detail=detail, unit=unit)
         for observer in self._observers:
             observer.stage_started(stage)
         start = time.perf_counter()
@@ -69,6 +72,6 @@ class StartupProgress:
             observer.stage_finished(stage)
 
     def advance(self, stage: Stage, done: int, total: int) -> None:
-        """Report ``done`` of ``total`` units (bytes while loading)."""
+        """Report ``done`` of ``total`` of the stage's units."""
         for observer in self._observers:
             observer.stage_advanced(stage, done, total)

@@ -38,6 +38,7 @@ _UNSTABLE = (
     "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "
     "that moves to another engine may continue with other tokens than it would have had, which are as valid"
 )
+_COMPILING = "native kernels for this CPU: takes a minute or two, once; if interrupted, the next start goes on with it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,9 @@ class Startup:
                 f"{text_of}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
                 f"{spec.max_model_len}"
             )
+            if spec.default_sampling:
+                chosen = ", ".join(f"{name} {value:g}" for name, value in sorted(spec.default_sampling.items()))
+                stage.detail += f"; default sampling: {chosen}"
             if advice := conversion_advice(checkpoint.path, checkpoint.load_format):
                 stage.detail += f"; {advice}"
             if not self._config.model.language_model_only:
@@ -161,8 +165,10 @@ class Startup:
 
     def _compile_kernels(self) -> None:
         if any(self._workers.collective_rpc("lacks_kernels")):
-            with self._progress.stage("compile kernels") as stage:
-                stage.detail = self._workers.collective_rpc("compile_kernels")[0]
+            with self._progress.stage("compile kernels", _COMPILING, "files") as stage:
+                stage.detail = self._workers.collective_rpc(
+                    "compile_kernels", on_progress=lambda done, total: self._progress.advance(stage, done, total)
+                )[0]
 
     def _device(self) -> DeviceReport:
         with self._progress.stage("device") as stage:

@@ -3,18 +3,22 @@
 The Makefile runs this file by its path before anything is installed, so it needs only the standard library. Code for
 each instruction set is an object file, compiled with that set's flags; sets that the compiler does not know are left
 out. The OpenMP runtime is not linked: its symbols come from the runtime that torch has loaded, so that a process has
-one pool of threads and never two.
+one pool of threads and never two. A folder for object files may be kept, so that a build that was interrupted goes on
+where it stopped.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu"
@@ -58,27 +62,37 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-def build(directory: Path) -> Path:
+def build(directory: Path, objects: Path | None = None, on_progress: Callable[[int, int], None] | None = None) -> Path:
     """Compile and link ``LIBRARY`` into ``directory``; return its path. Raises ``BuildError``.
 
-    Takes about a minute of one core. The library appears whole or not at all.
+    Takes about two minutes of one core. The library appears whole or not at all. ``objects``: a folder on the same file
+    system for object files, of these sources alone; those that it has are taken, and none are deleted.
+    ``on_progress(done, total)`` is called with compiled files.
     """
     compiler = shutil.which("g++")
     if compiler is None:
         raise BuildError("g++ is not installed")
     try:
-        return _build(compiler, directory)
+        with nullcontext(objects) if objects else tempfile.TemporaryDirectory(dir=directory) as work:
+            return _build(compiler, directory, Path(work), on_progress or (lambda done, total: None))
     except OSError as error:
         raise BuildError(f"{directory} cannot be written: {error.strerror}") from error
 
 
-def _build(compiler: str, directory: Path) -> Path:
-    with tempfile.TemporaryDirectory(dir=directory) as work, ThreadPoolExecutor() as pool:
+def _build(compiler: str, directory: Path, work: Path, on_progress: Callable[[int, int], None]) -> Path:
+    # As many at a time as there are cores, so that an interruption finds some of them whole.
+    with _ending_early(ThreadPoolExecutor(len(os.sched_getaffinity(0)))) as pool:
 
         def compile_one(source: str, name: str, *flags: str) -> tuple[Path, str]:
-            output = Path(work) / f"{name}.o"
-            command = [compiler, *_FLAGS, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(output)]
-            return output, _error_of(command)
+            output = work / f"{name}.o"
+            # It appears whole; and a compiler may outlive a builder that was killed, and write on beside the next one.
+            draft = work / f"{name}-{os.getpid()}.o"
+            command = [compiler, *_FLAGS, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(draft)]
+            if not output.exists():
+                if error := _error_of(command):
+                    return output, error
+                draft.replace(output)
+            return output, ""
 
         def compile_table(name: str, *flags: str) -> tuple[Path, str]:
             """``kernels_avx2``: kernels.cpp with the vectors of simd/avx2.h, ``int8_kernels_avx2`` of int8_avx2.h."""
@@ -90,6 +104,9 @@ def _build(compiler: str, directory: Path) -> Path:
         optional = {name: pool.submit(compile_table, name, *flags) for name, flags in wanted.items()}
         needed = [pool.submit(compile_table, name) for name in _PORTABLE_TABLES]
         needed.append(pool.submit(compile_one, "threads/team.cpp", "team"))
+        jobs = [*optional.values(), *needed]
+        for done, _ in enumerate(as_completed(jobs), 1):
+            on_progress(done, len(jobs) + 1)
         known = {name: result.result() for name, result in optional.items()}
         for name, (_, error) in known.items():
             if error:
@@ -103,10 +120,20 @@ def _build(compiler: str, directory: Path) -> Path:
             if error:
                 raise BuildError(error)
             objects.append(output)
-        linked = Path(work) / LIBRARY
+        on_progress(len(jobs) + 1, len(jobs) + 1)
+        linked = work / LIBRARY
         if error := _error_of([compiler, "-shared", *map(str, objects), "-o", str(linked)]):
             raise BuildError(error)
         return linked.replace(directory / LIBRARY)
+
+
+@contextmanager
+def _ending_early(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """``pool``, which begins nothing more once the body has raised."""
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _error_of(command: list[str]) -> str:

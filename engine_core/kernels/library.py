@@ -63,11 +63,11 @@ class KernelLibrary:
         except BuildError:
             return False
 
-    def load(self) -> ctypes.CDLL:
-        """Raises ``KernelsUnavailableError``."""
+    def load(self, on_progress: Callable[[int, int], None] | None = None) -> ctypes.CDLL:
+        """Raises ``KernelsUnavailableError``. ``on_progress(done, total)``: files compiled, if it is built."""
         if self._loaded is None and self.problem is None:
             try:
-                self.path = provide_library(self._cache, self._package)
+                self.path = provide_library(self._cache, self._package, on_progress)
                 self._loaded = _load(self.path)
             except BuildError as error:
                 self.problem = f"the native kernels cannot be built: {error}"

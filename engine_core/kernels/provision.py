@@ -13,9 +13,8 @@ import os
 import platform
 import shutil
 import stat
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +84,12 @@ def find_library(cache: str | None = None, package: Path = PACKAGE) -> Path | No
     return next((place.path for place in places(cache, package, digest) if place.holds(digest)), None)
 
 
-def provide_library(cache: str | None = None, package: Path = PACKAGE) -> Path:
+def provide_library(
+    cache: str | None = None, package: Path = PACKAGE, on_progress: Callable[[int, int], None] | None = None
+) -> Path:
     """The library; if missing, built in the first writable place. Raises ``BuildError``.
 
-    Of several engines that start at once, one compiles, and the others wait.
+    Of several engines that start at once, one compiles, and the others wait. ``on_progress`` is as in ``build``.
     """
     if found := find_library(cache, package):
         return found
@@ -98,7 +99,7 @@ def provide_library(cache: str | None = None, package: Path = PACKAGE) -> Path:
             place.prepare()
             with _one_builder(place.directory):
                 if not place.holds(digest):
-                    _build_at(place)
+                    _build_at(place, digest, on_progress)
             return place.path
         except OSError as error:
             problems.append(f"{place.directory}: {error.strerror}")
@@ -112,18 +113,30 @@ def _source_digest() -> str:
         raise BuildError(f"their sources cannot be read: {error.filename}: {error.strerror}") from error
 
 
-def _build_at(place: Place) -> None:
-    """Build in a temporary directory, so that an engine killed meanwhile leaves no partial library at ``place``."""
-    # The lock holds on this machine only, but others may share the folder, so the name has the machine's.
+def _build_at(place: Place, digest: str, on_progress: Callable[[int, int], None] | None) -> None:
+    """Build in a folder of its own, so that an engine killed meanwhile leaves no partial library at ``place``, but
+    object files that the next one takes.
+    """
+    # The lock holds on this machine only, but others may share the folder, so the names have the machine's.
     draft = place.directory / f"new-{platform.node()}-{LIBRARY}"
+    name = f"objects-{platform.node()}-"
+    objects = place.directory / f"{name}{digest}"
+    for other in place.directory.iterdir():
+        if other.name.startswith(name) and other != objects:  # of an earlier release
+            shutil.rmtree(other, ignore_errors=True)
+    objects.mkdir(mode=0o700, exist_ok=True)
+    _require_own(objects.lstat())
     try:
-        with tempfile.TemporaryDirectory() as work:
-            shutil.copy(build(Path(work)), draft)
+        shutil.copy(build(objects, objects, on_progress), draft)
         if place.is_cache:
             draft.chmod(0o600)
         draft.replace(place.path)
+    except Exception:  # what fails may be the compiler's, and be another one the next time
+        shutil.rmtree(objects, ignore_errors=True)
+        raise
     finally:
         draft.unlink(missing_ok=True)
+    shutil.rmtree(objects, ignore_errors=True)
     if place.is_cache:
         _forget_old_ones(place.directory)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, ConfigError, InvalidRequestError, written
+from engine_core.model_loader.location import packaged_model
 from engine_core.request import SamplingParams
 from engine_core.validation import check_numbers
 
@@ -21,13 +22,16 @@ _ACCEPTED = f"a JSON object with numbers for any of {', '.join(SAMPLING_DEFAULTS
 def default_sampling(file: Path, generation: Mapping[str, Any], config: ModelConfig) -> dict[str, float]:
     """The sampling parameters in ``generation``, which ``file`` has, and those of the options, which win.
 
+    A model in a Python package has what its model card advises where its file has none.
     Raises ``CheckpointError`` for those of the file that no request could have.
     """
     given = overrides(config)
     defaults: dict[str, float] = {}
     if config.generation_config == "auto":
-        found = {name: generation.get(name) for name in SAMPLING_DEFAULTS}
-        defaults = {name: value for name, value in found.items() if value is not None and name not in given}
+        found = {name: value for name in SAMPLING_DEFAULTS if (value := generation.get(name)) is not None}
+        if not found and (packaged := packaged_model(config.model)) is not None:
+            found = dict(packaged.sampling)
+        defaults = {name: value for name, value in found.items() if name not in given}
     for name, value in defaults.items():
         if not _is_number(value):
             raise _unusable(file, f"{name}={value!r} is not a number")

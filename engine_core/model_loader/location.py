@@ -11,7 +11,7 @@ from engine_core.model_loader.gguf.files import is_gguf, is_projector_name, mode
 from engine_core.model_loader.gguf.projector import model_file, require_language_model
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.hub import HubModel, check_available, download
-from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
+from engine_core.model_loader.packaged import PACKAGED_MODELS, PackagedModel, packaged_file
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BUNDLED_MODELS = (_ROOT / "services" / "checkpoints" / "tiny", _ROOT / "checkpoints" / "tiny")
@@ -59,6 +59,12 @@ def _not_there(model: str) -> str:
     if model.startswith(("/", ".", "~")) or is_gguf(Path(model)):
         return f"{model} does not exist: check the path; in a container, only what is mounted can be seen"
     return f"{model} does not exist, and is no hub id, such as Qwen/Qwen3-4B: give one, or a directory or GGUF file"
+
+
+def packaged_model(model: str) -> PackagedModel | None:
+    """The model in a Python package that ``model`` names; None for any other, as of a path of the same name."""
+    packaged = PACKAGED_MODELS.get(model)
+    return None if packaged is None or Path(model).exists() else packaged
 
 
 def check_location(model: str) -> None:

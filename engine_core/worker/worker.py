@@ -153,10 +153,13 @@ class Worker:
         """Whether native kernels are needed, and must be compiled first."""
         return is_for_cpu(self._config.device) and not self._library.is_built()
 
-    def compile_kernels(self) -> str:
-        """Compile native kernels, or wait for another process that does; returns the outcome, for a person."""
+    def compile_kernels(self, on_progress: Callable[[int, int], None]) -> str:
+        """Compile native kernels, or wait for another process that does; returns the outcome, for a person.
+
+        ``on_progress`` is called with (files compiled, all files).
+        """
         try:
-            self._library.load()
+            self._library.load(on_progress)
         except KernelsUnavailableError as error:
             return str(error)
         return f"into {self._library.path}"

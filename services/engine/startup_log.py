@@ -22,13 +22,13 @@ class StageLog:
 
     def stage_started(self, stage: Stage) -> None:
         self._logged_at = time.monotonic()
-        log.info("stage started", name=stage.name)
+        log.info("stage started", name=stage.name, **({"detail": stage.detail} if stage.detail else {}))
 
     def stage_advanced(self, stage: Stage, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self._logged_at >= _ADVANCE_INTERVAL or done == total:
             self._logged_at = now
-            log.info("stage advanced", name=stage.name, done_bytes=done, total_bytes=total)
+            log.info("stage advanced", name=stage.name, **{f"done_{stage.unit}": done, f"total_{stage.unit}": total})
 
     def stage_finished(self, stage: Stage) -> None:
         seconds = None if stage.seconds is None else round(stage.seconds, 3)

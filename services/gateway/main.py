@@ -35,7 +35,7 @@ _STATUS_GRACE = 0.5
 """Seconds after the drain to send answers that say they were cut short."""
 _TICK = 0.1
 _SILENCE = 5.0
-"""Seconds after the start until the log warns that no processor serves."""
+"""Seconds after the start until the log says that no processor serves: a warning if none is found."""
 
 
 def run(settings: GatewaySettings) -> int:
@@ -119,7 +119,11 @@ class GatewayProcess:
                     self.metrics.serving = serving
                     log.info("serving" if serving else "not serving", address=self.server.address)
                 if not serving and time.monotonic() > told_at:
-                    log.warning("no processor serves yet", processors=list(self._settings.processors))
+                    processors = list(self._settings.processors)
+                    if self._readiness.found:  # an engine may load its model for minutes
+                        log.info("no model is served yet", processors=processors)
+                    else:
+                        log.warning("no processor serves yet", processors=processors)
                     told_at = math.inf
                 await asyncio.sleep(_TICK)
 

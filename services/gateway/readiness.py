@@ -23,11 +23,17 @@ class Readiness:
     def __init__(self, processors: Processors) -> None:
         self._processors = processors
         self._serving: set[str] = set()
+        self._found: set[str] = set()
 
     @property
     def ready(self) -> bool:
         """Whether any processor has a model to serve."""
         return bool(self._serving)
+
+    @property
+    def found(self) -> bool:
+        """Whether any processor answers, even one that has no model yet."""
+        return bool(self._found)
 
     async def run(self) -> None:
         """Watch all processors forever."""
@@ -46,7 +52,9 @@ class Readiness:
                 )
                 with suppress(grpc.RpcError):
                     async for health in watch(health_pb2.HealthCheckRequest()):
+                        self._found.add(address)
                         serving = health.status == health_pb2.HealthCheckResponse.SERVING
                         (self._serving.add if serving else self._serving.discard)(address)
             self._serving.discard(address)
+            self._found.discard(address)
             await asyncio.sleep(_RETRY_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -35,6 +36,19 @@ def test_the_start_says_which_numerics_it_has_and_what_hashing_took(config: Engi
     executor.close()
     expected = rf"numerics {executor.numerics}; hashed in \d+\.\d\d s"
     assert re.fullmatch(expected, stages.details["load weights"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({}, []), ({"top_p": 0.9, "temperature": 0}, ["default sampling: temperature 0, top_p 0.9"])],
+)
+def test_the_start_says_which_defaults_of_sampling_it_has(
+    options: dict[str, float], said: list[str], config: EngineConfig
+) -> None:
+    stages = StageDetails()
+    model = replace(config.model, generation_config="none", override_generation_config=json.dumps(options))
+    start_executor(choose_workers(replace(config, model=model)), StartupProgress(stages)).close()
+    assert stages.details["configuration"].split("; ")[1:] == said
 
 
 def test_the_start_recommends_to_convert_files_of_pytorch(config: EngineConfig, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ answers that continue after a service is killed.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -27,9 +28,11 @@ from services.common.config.stack_settings import StackSettings
 from services.common.telemetry.logs import configure_logs
 
 PROMPT_OF_MANY = "Once upon a time"
-REQUESTS = 64
+CLIENTS = 64
+_FIRST_SEED = 64
+"""With this and the following ones, the bundled model begins with stories that read well."""
 _SECONDS = 5.0
-"""Duration of the undisturbed run; longer if an answer has too few tokens by then."""
+"""Duration of the undisturbed run; longer if a client has too few tokens by then."""
 _MIN_TOKENS = 6
 _TICK = 0.25
 """Seconds without text after which a pause is shown."""
@@ -47,6 +50,8 @@ _ROLES = {
 class Answer:
     """What a request has received so far."""
 
+    seed: int
+    max_tokens: int | None = None
     token_ids: list[int] = field(default_factory=list)
     moved: bool = False
     """Whether another process, or a restarted one, took it over."""
@@ -55,41 +60,50 @@ class Answer:
 async def show_failover(ready: ReadyStack, victim: str, prompt: str) -> bool:
     """Kill the service ``victim`` amid answers; returns whether all equal the undisturbed ones."""
     async with ringline.AsyncClient(ready.address) as client:
-        click.echo(f"\n{REQUESTS} requests at once, undisturbed: ", nl=False)
+        click.echo(f"\n{CLIENTS} clients at once, one request after another each, undisturbed: ", nl=False)
         start = time.monotonic()
         expected = await _undisturbed(client, prompt)
         seconds = time.monotonic() - start
-        tokens = sum(len(answer.token_ids) for answer in expected)
-        click.echo(f"{tokens:,} tokens in {seconds:.1f} s")
-        click.echo(f"The same requests again; this is the first of them. The {victim} will be killed:\n")
-        click.echo(prompt, nl=False)
-        answers = [Answer() for _ in expected]
-        shown, *others = [
-            _events(client, prompt, seed, answer, len(wanted.token_ids))
-            for seed, (answer, wanted) in enumerate(zip(answers, expected, strict=True))
-        ]
-        showing = _show(shown, victim, answers[0], len(expected[0].token_ids) // 3, seconds / 3)
+        wanted = [answer for answers in expected for answer in answers]
+        tokens = sum(len(answer.token_ids) for answer in wanted)
+        click.echo(f"{len(wanted):,} answers, {tokens:,} tokens in {seconds:.1f} s")
+        click.echo(f"The same requests again; these are the first client's. The {victim} will be killed:\n")
+        again = [[Answer(answer.seed, len(answer.token_ids)) for answer in answers] for answers in expected]
+        shown, *others = [_texts(client, prompt, answers) for answers in again]
+        third = sum(len(answer.token_ids) for answer in expected[0]) // 3
+        showing = _show(shown, victim, again[0], third, seconds / 3)
         waited, *_ = await asyncio.gather(showing, *(_exhaust(other) for other in others))
-    same = sum(answer.token_ids == wanted.token_ids for answer, wanted in zip(answers, expected, strict=True))
-    if moved := sum(answer.moved for answer in answers):
+    received = [answer for answers in again for answer in answers]
+    same = sum(answer.token_ids == other.token_ids for answer, other in zip(received, wanted, strict=True))
+    if moved := sum(answer.moved for answer in received):
         click.echo(f"\n\n{moved} requests were taken over by the new {victim}.", nl=False)
     elif not waited:
         click.echo("\n\nNo pause was seen: the answers had been computed before the kill. Try again.", nl=False)
-    click.echo(f"\n\n{REQUESTS} answers of {tokens:,} tokens, each compared with the undisturbed one: ", nl=False)
-    click.echo("the same" if same == REQUESTS else f"{REQUESTS - same} DIFFER")
-    return same == REQUESTS
+    click.echo(f"\n\n{len(wanted):,} answers of {tokens:,} tokens, each compared with the undisturbed one: ", nl=False)
+    click.echo("the same" if same == len(wanted) else f"{len(wanted) - same} DIFFER")
+    return same == len(wanted)
 
 
-async def _undisturbed(client: ringline.AsyncClient, prompt: str) -> Sequence[Answer]:
-    """The output that requests receive within some seconds; then they are cancelled."""
-    answers = [Answer() for _ in range(REQUESTS)]
-    tasks = [
-        asyncio.create_task(_exhaust(_events(client, prompt, seed, answer))) for seed, answer in enumerate(answers)
-    ]
+async def _undisturbed(client: ringline.AsyncClient, prompt: str) -> Sequence[Sequence[Answer]]:
+    """The answers that each client receives within some seconds; then those under way are cancelled.
+
+    Answers end where the model ends them, as it writes nonsense beyond: so a client sends one request after another.
+    """
+    answers: list[list[Answer]] = [[] for _ in range(CLIENTS)]
+
+    async def ask(place: int) -> None:
+        for seed in itertools.count(_FIRST_SEED + place, CLIENTS):
+            answers[place].append(Answer(seed))
+            await _exhaust(_texts(client, prompt, answers[place][-1:]))
+
+    def is_short(received: Sequence[Answer]) -> bool:
+        return len(received) < _MIN_TOKENS and sum(len(answer.token_ids) for answer in received) < _MIN_TOKENS
+
+    tasks = [asyncio.create_task(ask(place)) for place in range(CLIENTS)]
     try:
-        _, running = await asyncio.wait(tasks, timeout=_SECONDS)
-        while running and min(len(answer.token_ids) for answer in answers) < _MIN_TOKENS:
-            _, running = await asyncio.wait(running, timeout=_TICK)
+        failed, _ = await asyncio.wait(tasks, timeout=_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+        while not failed and any(map(is_short, answers)):
+            failed, _ = await asyncio.wait(tasks, timeout=_TICK, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
@@ -97,23 +111,25 @@ async def _undisturbed(client: ringline.AsyncClient, prompt: str) -> Sequence[An
     for error in ended:
         if isinstance(error, Exception):
             raise error
-    return answers
+    return [[answer for answer in received if answer.token_ids] for received in answers]
 
 
-async def _events(
-    client: ringline.AsyncClient, prompt: str, seed: int, answer: Answer, max_tokens: int | None = None
-) -> AsyncIterator[str]:
-    """Send one request; fills ``answer`` and yields the text as it arrives."""
-    options: ringline.Options = {"seed": seed, "temperature": 0.8, "ignore_eos": True, "max_tokens": max_tokens}
-    async with client.stream(prompt, **options) as stream:
-        async for event in stream.events():
-            if isinstance(event, ringline.Delta):
-                answer.token_ids.extend(event.token_ids)
-                yield event.text
-            elif isinstance(event, ringline.Started):
-                answer.moved |= bool(event.reason)
-            elif isinstance(event, ringline.Resumed):
-                answer.moved = True
+async def _texts(client: ringline.AsyncClient, prompt: str, answers: Sequence[Answer]) -> AsyncIterator[str]:
+    """Send one request after another; fills ``answers``, and yields prompts and their texts as these arrive."""
+    gap = ""
+    for answer in answers:
+        unshown, gap = f"{gap}{prompt}", "\n\n"
+        options: ringline.Options = {"seed": answer.seed, "max_tokens": answer.max_tokens}
+        async with client.stream(prompt, **options) as stream:
+            async for event in stream.events():
+                if isinstance(event, ringline.Delta):
+                    answer.token_ids.extend(event.token_ids)
+                    yield unshown + event.text
+                    unshown = ""
+                elif isinstance(event, ringline.Started):
+                    answer.moved |= bool(event.reason)
+                elif isinstance(event, ringline.Resumed):
+                    answer.moved = True
 
 
 async def _exhaust(texts: AsyncIterator[str]) -> None:
@@ -121,30 +137,35 @@ async def _exhaust(texts: AsyncIterator[str]) -> None:
         pass
 
 
-async def _show(texts: AsyncIterator[str], victim: str, answer: Answer, tokens: int, seconds: float) -> bool:
-    """Print one answer as it arrives, and kill ``victim`` after ``tokens`` or ``seconds``; returns whether it paused.
+async def _show(texts: AsyncIterator[str], victim: str, answers: Sequence[Answer], tokens: int, seconds: float) -> bool:
+    """Print ``answers`` as they arrive, and kill ``victim`` after ``tokens`` or ``seconds``; returns whether they
+    paused.
 
     The time limit helps on a busy machine, where this process may print long after the engine has computed.
     """
-    start, killed, waited = time.monotonic(), False, False
+    start, pid, waited, on_its_way = time.monotonic(), 0, False, False
     coming = asyncio.ensure_future(anext(texts, None))
     while True:
         since, shown = time.monotonic(), False
         while not (await asyncio.wait({coming}, timeout=_TICK))[0]:
-            if killed and (shown or not waited):  # later pauses have other causes
+            if pid and (shown or not waited):  # later pauses have other causes
                 click.echo("." if shown else "\n\n  the stream waits .", nl=False)
                 waited = shown = True
         text = coming.result()
-        if shown:
+        if shown and (now := _pid(victim)) != pid:
             pause = time.monotonic() - since
-            click.echo(f" {pause:.1f} s. The {victim} is process {_pid(victim)} now, and the stream goes on:\n")
+            click.echo(f" {pause:.1f} s. The {victim} is process {now} now, and the stream goes on:\n")
+        elif shown or (pid and not waited and not on_its_way and text is not None):
+            click.echo("\n\n" * shown + "  What was on its way still arrives:\n")
+            waited, on_its_way = False, True
         if text is None:
             return waited
         click.echo(text, nl=False)
-        if not killed and (len(answer.token_ids) >= tokens or time.monotonic() - start >= seconds):
-            killed, pid = True, _pid(victim)
+        received = sum(len(answer.token_ids) for answer in answers)
+        if not pid and (received >= tokens or time.monotonic() - start >= seconds):
+            pid = _pid(victim)
             os.kill(pid, signal.SIGKILL)
-            click.echo(f"\n\n  kill -9 {pid}: the {victim} is dead\n")
+            click.echo(f"\n\n  kill -9 {pid}: the {victim} is dead")
         coming = asyncio.ensure_future(anext(texts, None))
 
 

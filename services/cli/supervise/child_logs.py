@@ -64,10 +64,14 @@ class ChildLogs:
     def _startup(self, child: str, record: dict[str, Any]) -> bool:
         """Show ``record`` if it is about start-up; returns whether it is."""
         match record:
+            case {"event": "stage started", "name": str(name), "detail": str(detail)}:  # it takes long
+                self.say(f"  {child}: {name:<20} {'…':>9} {'':>10}  {detail}")
             case {"event": "stage started", "name": str(name)}:
                 self._status(f"  {child}: {name} …")
             case {"event": "stage advanced", "name": str(name), "done_bytes": int(done), "total_bytes": int(total)}:
                 self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
+            case {"event": "stage advanced", "name": str(name), "done_files": int(done), "total_files": int(total)}:
+                self._status(f"  {child}: {name} {done} of {total} files")
             case {"event": "no processor serves yet"}:
                 pass  # the engine's stages say why
             case {"event": "stage", "name": "serving"}:

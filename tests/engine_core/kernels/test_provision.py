@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -130,6 +131,24 @@ def test_of_two_that_start_at_once_one_compiles(package: Path, compiler: Path, f
     assert first == second
     assert Path(first).parent == cache
     assert (compiler / "calls").read_text().split().count("-shared") == 1
+
+
+def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path: Path, compiler: Path) -> None:
+    def compiled() -> int:
+        return (compiler / "calls").read_text().split().count("-std=c++17")
+
+    package, told = tmp_path / "package", []
+    package.mkdir()
+    old = package / f"objects-{platform.node()}-of-other-sources"
+    old.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        provide_library(None, package, Mock(side_effect=KeyboardInterrupt))
+    assert not old.exists()
+    assert compiled() > 0
+    assert not (package / LIBRARY).exists()
+    path = provide_library(None, package, lambda done, total: told.append((done, total)))
+    assert told == [(done, compiled()) for done in range(1, compiled() + 1)]  # each once, in both builds together
+    assert list(package.iterdir()) == [path]
 
 
 @as_root

@@ -30,6 +30,29 @@ def test_options_win_over_the_checkpoint(options: dict[str, Any], defaults: dict
     assert default_sampling(Path("m.json"), FILE, ModelConfig(model="m", **options)) == defaults
 
 
+@pytest.mark.parametrize(
+    ("options", "file", "defaults"),
+    [
+        ({}, {"eos_token_id": 3}, {"temperature": 0.2, "top_p": 0.9}),
+        ({}, {"top_k": 20}, {"top_k": 20}),
+        ({"generation_config": "none"}, {}, {}),
+        ({"override_generation_config": '{"temperature": 1}'}, {}, {"temperature": 1, "top_p": 0.9}),
+        ({"served_model_name": "another"}, {}, {"temperature": 0.2, "top_p": 0.9}),
+    ],
+)
+def test_a_model_of_a_package_samples_as_its_card_advises(
+    options: dict[str, Any],
+    file: dict[str, Any],
+    defaults: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_sampling(Path("m.gguf"), file, ModelConfig(model="smollm2", **options)) == defaults
+    (tmp_path / "smollm2").mkdir()  # a directory comes before it, and is another model
+    assert default_sampling(Path("m.gguf"), {}, ModelConfig(model="smollm2")) == {}
+
+
 @pytest.mark.parametrize(("top_k", "default"), [(0, 0), (-1, 0), (50.0, 50), (2**31 - 1, 2**31 - 1)])
 def test_top_k_of_the_file(top_k: float, default: int) -> None:
     assert default_sampling(Path("m.json"), {"top_k": top_k}, ModelConfig(model="m")) == {"top_k": default}

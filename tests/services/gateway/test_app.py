@@ -8,6 +8,7 @@ import secrets
 import grpc
 import pytest
 from google.rpc import error_details_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from tests.clients.scripted_server import play, refusal
@@ -234,6 +235,28 @@ async def test_the_log_says_that_no_processor_serves(monkeypatch: pytest.MonkeyP
             await until(lambda: logged)
             work.cancel()
     assert logged == [{"event": "no processor serves yet", "log_level": "warning", "processors": ["127.0.0.1:1"]}]
+
+
+async def test_no_warning_says_that_a_processor_which_is_there_has_no_model_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.gateway.main._SILENCE", 0.0)
+    server, checks = grpc.aio.server(), health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await checks.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
+    async with running(processors=(address,)) as gateway:
+        watch = asyncio.create_task(gateway.process._readiness.run())
+        await until(lambda: gateway.process._readiness.found)
+        with capture_logs() as logged:
+            work = asyncio.create_task(gateway.process._work())
+            await until(lambda: logged)
+            work.cancel()
+        await server.stop(None)
+        await until(lambda: not gateway.process._readiness.found)
+        watch.cancel()
+    assert logged == [{"event": "no model is served yet", "log_level": "info", "processors": [address]}]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ def test_smollm2_answers() -> None:
     with LLM("smollm2", kv_cache_memory_bytes="256MiB") as llm:
         assert llm.model.name == "smollm2"
         assert llm.model.eos_token_ids == (2, 0)
+        defaults = llm.get_default_sampling_params()
+        assert (defaults.temperature, defaults.top_p) == (0.2, 0.9)
         question = [{"role": "user", "content": "What is the capital of France?"}]
         [chat] = llm.chat(question, SamplingParams(temperature=0.0, max_tokens=32))
         [text] = llm.generate("The capital of Italy is", SamplingParams(temperature=0.0, max_tokens=2))

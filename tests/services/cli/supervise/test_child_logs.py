@@ -52,6 +52,14 @@ def test_a_stage_is_one_line_with_its_seconds_and_bytes():
     assert (out, stream) == (["  engine: load weights            0.41 s    7.3 MiB  numerics abc"], [])
 
 
+def test_a_stage_that_takes_long_says_so_when_it_begins():
+    out, stream = shown(record("stage started", name="compile kernels", detail="native kernels: takes a minute"))
+    assert (out, stream) == (
+        ["  engine: compile kernels              …             native kernels: takes a minute"],
+        [],
+    )
+
+
 def test_until_ready_people_see_stages_and_what_needs_attention():
     lines = [record("attached", peer="p"), record("slow disk", "warning"), "Segmentation fault", record("serving")]
     out, stream = shown(*lines)
@@ -121,6 +129,8 @@ def test_a_terminal_sees_how_far_a_stage_is_on_a_line_that_the_next_replaces():
     logs = ChildLogs(as_json=False, out=out, stream=io.StringIO())
     logs.line("engine", record("stage advanced", name="load weights", done_bytes=30, total_bytes=60))
     assert out.getvalue() == "\r\x1b[K  engine: load weights 50 %"
+    logs.line("engine", record("stage advanced", name="compile kernels", done_files=3, total_files=8))
+    assert out.getvalue().endswith("\r\x1b[K  engine: compile kernels 3 of 8 files")
     logs.line("engine", STAGE)
     assert out.getvalue().split("\r\x1b[K")[-1].startswith("  engine: load weights            0.41 s")
 
