@@ -28,6 +28,7 @@ FORMAT_CAPABILITIES = (
     "calls.kimi_k2",
     "calls.lfm2",
     "calls.minimax_m2",
+    "calls.minimax_m3",
     "calls.nemotron_json",
     "calls.olmo3",
     "calls.phi4_mini_json",

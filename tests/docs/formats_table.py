@@ -27,6 +27,7 @@ CALLS = {
     "deepseek_v32": "DeepSeek V3.2, V4",
     "gemma4": "Gemma 4",
     "minimax_m2": "MiniMax-M2",
+    "minimax_m3": "MiniMax-M3",
     "seed_oss": "Seed-OSS",
     "kimi_k2": "Kimi K2",
     "deepseek": "DeepSeek V3, R1, V3.1",

@@ -44,6 +44,10 @@ CALLS_OF_F = {
     "minimax_m2": [
         '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>'
     ],
+    "minimax_m3": [
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</a>'
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
+    ],
     "seed_oss": ["<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>"],
     "harmony": [
         '<|channel|>commentary to=functions.f<|message|>{"a": 1}',

@@ -15,7 +15,7 @@ PROBED_NAME = "probed_call"
 PROBED_ARGUMENTS: dict[str, Any] = {"a": "probed_argument", "l": ["x", 1], "n": 7}
 """A call to be shown; its name and texts occur in no template's own text. Keys are sorted, as by some templates."""
 _SCHEMA = {"properties": {"a": {"type": "string"}, "l": {"type": "array"}, "n": {"type": "integer"}}}
-_TYPES = tuple(listed_types({PROBED_NAME: _SCHEMA}))
+_TYPES = tuple(listed_types({PROBED_NAME: _SCHEMA}, depth=0))
 
 
 def reasoning_in(template: str) -> str:

@@ -37,6 +37,8 @@ class ToolFormat:
     """Calls may begin without a marker: whether text is a call depends on the names of the tools."""
     writes_text: bool = False
     """Arguments are written as text: what is JSON of another type depends on the tools' schemas."""
+    nests_text: bool = False
+    """With ``writes_text``: values within objects and lists are text, too."""
     grammar_has_reasoning: bool = False
     """Whether ``grammar`` covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
     begins_like_json: bool = False

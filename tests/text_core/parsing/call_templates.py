@@ -33,6 +33,13 @@ _HY3 = _tagged(
     "<arg_value:opensource>V</arg_value:opensource>",
     "</tool_call:opensource>",
 )
+_ELEMENTS = (
+    "{% macro elements(v) %}{% if v is mapping %}{% for k, each in v | items %}"
+    "]<]minimax[>[<{{ k }}>{{ elements(each) }}]<]minimax[>[</{{ k }}>{% endfor %}"
+    "{% elif v is iterable and v is not string %}{% for each in v %}"
+    "]<]minimax[>[<item>{{ elements(each) }}]<]minimax[>[</item>{% endfor %}"
+    "{% else %}{{ v | tojson if v is boolean else v }}{% endif %}{% endmacro %}"
+)
 _DSML = _tagged(
     '<｜DSML｜invoke name="F">',
     "<｜DSML｜parameter name=\"K\" string=\"{{ 'true' if v is string else 'false' }}\">",
@@ -65,6 +72,11 @@ CALL_TEMPLATES = {
     "minimax_m2": _template(
         _tagged('<invoke name="F">', '<parameter name="K">', "V</parameter>", "</invoke>"),
         ("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
+    "minimax_m3": _ELEMENTS
+    + _template(
+        ']<]minimax[>[<invoke name="{{ f.name }}">{{ elements(f.arguments) }}]<]minimax[>[</invoke>\n',
+        ("]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"),
     ),
     "kimi_k2": _template(
         "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"

@@ -143,6 +143,27 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ),
         ('<minimax:tool_call><invoke name="g"></invoke></minimax:tool_call>', [("g", "{}")]),
     ],
+    "minimax_m3": [
+        (
+            '<think>x</think>So]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>5'
+            "]<]minimax[>[</a>]<]minimax[>[<n>5]<]minimax[>[</n>]<]minimax[>[<b>true]<]minimax[>[</b>]<]minimax[>[</invoke>\n"
+            ']<]minimax[>[<invoke name="g">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
+            ["think: x", "So", ("f", '{"a": "5", "n": 5, "b": true}'), ("g", "{}")],
+        ),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<x>\n]<]minimax[>[<item>'
+            "]<]minimax[>[<k>1 < 2]<]minimax[>[</k>\n]<]minimax[>[<l>]<]minimax[>[</l>]<]minimax[>[</item>"
+            "]<]minimax[>[<item>7]<]minimax[>[</item>\n]<]minimax[>[</x>]<]minimax[>[<y>]<]minimax[>[<item>é"
+            "]<]minimax[>[</item>]<]minimax[>[</y>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>Then",
+            [("get_weather", '{"x": [{"k": "1 < 2", "l": ""}, 7], "y": ["é"]}'), "Then"],
+        ),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="g">]<]minimax[>[<o>]<]minimax[>[<item>5'
+            "]<]minimax[>[</item>]<]minimax[>[</o>]<]minimax[>[<m>]<]minimax[>[<item>5]<]minimax[>[</item>]<]minimax[>[</m>"
+            "]<]minimax[>[<o>]<]minimax[>[</o>]<]minimax[>[<m>]<]minimax[>[</m>]<]minimax[>[</invoke>",
+            [("g", '{"o": {"item": 5}, "m": [5], "o": {}, "m": ""}')],
+        ),
+    ],
     "seed_oss": [
         (
             "So\n<seed:tool_call>\n<function=f>\n<parameter=a>x\ny</parameter>\n<parameter=n>7</parameter>\n"
@@ -281,6 +302,20 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ),
     ],
     "minimax_m2": [("<minimax:tool_call>none", ["<minimax:tool_call>none"])],
+    "minimax_m3": [
+        ("]<]minimax[>[<tool_call>none", ["]<]minimax[>[<tool_call>none"]),
+        ("a ]<]minimax[>[ b", ["a ]<]minimax[>[ b"]),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<n>]<]minimax[>[<k>1'
+            "]<]minimax[>[</k> x",
+            [("f", '{"n": {"k": "1"'), " x"],
+        ),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>x]<]minimax[>[<k>1',
+            [("f", '{"a": "x'), "]<]minimax[>[<k>1"],
+        ),
+        (']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[</a>', [("f", "{"), "]<]minimax[>[</a>"]),
+    ],
     "seed_oss": [("<seed:tool_call>none", ["<seed:tool_call>none"])],
     "hermes": [
         ("It is spelled <tool_call>.", ["It is spelled <tool_call>."]),
