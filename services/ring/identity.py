@@ -35,6 +35,7 @@ FORMAT_CAPABILITIES = (
     "calls.qwen3_coder",
     "calls.seed_oss",
     "reasoning.apertus",
+    "reasoning.apriel",
     "reasoning.cohere",
     "reasoning.gemma4",
     "reasoning.hy3",

@@ -57,6 +57,7 @@ REASONING = {
     "apertus": "Apertus",
     "hy3": "Hunyuan 3",
     "kimi_vl": "Kimi-VL",
+    "apriel": "Apriel 1.5, 1.6",
     "think": "Qwen, DeepSeek, GLM, Kimi K2, MiniMax-M2 and most others",
 }
 """Who writes reasoning in each format."""

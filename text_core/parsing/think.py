@@ -27,6 +27,8 @@ class ThinkForm:
     closing: str
     markers: tuple[str, ...]
     """Texts, or parts of them, that may be special tokens."""
+    answer_end: str = ""
+    """What may end the answer, and is not of it."""
 
     @cached_property
     def beginning(self) -> re.Pattern[str]:
@@ -35,7 +37,9 @@ class ThinkForm:
 
     @cached_property
     def later(self) -> re.Pattern[str]:
-        """Finds ``opening`` as special tokens."""
+        """Finds ``opening`` as special tokens, and ``answer_end``."""
+        if self.answer_end:
+            return search_for_texts([self._marked(self.opening), self.answer_end], before=r"[\r\n]")
         return re.compile(f"(?P<full>{re.escape(self._marked(self.opening))})")
 
     @cached_property
@@ -77,6 +81,9 @@ class ThinkParser(ReadingParser):
                 yield from self._drop_line_breaks()
             else:
                 marker = yield from self._read_until(self._form.later, self._send_answer)
+                if marker and marker == self._form.answer_end:
+                    self._drop()
+                    continue
             if marker is None:
                 return
             inside = not inside
@@ -107,9 +114,9 @@ class ThinkParser(ReadingParser):
             self._answer.feed(piece, origin)
 
 
-def _between(opening: str, closing: str, *markers: str) -> ReasoningFormat:
+def _between(opening: str, closing: str, *markers: str, answer_end: str = "") -> ReasoningFormat:
     """Reasoning between two texts, which are special tokens or have ``markers`` that are."""
-    form = ThinkForm(opening, closing, markers or (opening, closing))
+    form = ThinkForm(opening, closing, markers or (opening, closing), answer_end)
     return ReasoningFormat(
         partial(ThinkParser, form=form),
         form.markers,
@@ -128,6 +135,10 @@ REASONING_FORMATS = {
     "apertus": _between("<|inner_prefix|>", "<|inner_suffix|>"),
     "hy3": _between("<think:opensource>", "</think:opensource>"),
     "kimi_vl": _between("◁think▷", "◁/think▷"),
+    "apriel": replace(
+        _between("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", answer_end="[END FINAL RESPONSE]"),
+        is_in=lambda template: "[BEGIN FINAL RESPONSE]" in template,
+    ),
     "think": replace(_between("<think>", "</think>"), is_in=lambda template: "</think>" in template),
 }
 """Keyed by name; the most common one comes last, as templates of others mention it, too."""

@@ -185,6 +185,37 @@ def test_an_answer_that_begins_in_the_reasoning() -> None:
         assert shown(parse(text, options_of("hermes", inside=True))[-1]) == ["think: Hm.", "Yes."]
 
 
+APRIEL = [
+    (
+        "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]\n",
+        ["think: Hm.", "Yes.\n"],
+    ),
+    ("Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nYes.", ["think: Hm.", "Yes."]),
+    ("Yes: [END FINAL", ["Yes: [END FINAL"]),
+    ("Here are my reasons.", ["Here are my reasons."]),
+    (
+        'Here are my reasoning steps:\nHm. [BEGIN FINAL RESPONSE]\n<tool_calls>[{"name": "f"}]</tool_calls>\n'
+        "[END FINAL RESPONSE]",
+        ["think: Hm. ", ("f", "{}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), APRIEL)
+def test_reasoning_before_a_final_response(tokenizers: dict[bool, Tokenizer], text: str, parts: Shown) -> None:
+    options = options_of("hunyuan_a13b", reasoning="apriel")
+    *known, whole = parse(text, options)
+    assert shown(whole) == parts
+    for at in range(1, len(text)):
+        first, second, end = parse([text[:at], text[at:]], options)
+        assert (first, second, end) == (known[at - 1], known[-1], whole), at
+    ids = tokenizers[False].encode(text)
+    assert merged(tokens_parsed(tokenizers[False], options, ids, range(1, len(ids) + 1))) == whole
+    begun = text.removeprefix("Here are my reasoning steps:\n")
+    if begun != text:
+        assert parse(begun, options_of("hunyuan_a13b", reasoning="apriel", inside=True))[-1] == whole
+
+
 def test_ids_of_calls() -> None:
     ids = {call_id(seed, choice, index) for seed in (b"a", b"b") for choice in range(3) for index in range(3)}
     assert len(ids) == 18
