@@ -19,6 +19,7 @@ FORMAT_CAPABILITIES = (
     "calls.cohere",
     "calls.deepseek_v32",
     "calls.functionary",
+    "calls.functionary_v32",
     "calls.gemma4",
     "calls.gigachat3",
     "calls.glm45",

@@ -41,6 +41,7 @@ CALLS = {
     "granite": "Granite 3",
     "gigachat3": "GigaChat 3.1",
     "functionary": "Functionary 3.1",
+    "functionary_v32": "Functionary 3.2",
     "mistral": "Mistral, Mixtral, Ministral, Devstral",
     "hermes": "Qwen, Hermes, Granite 4, most others, the bundled model",
     "pythonic": "Llama 4",

@@ -21,6 +21,7 @@ CALLS_OF_F = {
         "<arg_value:opensource>1</arg_value:opensource></tool_call:opensource></tool_calls:opensource>"
     ],
     "functionary": ['<function=f>{"a": 1}</function>'],
+    "functionary_v32": [f"{begin}f\n" + '{"a": 1}' for begin in ("", ">>>")],
     "gigachat3": [f"<|function_call|>{_JSON_CALL}"],
     "gemma4": ["<|tool_call>call:f{a:1}<tool_call|>"],
     "kimi_k2": [

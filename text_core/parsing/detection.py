@@ -40,7 +40,8 @@ def calls_shown(chat: str, prompt: str) -> str:
         before = before[: max(before.rfind(end) for end in "\n>]") + 1]
     answer = chat[len(before) :]
     for name, form in TOOL_FORMATS.items():
-        if (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
+        opened = prompt.endswith(form.opened_by) or answer.startswith(form.opened_by)
+        if opened and (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
             return name
     return NONE
 

@@ -35,6 +35,8 @@ class ToolFormat:
     """Makes the grammar of an answer with calls."""
     needs_names: bool = False
     """Calls may begin without a marker: whether text is a call depends on the names of the tools."""
+    opened_by: str = ""
+    """What begins a call at the beginning of an answer, where the prompt has it already; empty: nothing."""
     writes_text: bool = False
     """Arguments are written as text: what is JSON of another type depends on the tools' schemas."""
     nests_text: bool = False

@@ -105,6 +105,7 @@ CALL_TEMPLATES = {
     "granite": _template(_LIST, ("<|tool_call|>[", "]")),
     "gigachat3": _template("<|function_call|>" + _JSON),
     "functionary": _template("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
+    "functionary_v32": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "mistral": _template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
     "llama3_json": _template('{"name": "{{ f.name }}",\n"parameters": {{ f.arguments | tojson }}}'),
     "harmony": _template(
@@ -116,7 +117,8 @@ OTHER_FORMS = {
     "mcp": _template("<use_mcp_tool><tool_name>{{ f.name }}</tool_name>{{ f.arguments | tojson }}</use_mcp_tool>"),
     "yaml": _template("<tool_call>\nname: {{ f.name }}\narguments: {{ f.arguments }}\n</tool_call>"),
     "elements": _template(_tagged('<function name="F">', '<param name="K">', "V</param>", "</function>")),
-    "recipients": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
+    "lines": _template("{{ f.name }}\n{{ f.arguments | tojson }}"),
+    "recipients": _template(">>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "numbered json": _template("<tool_call>1. " + _JSON + "</tool_call>"),
     "renamed": _template('{"function": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'),
 }

@@ -16,6 +16,11 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     "functionary": [
         ('So <function=f>{"a": "1"}</function><function=g>{}</function>', ["So", ("f", '{"a": "1"}'), ("g", "{}")]),
     ],
+    "functionary_v32": [
+        ('all\nSo\n>>>f\n{"a": ">>>g"}>>>g\n{}', ["So", ("f", '{"a": ">>>g"}'), ("g", "{}")]),
+        ('f\n{"a": "1"}', [("f", '{"a": "1"}')]),
+        ('>>>f\n{"a": "1"}\n>>>all\nThen', [("f", '{"a": "1"}'), "Then"]),
+    ],
     "gigachat3": [('So <|function_call|>{"name": "f", "arguments": {"a": "1"}}', ["So", ("f", '{"a": "1"}')])],
     "gemma4": [
         (
@@ -239,6 +244,13 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
 MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "hy3": [("<tool_calls:opensource>none", ["<tool_calls:opensource>none"])],
     "functionary": [("<function=f>none", ["<function=f>none"]), ("<function=f {}", ["<function=f {}"])],
+    "functionary_v32": [
+        ("all the best", ["all the best"]),
+        ("f\nnone", ["f\nnone"]),
+        ('h\n{"a": 1}', ['h\n{"a": 1}']),
+        ("Try >>> f\n{}", ["Try >>> f\n{}"]),
+        ('g\n{"a": 1', [("g", '{"a": 1')]),
+    ],
     "gigachat3": [("<|function_call|>none", ["<|function_call|>none"])],
     "gemma4": [
         ("<|tool_call>call f", ["<|tool_call>call f"]),

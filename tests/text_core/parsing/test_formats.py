@@ -159,6 +159,11 @@ def test_a_template_that_shows_calls_tells_their_format(name: str) -> None:
     assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == name
 
 
+def test_a_prompt_may_end_with_what_begins_a_call() -> None:
+    template = TemplateSource(CALL_TEMPLATES["functionary_v32"] + ">>>")
+    assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "functionary_v32"
+
+
 @pytest.mark.parametrize("name", OTHER_FORMS)
 def test_a_form_that_no_format_fits_exactly_has_none(name: str) -> None:
     template = TemplateSource(OTHER_FORMS[name])

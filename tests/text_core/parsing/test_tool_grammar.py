@@ -64,6 +64,7 @@ TOOLS = [
 TRIGGERS = {
     "hy3": "Hi <tool_calls:opensource>",
     "functionary": "Hi <function=",
+    "functionary_v32": "Hi >>>",
     "gigachat3": "Hi <|function_call|>",
     "gemma4": "Hi <|tool_call>",
     "kimi_k2": "Hi <|tool_calls_section_begin|>",
