@@ -35,6 +35,7 @@ FORMAT_CAPABILITIES = (
     "calls.phi4_mini_json",
     "calls.qwen3_coder",
     "calls.seed_oss",
+    "calls.solar_open",
     "reasoning.apertus",
     "reasoning.apriel",
     "reasoning.cohere",
@@ -44,6 +45,7 @@ FORMAT_CAPABILITIES = (
     "reasoning.minimax_m3",
     "reasoning.mistral",
     "reasoning.seed_oss",
+    "reasoning.solar_open",
 )
 """Of services that know all formats of calls and reasoning; those of the first release have none."""
 GRAMMAR_CAPABILITIES = (CONSTRAINT, FORM_BESIDE_TOOLS, *FORMAT_CAPABILITIES)

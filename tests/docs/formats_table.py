@@ -30,6 +30,7 @@ CALLS = {
     "minimax_m3": "MiniMax-M3",
     "seed_oss": "Seed-OSS",
     "kimi_k2": "Kimi K2",
+    "solar_open": "Solar Open",
     "deepseek": "DeepSeek V3, R1, V3.1",
     "cohere": "Command R7B, Command A",
     "lfm2": "LFM2, LFM2.5",
@@ -59,6 +60,7 @@ REASONING = {
     "hy3": "Hunyuan 3",
     "kimi_vl": "Kimi-VL",
     "apriel": "Apriel 1.5, 1.6",
+    "solar_open": "Solar Open",
     "think": "Qwen, DeepSeek, GLM, Kimi K2, MiniMax-M2 and most others",
 }
 """Who writes reasoning in each format."""

@@ -50,6 +50,10 @@ CALLS_OF_F = {
         "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
     ],
     "seed_oss": ["<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>"],
+    "solar_open": [
+        "<|tool_calls|><|tool_call:begin|>abcdefghij<|tool_call:name|>f<|tool_call:args|>"
+        '{"a": 1}<|tool_call:end|><|calls|>'
+    ],
     "harmony": [
         '<|channel|>commentary to=functions.f<|message|>{"a": 1}',
         "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
@@ -81,6 +85,14 @@ def test_reasoning_may_come_first_where_it_is_asked_for() -> None:
     assert inside.accepts("hm</think>yes")
     assert not inside.accepts("yes")
     assert not compiled(AnswerForm(Regex("yes|no"), reasoning="think")).accepts("<think></think>yes")
+
+
+def test_a_marker_may_come_between_reasoning_and_answer() -> None:
+    either = compiled(AnswerForm(Regex("yes|no"), after_reasoning=True, reasoning="solar_open"))
+    reasoning = "<|think|>hm<|end|><|begin|>assistant"
+    for before in ("", "<|content|>", reasoning, f"{reasoning}<|content|>"):
+        assert either.accepts(f"{before}yes")
+    assert not either.accepts("<|content|><|content|>yes")
 
 
 def test_calls_may_follow_reasoning_and_have_no_further_arguments() -> None:

@@ -67,5 +67,9 @@ class ReasoningFormat:
     """The text that begins the reasoning."""
     closing: str
     """The text between the reasoning and the answer."""
+    answer_begin: str = ""
+    """A marker with which the answer may begin, with reasoning before it or not; it is not of the answer."""
+    prompt_end: str = ""
+    """The end of a prompt that has ended the reasoning; empty: ``closing``."""
     begins_with_header: bool = False
     """Whether an answer begins with a header: neither reasoning nor answer text."""

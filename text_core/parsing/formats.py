@@ -32,6 +32,7 @@ from text_core.parsing import (
     pythonic,
     qwen3_coder,
     seed_oss,
+    solar_open,
     think,
 )
 from text_core.parsing.argument_types import ArgumentTypes
@@ -55,6 +56,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "minimax_m3": minimax_m3.TOOL_FORMAT,
     "seed_oss": seed_oss.TOOL_FORMAT,
     "kimi_k2": kimi_k2.TOOL_FORMAT,
+    "solar_open": solar_open.TOOL_FORMAT,
     "deepseek": deepseek.TOOL_FORMAT,
     "cohere": cohere.TOOL_FORMAT,
     "lfm2": lfm2.TOOL_FORMAT,
@@ -112,7 +114,7 @@ def begins_in_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
 def has_ended_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
     """Whether a prompt with this end has opened and ended the reasoning, as templates do that are told to."""
     form = REASONING_FORMATS.get(reasoning)
-    return form is not None and prompt_tail_text.rstrip().endswith(form.closing.rstrip())
+    return form is not None and prompt_tail_text.rstrip().endswith((form.prompt_end or form.closing).rstrip())
 
 
 def make_parser(options: ParseOptions, writer: PartWriter, meter: ReasoningMeter) -> TextParser:

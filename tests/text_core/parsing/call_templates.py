@@ -83,6 +83,11 @@ CALL_TEMPLATES = {
         "{{ f.arguments | tojson }}<|tool_call_end|>",
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
+    "solar_open": _template(
+        "<|tool_call:begin|>{{ call.id }}<|tool_call:name|>{{ f.name }}<|tool_call:args|>{{ f.arguments | tojson }}"
+        "<|tool_call:end|>",
+        ("<|tool_calls|>", "<|calls|>"),
+    ),
     "deepseek": _template(
         "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜>",
         ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),

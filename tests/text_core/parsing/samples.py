@@ -176,6 +176,19 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             ["So", ("f", '{"a": "x\\ny", "n": 7, "b": false}')],
         ),
     ],
+    "solar_open": [
+        (
+            "So<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>"
+            '{"a": "1"}<|tool_call:end|><|tool_call:begin|>a1b2c3d4e6<|tool_call:name|>g<|tool_call:args|>{}'
+            "<|tool_call:end|><|calls|>",
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+        (
+            "<think>x</think><|tool_calls|> <|tool_call:begin|><|tool_call:name|>g<|tool_call:args|> {}"
+            "<|tool_call:end|>",
+            ["think: x", ("g", "{}")],
+        ),
+    ],
     "hermes": [
         ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', [("f", '{"a": 1}')]),
         (
@@ -329,6 +342,11 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         (']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[</a>', [("f", "{"), "]<]minimax[>[</a>"]),
     ],
     "seed_oss": [("<seed:tool_call>none", ["<seed:tool_call>none"])],
+    "solar_open": [
+        ("<|tool_calls|>none", ["<|tool_calls|>none"]),
+        ("<|tool_call:begin|>x<|tool_call:name|>f none", ["<|tool_call:begin|>x<|tool_call:name|>f none"]),
+        ("a<|end|><|begin|>assistant b", ["a<|end|><|begin|>assistant b"]),
+    ],
     "hermes": [
         ("It is spelled <tool_call>.", ["It is spelled <tool_call>."]),
         ('<tool_call>{"name": 5}</tool_call>', ['<tool_call>{"name": 5}</tool_call>']),

@@ -26,7 +26,7 @@ from text_core.parsing.formats import (
     marker_texts,
 )
 from text_core.parsing.marks import mark
-from text_core.parsing.parts import ParseOptions, Part, PartWriter, call_id
+from text_core.parsing.parts import ParseOptions, Part, PartWriter, ToolCallPiece, call_id
 from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import ReadingParser
 from text_core.tokenizer import Tokenizer
@@ -219,6 +219,41 @@ def test_reasoning_before_a_final_response(tokenizers: dict[bool, Tokenizer], te
     begun = text.removeprefix("Here are my reasoning steps:\n")
     if begun != text:
         assert parse(begun, options_of("hunyuan_a13b", reasoning="apriel", inside=True))[-1] == whole
+
+
+SOLAR_OPEN = [
+    ("<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.", ["think: Hm.", "Yes."]),
+    ("<|content|>Yes.", ["Yes."]),
+    ("Yes <|con", ["Yes <|con"]),
+    (
+        "<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{}"
+        "<|tool_call:end|><|calls|>",
+        ["think: Hm.", ("f", "{}")],
+    ),
+    (
+        "<|think|>Hm.<|end|><|begin|>assistant<|content|>So<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a"
+        "<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        ["think: Hm.", "So", ("f", "{}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), SOLAR_OPEN)
+@pytest.mark.parametrize("special", [False, True])
+def test_reasoning_in_a_message_of_its_own(
+    tokenizers: dict[bool, Tokenizer], special: bool, text: str, parts: Shown
+) -> None:
+    options = options_of("solar_open", reasoning="solar_open")
+    ids = tokenizers[special].encode(text)
+    whole = merged(tokens_parsed(tokenizers[special], options, ids, [len(ids)]))
+    assert shown(whole) == parts
+    assert merged(tokens_parsed(tokenizers[special], options, ids, range(1, len(ids) + 1))) == whole
+    assert {part.id for part in whole if isinstance(part, ToolCallPiece)} <= {"a"}
+
+
+def test_a_prompt_without_reasoning_has_an_empty_message_of_it() -> None:
+    assert has_ended_reasoning("solar_open", "<|begin|>assistant<|think|><|end|><|begin|>assistant")
+    assert not has_ended_reasoning("solar_open", "<|begin|>user<|content|>Hi<|end|><|begin|>assistant")
 
 
 def test_ids_of_calls() -> None:
