@@ -22,6 +22,7 @@ FORMAT_CAPABILITIES = (
     "calls.functionary_v32",
     "calls.gemma4",
     "calls.gigachat3",
+    "calls.gigachat3_roles",
     "calls.glm45",
     "calls.granite",
     "calls.hunyuan_a13b",

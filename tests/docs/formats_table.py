@@ -41,6 +41,7 @@ CALLS = {
     "phi4_mini_json": "Phi-4-mini",
     "granite": "Granite 3",
     "gigachat3": "GigaChat 3.1",
+    "gigachat3_roles": "GigaChat 3",
     "functionary": "Functionary 3.1",
     "functionary_v32": "Functionary 3.2",
     "mistral": "Mistral, Mixtral, Ministral, Devstral",

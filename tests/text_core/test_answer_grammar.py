@@ -22,6 +22,7 @@ CALLS_OF_F = {
     ],
     "functionary": ['<function=f>{"a": 1}</function>'],
     "functionary_v32": [f"{begin}f\n" + '{"a": 1}' for begin in ("", ">>>")],
+    "gigachat3_roles": [f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_JSON_CALL}"],
     "gigachat3": [f"<|function_call|>{_JSON_CALL}"],
     "gemma4": ["<|tool_call>call:f{a:1}<tool_call|>"],
     "kimi_k2": [

@@ -109,6 +109,7 @@ CALL_TEMPLATES = {
     "phi4_mini_json": _template(_LIST, ("<|tool_call|>[", "]<|/tool_call|>")),
     "granite": _template(_LIST, ("<|tool_call|>[", "]")),
     "gigachat3": _template("<|function_call|>" + _JSON),
+    "gigachat3_roles": _template("<|message_sep|>\n\nfunction call<|role_sep|>\n" + _JSON + "<|message_sep|>\n\n"),
     "functionary": _template("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
     "functionary_v32": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "mistral": _template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),

@@ -21,6 +21,13 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ('f\n{"a": "1"}', [("f", '{"a": "1"}')]),
         ('>>>f\n{"a": "1"}\n>>>all\nThen', [("f", '{"a": "1"}'), "Then"]),
     ],
+    "gigachat3_roles": [
+        (
+            'So<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": "1"}}<|message_sep|>\n\n',
+            ["So", ("f", '{"a": "1"}')],
+        ),
+        ('function call<|role_sep|>\n{"name": "g", "arguments": {}}', [("g", "{}")]),
+    ],
     "gigachat3": [('So <|function_call|>{"name": "f", "arguments": {"a": "1"}}', ["So", ("f", '{"a": "1"}')])],
     "gemma4": [
         (
@@ -263,6 +270,10 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ('h\n{"a": 1}', ['h\n{"a": 1}']),
         ("Try >>> f\n{}", ["Try >>> f\n{}"]),
         ('g\n{"a": 1', [("g", '{"a": 1')]),
+    ],
+    "gigachat3_roles": [
+        ("A function call", ["A function call"]),
+        ("function call<|role_sep|>\nx", ["function call<|role_sep|>\nx"]),
     ],
     "gigachat3": [("<|function_call|>none", ["<|function_call|>none"])],
     "gemma4": [

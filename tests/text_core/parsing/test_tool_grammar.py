@@ -65,6 +65,7 @@ TRIGGERS = {
     "hy3": "Hi <tool_calls:opensource>",
     "functionary": "Hi <function=",
     "functionary_v32": "Hi >>>",
+    "gigachat3_roles": "Hi<|message_sep|>\n\nfunction call<|role_sep|>\n",
     "gigachat3": "Hi <|function_call|>",
     "gemma4": "Hi <|tool_call>",
     "kimi_k2": "Hi <|tool_calls_section_begin|>",
