@@ -59,7 +59,15 @@ def answer_grammar(form: AnswerForm, marker: Marker) -> str:
     if not form.after_reasoning:
         return with_parts(f"start: {answer}", parts)
     reasoning = formats.REASONING_FORMATS[form.reasoning]
-    return after_reasoning(f"({answer})", parts, reasoning.opening, reasoning.closing, form.begins_in_reasoning, marker)
+    return after_reasoning(
+        f"({answer})",
+        parts,
+        reasoning.opening,
+        reasoning.closing,
+        form.begins_in_reasoning,
+        marker,
+        reasoning.answer_begin,
+    )
 
 
 def _parts_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> dict[str, str]:

@@ -21,6 +21,8 @@ CALLS_OF_F = {
         "<arg_value:opensource>1</arg_value:opensource></tool_call:opensource></tool_calls:opensource>"
     ],
     "functionary": ['<function=f>{"a": 1}</function>'],
+    "functionary_v32": [f"{begin}f\n" + '{"a": 1}' for begin in ("", ">>>")],
+    "gigachat3_roles": [f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_JSON_CALL}"],
     "gigachat3": [f"<|function_call|>{_JSON_CALL}"],
     "gemma4": ["<|tool_call>call:f{a:1}<tool_call|>"],
     "kimi_k2": [
@@ -44,7 +46,15 @@ CALLS_OF_F = {
     "minimax_m2": [
         '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>'
     ],
+    "minimax_m3": [
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</a>'
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
+    ],
     "seed_oss": ["<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>"],
+    "solar_open": [
+        "<|tool_calls|><|tool_call:begin|>abcdefghij<|tool_call:name|>f<|tool_call:args|>"
+        '{"a": 1}<|tool_call:end|><|calls|>'
+    ],
     "harmony": [
         '<|channel|>commentary to=functions.f<|message|>{"a": 1}',
         "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
@@ -76,6 +86,14 @@ def test_reasoning_may_come_first_where_it_is_asked_for() -> None:
     assert inside.accepts("hm</think>yes")
     assert not inside.accepts("yes")
     assert not compiled(AnswerForm(Regex("yes|no"), reasoning="think")).accepts("<think></think>yes")
+
+
+def test_a_marker_may_come_between_reasoning_and_answer() -> None:
+    either = compiled(AnswerForm(Regex("yes|no"), after_reasoning=True, reasoning="solar_open"))
+    reasoning = "<|think|>hm<|end|><|begin|>assistant"
+    for before in ("", "<|content|>", reasoning, f"{reasoning}<|content|>"):
+        assert either.accepts(f"{before}yes")
+    assert not either.accepts("<|content|><|content|>yes")
 
 
 def test_calls_may_follow_reasoning_and_have_no_further_arguments() -> None:

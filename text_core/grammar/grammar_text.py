@@ -59,12 +59,19 @@ def with_parts(rules: str, parts: Mapping[str, str]) -> str:
 
 
 def after_reasoning(
-    answer: str, parts: Mapping[str, str], opening: str | None, closing: str, begins_inside: bool, marker: Marker
+    answer: str,
+    parts: Mapping[str, str],
+    opening: str | None,
+    closing: str,
+    begins_inside: bool,
+    marker: Marker,
+    answer_begin: str = "",
 ) -> str:
     """A grammar of reasoning in free text up to ``closing``, and then of ``answer``, after at most two line breaks.
 
     ``answer``: an expression of ``parts``, as in ``with_parts``. ``begins_inside``: the prompt has opened the
-    reasoning. Otherwise reasoning is optional, and begins with ``opening``, if any.
+    reasoning. Otherwise reasoning is optional, and begins with ``opening``, if any. ``answer_begin`` may come before
+    ``answer``.
     """
     close = marker(closing)
     if close.startswith("<"):  # text never contains a special token
@@ -75,6 +82,8 @@ def after_reasoning(
     reasoning += r" /\n{0,2}/"  # models are used to them
     if not begins_inside:
         reasoning = f"({marker(opening)} {reasoning})?" if opening else f"({reasoning})?"
+    if answer_begin:
+        answer = f"({marker(answer_begin)})? {answer}"
     return with_parts("\n".join([f"start: {reasoning} {answer}", *rules]), parts)
 
 

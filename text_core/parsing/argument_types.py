@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -28,6 +28,9 @@ Types = frozenset[JsonType]
 
 ALL: Types = frozenset(JsonType)
 TEXT: Types = frozenset({JsonType.STRING})
+CONTAINERS: Types = frozenset({JsonType.OBJECT, JsonType.ARRAY})
+ITEM = "item"
+"""The name of what a list has."""
 _NAMES = {each.name.lower(): each for each in JsonType}
 _BEGINNINGS = {"{": JsonType.OBJECT, "[": JsonType.ARRAY, "t": JsonType.BOOLEAN, "f": JsonType.BOOLEAN}
 _BEGINNINGS |= {"n": JsonType.NULL, '"': JsonType.STRING}
@@ -42,7 +45,9 @@ class ArgumentType:
     """The types of one argument."""
 
     name: str
-    """Empty: every argument that the tool does not describe."""
+    """Empty: every argument that the tool does not describe. Of a value within an argument: the names that lead to it,
+    with line breaks between them; ``item`` for what a list has, and an empty last name for all that is not described.
+    """
     types: Types
     tools: tuple[str, ...] = ()
     """Names of the tools that have it; empty: all."""
@@ -60,19 +65,37 @@ class ArgumentTypes:
                 return types
         return TEXT
 
+    def within(self, tool: str, path: Sequence[str]) -> Types:
+        """The types of a value by the names that lead to it, an argument's first."""
+        if (types := self._listed(tool, path)) is not None:
+            return types
+        for length in range(len(path) - 1, -1, -1):
+            if (others := self._listed(tool, (*path[:length], ""))) is not None:
+                return others if length == len(path) - 1 else ALL
+            if self._listed(tool, path[:length]) is not None:
+                break  # it is described, and what it has is text
+        return TEXT
 
-def listed_types(tools: Mapping[str, Mapping[str, Any]]) -> list[ArgumentType]:
+    def _listed(self, tool: str, path: Sequence[str]) -> Types | None:
+        name = "\n".join(path)
+        found = self._types.get((tool, name))
+        return self._types.get(("", name)) if found is None else found
+
+
+def listed_types(tools: Mapping[str, Mapping[str, Any]], depth: int | None = None) -> list[ArgumentType]:
     """The types of all arguments that are not just text, from each tool's JSON Schema by its name.
 
-    A name that means the same in all tools that describe it is listed once.
+    A name that means the same in all tools that describe it is listed once. ``depth``: how far values within arguments
+    are listed, too; those deeper may be of any type. None: they are not listed.
     """
     described: defaultdict[str, defaultdict[Types, list[str]]] = defaultdict(lambda: defaultdict(list))
     for tool, schema in tools.items():
-        for name, types in _described(schema):
+        for name, types in _described(schema, depth):
             described[name][types].append(tool)
-    open_tools = {tool for names in described[""].values() for tool in names}
     listed = []
-    for name, by_types in described.items():
+    for name, by_types in list(described.items()):
+        beside = described[name[: name.rfind("\n") + 1]]  # what is not described there
+        open_tools = {tool for names in beside.values() for tool in names}
         for types, names in by_types.items():
             if types != TEXT or not open_tools.isdisjoint(names):
                 for_all = bool(name) and len(by_types) == 1
@@ -80,16 +103,35 @@ def listed_types(tools: Mapping[str, Mapping[str, Any]]) -> list[ArgumentType]:
     return listed
 
 
-def _described(schema: Mapping[str, Any]) -> Iterator[tuple[str, Types]]:
+def _described(schema: Mapping[str, Any], depth: int | None) -> Iterator[tuple[str, Types]]:
     """The arguments of a tool and their types, with what others may have under the empty name."""
     reader = TypeReader(schema)
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     for name, own in properties.items():
-        yield name, reader.types(own)
+        yield name, (types := reader.types(own))
+        if depth is not None and types & CONTAINERS:
+            yield from _within(reader, name, [own], depth)
     others = schema.get("additionalProperties", not properties)
     if others is not False and (types := reader.types(others)) != TEXT:
         yield "", types
+
+
+def _within(reader: TypeReader, path: str, schemas: Sequence[Any], depth: int) -> Iterator[tuple[str, Types]]:
+    """The values within the one at ``path``, which one of ``schemas`` allows, and their types."""
+    if not depth:
+        yield f"{path}\n", ALL
+        return
+    members: defaultdict[str, list[Any]] = defaultdict(list)
+    for schema in schemas:
+        for name, own in reader.members(schema):
+            members[name].append(own)
+    for name, each in members.items():
+        types = frozenset[JsonType]().union(*map(reader.types, each))
+        if name or types != TEXT:
+            yield f"{path}\n{name}", types
+        if name and types & CONTAINERS:
+            yield from _within(reader, f"{path}\n{name}", each, depth - 1)
 
 
 class TypeReader:
@@ -123,6 +165,31 @@ class TypeReader:
                 each = [self.types(branch, depth + 1) for branch in branches[:_MAX_SCHEMAS]]
                 found = found.intersection(*each) if keyword == "allOf" else found & each[0].union(*each)
         return found or ALL
+
+    def members(self, schema: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+        """Schemas of what an object or list has: of an object by name, of others in it under the empty name."""
+        self._left -= 1
+        if self._left < 0 or depth > _MAX_DEPTH or not isinstance(schema, Mapping):
+            yield from (("", True), (ITEM, True))
+            return
+        deeper = [schema[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)]
+        branches = [each for branches in deeper for each in branches[:_MAX_SCHEMAS]]
+        if isinstance(reference := schema.get("$ref"), str):
+            branches.append(self.target(reference))
+        types = frozenset[JsonType]() if branches else self.types(schema)
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) or JsonType.OBJECT in types:
+            properties = properties if isinstance(properties, Mapping) else {}
+            yield from properties.items()
+            if (others := schema.get("additionalProperties", not properties)) is not False:
+                yield "", others
+        if "items" in schema or "prefixItems" in schema or JsonType.ARRAY in types:
+            first = schema.get("prefixItems")
+            for each in (*(first if isinstance(first, list) else ())[:_MAX_SCHEMAS], schema.get("items", not first)):
+                if each is not False:
+                    yield ITEM, each
+        for branch in branches:
+            yield from self.members(branch, depth + 1)
 
     def target(self, reference: str) -> Any:
         """The schema at ``#/…``; None if there is none."""

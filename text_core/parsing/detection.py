@@ -15,7 +15,7 @@ PROBED_NAME = "probed_call"
 PROBED_ARGUMENTS: dict[str, Any] = {"a": "probed_argument", "l": ["x", 1], "n": 7}
 """A call to be shown; its name and texts occur in no template's own text. Keys are sorted, as by some templates."""
 _SCHEMA = {"properties": {"a": {"type": "string"}, "l": {"type": "array"}, "n": {"type": "integer"}}}
-_TYPES = tuple(listed_types({PROBED_NAME: _SCHEMA}))
+_TYPES = tuple(listed_types({PROBED_NAME: _SCHEMA}, depth=0))
 
 
 def reasoning_in(template: str) -> str:
@@ -40,7 +40,8 @@ def calls_shown(chat: str, prompt: str) -> str:
         before = before[: max(before.rfind(end) for end in "\n>]") + 1]
     answer = chat[len(before) :]
     for name, form in TOOL_FORMATS.items():
-        if (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
+        opened = prompt.endswith(form.opened_by) or answer.startswith(form.opened_by)
+        if opened and (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
             return name
     return NONE
 

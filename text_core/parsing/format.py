@@ -35,8 +35,12 @@ class ToolFormat:
     """Makes the grammar of an answer with calls."""
     needs_names: bool = False
     """Calls may begin without a marker: whether text is a call depends on the names of the tools."""
+    opened_by: str = ""
+    """What begins a call at the beginning of an answer, where the prompt has it already; empty: nothing."""
     writes_text: bool = False
     """Arguments are written as text: what is JSON of another type depends on the tools' schemas."""
+    nests_text: bool = False
+    """With ``writes_text``: values within objects and lists are text, too."""
     grammar_has_reasoning: bool = False
     """Whether ``grammar`` covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
     begins_like_json: bool = False
@@ -63,5 +67,9 @@ class ReasoningFormat:
     """The text that begins the reasoning."""
     closing: str
     """The text between the reasoning and the answer."""
+    answer_begin: str = ""
+    """A marker with which the answer may begin, with reasoning before it or not; it is not of the answer."""
+    prompt_end: str = ""
+    """The end of a prompt that has ended the reasoning; empty: ``closing``."""
     begins_with_header: bool = False
     """Whether an answer begins with a header: neither reasoning nor answer text."""

@@ -11,8 +11,10 @@ from text_core.parsing import (
     deepseek,
     deepseek_v32,
     functionary,
+    functionary_v32,
     gemma4,
     gigachat3,
+    gigachat3_roles,
     glm45,
     granite,
     harmony,
@@ -23,6 +25,7 @@ from text_core.parsing import (
     lfm2,
     llama3_json,
     minimax_m2,
+    minimax_m3,
     mistral,
     nemotron_json,
     olmo3,
@@ -30,6 +33,7 @@ from text_core.parsing import (
     pythonic,
     qwen3_coder,
     seed_oss,
+    solar_open,
     think,
 )
 from text_core.parsing.argument_types import ArgumentTypes
@@ -50,8 +54,10 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "deepseek_v32": deepseek_v32.TOOL_FORMAT,
     "gemma4": gemma4.TOOL_FORMAT,
     "minimax_m2": minimax_m2.TOOL_FORMAT,
+    "minimax_m3": minimax_m3.TOOL_FORMAT,
     "seed_oss": seed_oss.TOOL_FORMAT,
     "kimi_k2": kimi_k2.TOOL_FORMAT,
+    "solar_open": solar_open.TOOL_FORMAT,
     "deepseek": deepseek.TOOL_FORMAT,
     "cohere": cohere.TOOL_FORMAT,
     "lfm2": lfm2.TOOL_FORMAT,
@@ -62,7 +68,9 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "phi4_mini_json": phi4_mini_json.TOOL_FORMAT,
     "granite": granite.TOOL_FORMAT,
     "gigachat3": gigachat3.TOOL_FORMAT,
+    "gigachat3_roles": gigachat3_roles.TOOL_FORMAT,
     "functionary": functionary.TOOL_FORMAT,
+    "functionary_v32": functionary_v32.TOOL_FORMAT,
     "mistral": mistral.TOOL_FORMAT,
     "hermes": hermes.TOOL_FORMAT,
     "pythonic": pythonic.TOOL_FORMAT,
@@ -108,7 +116,7 @@ def begins_in_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
 def has_ended_reasoning(reasoning: str, prompt_tail_text: str) -> bool:
     """Whether a prompt with this end has opened and ended the reasoning, as templates do that are told to."""
     form = REASONING_FORMATS.get(reasoning)
-    return form is not None and prompt_tail_text.rstrip().endswith(form.closing.rstrip())
+    return form is not None and prompt_tail_text.rstrip().endswith((form.prompt_end or form.closing).rstrip())
 
 
 def make_parser(options: ParseOptions, writer: PartWriter, meter: ReasoningMeter) -> TextParser:

@@ -10,23 +10,20 @@ from typing import Any
 from text_core.grammar.constraints import ConstraintError
 from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import FREE_TEXT, literal
-from text_core.parsing.argument_types import TEXT, JsonType, TypeReader
+from text_core.parsing.argument_types import CONTAINERS, TEXT, JsonType
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.gemma_scanner import QUOTE, GemmaScanner
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
+from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, PLAIN, NestedValues
 from text_core.parsing.text_parser import MAX_NAME, Reading, search_for
 from text_core.parsing.text_values import ValueEnd, text_expressions
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, object_schema
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
 
 _BEGIN, _END = "<|tool_call>", "<tool_call|>"
 MARKERS = (_BEGIN, _END, QUOTE)
 _SEARCH = search_for(_BEGIN)
 _NAME = re.compile(r"[\w.-]+")
 _BARE = re.compile(r"[\w.-]{1,256}\Z")
-_PLAIN = ("title", "description", "default", "examples", "$schema", "$defs", "definitions", "deprecated", "readOnly")
-_ITEMS, _PROPERTIES = ("items", "minItems", "maxItems"), ("properties", "required", "additionalProperties")
-_MAX_SCHEMAS = 1_000
-"""Schemas of one tool, each as often as it is referred to."""
 
 
 class Gemma4Parser(JsonCallParser):
@@ -94,54 +91,22 @@ def _quoted(name: str, quote: str, texts: Sequence[str]) -> list[str]:
     return [f"({quote} ({' | '.join(names)}){rest})", *rules]
 
 
-class _Values:
+class _Values(NestedValues):
     """Makes the rules of one strict tool's arguments."""
 
     def __init__(self, tool: ToolSpec, index: int, quote: str) -> None:
-        self._field = f"tools[{index}].parameters_json"
-        self._index = index
+        super().__init__(tool, index, "gemma4")
         self._quote = quote
-        self._schema = object_schema(tool, index)
-        checked_schema(json.dumps(self._schema), field=self._field)  # the code below relies on a valid schema
-        self._reader = TypeReader(self._schema)
-        self._rules: list[str] = []
-        self._named: dict[str, str] = {}
-        """Rules by the reference that they stand for."""
-        self._left = _MAX_SCHEMAS
-
-    def rules(self) -> list[str]:
-        """A rule ``arguments_<index>``, and those that it refers to."""
-        pairs = self._pairs(self._schema)
-        return [f"arguments_{self._index}: {pairs}", *self._rules]
-
-    def _new(self) -> str:
-        self._left -= 1
-        if self._left < 0:
-            raise ConstraintError(self._field, f"more than {_MAX_SCHEMAS} schemas within it, for the format gemma4")
-        return f"value_{self._index}_{_MAX_SCHEMAS - self._left}"
-
-    def _value(self, schema: Any) -> str:
-        """The name of a rule for a value that ``schema`` allows."""
-        name = self._new()
-        ways = self._ways(schema, name)
-        if not ways:
-            raise ConstraintError(self._field, "an argument allows no value")
-        self._rules.append(f"{name}: {' | '.join(ways)}")
-        return name
 
     def _ways(self, schema: Any, name: str) -> list[str]:
-        """Expressions, one of which matches."""
-        if not isinstance(schema, Mapping) or not schema.keys() - _PLAIN:
+        if not isinstance(schema, Mapping) or not schema.keys() - PLAIN:
             return ["any_value"]
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 self._check(schema, (keyword,))
                 return [self._value(each) for each in schema[keyword]]
         if "allOf" in schema:
-            self._check(schema, ("allOf",))
-            if len(schema["allOf"]) > 1:
-                raise ConstraintError(self._field, "allOf: several schemas are not supported in the format gemma4")
-            return self._ways(schema["allOf"][0], name)
+            return self._ways(self._only_one(schema), name)
         if "$ref" in schema:
             self._check(schema, ("$ref",))
             return [self._referred(schema["$ref"])]
@@ -159,25 +124,15 @@ class _Values:
             ways.append(f"{literal('{')} {self._pairs(schema)} {literal('}')}")
         if JsonType.ARRAY in types:
             ways.append(f'"[" {self._items(schema)} "]"')
-        if plain := types - TEXT - {JsonType.OBJECT, JsonType.ARRAY}:
-            others = {key: value for key, value in schema.items() if key not in (*_ITEMS, *_PROPERTIES, *_PLAIN)}
+        if plain := types - TEXT - CONTAINERS:
+            others = {key: value for key, value in schema.items() if key not in (*OF_ITEMS, *OF_PROPERTIES, *PLAIN)}
             own = others | {"type": sorted(each.name.lower() for each in plain)}
             self._rules.append(f"{name}_plain: %json {checked_schema(json.dumps(own), field=self._field)}")
             ways.append(f"{name}_plain")
         return ways
 
-    def _referred(self, reference: str) -> str:
-        if reference not in self._named:
-            self._named[reference] = name = self._new()  # first, as a schema may refer to itself
-            self._rules.append(f"{name}: {' | '.join(self._ways(self._reader.target(reference), name))}")
-        return self._named[reference]
-
     def _pairs(self, schema: Mapping[str, Any]) -> str:
-        """The pairs of an object, in the order of its properties; optional ones may be left out."""
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if missing := sorted(set(required) - set(properties)):
-            raise ConstraintError(self._field, f"required: {missing[0]!r} is not a property")
-        self._check(schema, ("type", "nullable", *_PROPERTIES, *_ITEMS))
+        properties, required = self._properties(schema)
         if not properties:
             return "any_pairs" if schema.get("additionalProperties", True) is not False else '""'
         name, count = self._new(), len(properties)
@@ -194,7 +149,7 @@ class _Values:
         return f"{name}_first_0"
 
     def _items(self, schema: Mapping[str, Any]) -> str:
-        self._check(schema, ("type", "nullable", *_PROPERTIES, *_ITEMS))
+        self._check(schema, ("type", "nullable", *OF_PROPERTIES, *OF_ITEMS))
         item = self._value(schema.get("items", True))
         low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
         if high == 0:
@@ -203,19 +158,10 @@ class _Values:
         several = f'{item} ("," {item}){{{max(low - 1, 0)},{most}}}'
         return several if low else f"({several})?"
 
-    def _listed(self, schema: Mapping[str, Any]) -> list[Any]:
-        return [schema["const"]] if "const" in schema else list(schema.get("enum", ()))
-
     def _literal(self, value: Any) -> str:
         """An expression for exactly ``value``, which is no text."""
-        if isinstance(value, dict | list):
-            raise ConstraintError(self._field, "objects and lists in enum or const: not supported in the format gemma4")
+        self._no_nested(value)
         return literal(json.dumps(value))
-
-    def _check(self, schema: Mapping[str, Any], known: Sequence[str]) -> None:
-        if unknown := sorted(schema.keys() - {*known, *_PLAIN}):
-            problem = f"{unknown[0]}: not supported beside {known[0]} in the format gemma4"
-            raise ConstraintError(self._field, problem)
 
 
 TOOL_FORMAT = ToolFormat(Gemma4Parser, MARKERS, is_in, grammar)

@@ -51,13 +51,11 @@ class Tags:
     """Whether further calls stand within the same ``begin`` and ``end``."""
 
     def spelled(self, *texts: str) -> list[str]:
-        """``texts`` as they are, and with marks in place of markers."""
-        return list(dict.fromkeys((*texts, *map(self._marked, texts))))
-
-    def _marked(self, text: str) -> str:
+        """``texts`` with marks in place of none, some and all of their markers: any may be a special token."""
+        spelled = list(texts)
         for marker in self.markers:
-            text = text.replace(marker, mark(marker))
-        return text
+            spelled += [text.replace(marker, mark(marker)) for text in spelled if marker in text]
+        return spelled
 
     @cached_property
     def begins(self) -> re.Pattern[str]:
@@ -86,7 +84,7 @@ class TaggedCallParser(JsonCallParser):
     def __init__(self, writer: PartWriter, tools: KnownTools, tags: Tags) -> None:
         self._tags = tags
         self._types: ArgumentTypes = tools.types
-        self._value: _Value | None = None
+        self._value: TextValue | None = None
         """The value that is being read, unless it is sent as it comes."""
         super().__init__(writer, tools)
 
@@ -128,15 +126,14 @@ class TaggedCallParser(JsonCallParser):
         is_first = True
         while True:
             yield from self._read_run(SPACE)
-            if (yield from self._read_tag(tags.key[0])):
-                if not (yield from self._read_argument(name, "" if is_first else ", ")):
-                    return False
-                is_first = False
-            elif (yield from self._call_has_ended()):
+            if (yield from self._call_has_ended()):  # first, as a key's tag may be its beginning
                 break
-            else:
+            if not (yield from self._read_tag(tags.key[0])):
                 yield from self._read_closing_of(tags.key[0], tags.call_end or tags.end[0])
                 return False
+            if not (yield from self._read_argument(name, "" if is_first else ", ")):
+                return False
+            is_first = False
         self._writer.arguments("}")
         self._in_call = False
         self._drop()
@@ -168,7 +165,7 @@ class TaggedCallParser(JsonCallParser):
             yield from self._read_one("\n")
         self._drop()
         self._writer.arguments(separator + json.dumps(key, ensure_ascii=False) + ": ")
-        self._value = _Value(self._writer.arguments, self._types.of(tool, key) if types is None else types)
+        self._value = TextValue(self._writer.arguments, self._types.of(tool, key) if types is None else types)
         ended = (yield from self._read_until(tags.value_ends, self._value.add)) is None
         if not ended:
             self._value.finish()
@@ -198,7 +195,7 @@ class TaggedCallParser(JsonCallParser):
             self._hold(len(self._text))
 
 
-class _Value:
+class TextValue:
     """Turns the text of one argument into JSON, as it comes if it can only be text."""
 
     def __init__(self, send: Callable[[str], None], types: Types) -> None:
@@ -223,6 +220,11 @@ class _Value:
             self.num_held += len(text)
             if self.num_held > MAX_HELD:
                 self._give_up_holding()
+
+    @property
+    def may_be_elements(self) -> bool:
+        """Whether elements may follow instead: nothing but white space has come, of a value that is not just text."""
+        return not self._is_text and self._scanner is None and not "".join(self._held).strip()
 
     def finish(self) -> None:
         if self._is_text:

@@ -27,6 +27,10 @@ class ThinkForm:
     closing: str
     markers: tuple[str, ...]
     """Texts, or parts of them, that may be special tokens."""
+    answer_end: str = ""
+    """What may end the answer, and is not of it."""
+    answer_begin: str = ""
+    """What may begin it, and is not of it."""
 
     @cached_property
     def beginning(self) -> re.Pattern[str]:
@@ -35,7 +39,9 @@ class ThinkForm:
 
     @cached_property
     def later(self) -> re.Pattern[str]:
-        """Finds ``opening`` as special tokens."""
+        """Finds ``opening`` as special tokens, and ``answer_end``."""
+        if self.answer_end:
+            return search_for_texts([self._marked(self.opening), self.answer_end], before=r"[\r\n]")
         return re.compile(f"(?P<full>{re.escape(self._marked(self.opening))})")
 
     @cached_property
@@ -67,6 +73,8 @@ class ThinkParser(ReadingParser):
 
     def _read(self) -> Reading[None]:
         inside = (yield from self._read_beginning()) or self._begins_inside
+        if not inside:
+            yield from self._drop_answer_begin()
         while True:
             self._meter.in_reasoning = inside
             if inside:
@@ -75,8 +83,12 @@ class ThinkParser(ReadingParser):
                 marker = yield from self._read_until(self._form.end, self._send_reasoning)
                 self._meter.in_reasoning = False
                 yield from self._drop_line_breaks()
+                yield from self._drop_answer_begin()
             else:
                 marker = yield from self._read_until(self._form.later, self._send_answer)
+                if marker and marker == self._form.answer_end:
+                    self._drop()
+                    continue
             if marker is None:
                 return
             inside = not inside
@@ -91,6 +103,11 @@ class ThinkParser(ReadingParser):
             if found is None or self._ended:
                 return False
             yield
+
+    def _drop_answer_begin(self) -> Reading[None]:
+        if self._form.answer_begin and (yield from self._read_marker(self._form.answer_begin)):
+            self._meter.reach(self._position, reasoning=False)
+            self._drop()
 
     def _drop_line_breaks(self) -> Reading[None]:
         yield from self._read_run(_LINE_BREAKS)
@@ -107,18 +124,22 @@ class ThinkParser(ReadingParser):
             self._answer.feed(piece, origin)
 
 
-def _between(opening: str, closing: str, *markers: str) -> ReasoningFormat:
+def _between(
+    opening: str, closing: str, *markers: str, answer_begin: str = "", answer_end: str = ""
+) -> ReasoningFormat:
     """Reasoning between two texts, which are special tokens or have ``markers`` that are."""
-    form = ThinkForm(opening, closing, markers or (opening, closing))
+    form = ThinkForm(opening, closing, markers or (opening, closing), answer_end, answer_begin)
     return ReasoningFormat(
         partial(ThinkParser, form=form),
         form.markers,
         lambda template: opening in template and closing in template,
         opening,
         closing,
+        answer_begin,
     )
 
 
+_SOLAR_OPEN = ("<|think|>", "<|end|>", "<|begin|>", "<|content|>")
 REASONING_FORMATS = {
     "mistral": _between("[THINK]", "[/THINK]"),
     "gemma4": _between("<|channel>thought", "<channel|>", "<|channel>", "<channel|>"),
@@ -128,6 +149,15 @@ REASONING_FORMATS = {
     "apertus": _between("<|inner_prefix|>", "<|inner_suffix|>"),
     "hy3": _between("<think:opensource>", "</think:opensource>"),
     "kimi_vl": _between("◁think▷", "◁/think▷"),
+    "apriel": replace(
+        _between("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", answer_end="[END FINAL RESPONSE]"),
+        is_in=lambda template: "[BEGIN FINAL RESPONSE]" in template,
+    ),
+    "solar_open": replace(
+        _between("<|think|>", "<|end|><|begin|>assistant", *_SOLAR_OPEN, answer_begin="<|content|>"),
+        is_in=lambda template: "<|begin|>assistant<|think|>" in template,
+        prompt_end="<|think|><|end|><|begin|>assistant",
+    ),
     "think": replace(_between("<think>", "</think>"), is_in=lambda template: "</think>" in template),
 }
 """Keyed by name; the most common one comes last, as templates of others mention it, too."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from text_core.grammar.constraints import ConstraintError
 from text_core.grammar.json_schema import any_object, checked_schema
-from text_core.grammar.lark import FREE_TEXT, literal, until
+from text_core.grammar.lark import FREE_TEXT, leading_terminal, literal, until
 
 Marker = Callable[[str], str]
 """Converts a text with markers to an expression: ``GrammarChecker.marker``."""
@@ -78,9 +78,10 @@ def marked(marker: str, *, required: bool, single: bool, between: str = "") -> l
     """
     if required:
         return [f"start: {marker} call" if single else f"start: {marker} call ({between} {marker} call)*"]
-    is_special = marker.startswith("<")  # text never contains it
-    reached = f"reached: TEXT {marker}" if is_special else f"reached[lazy]: {until(marker)}"
-    start = "start: reached call | TEXT" if single else "start: (reached call)* TEXT"
+    first, rest = leading_terminal(marker)
+    is_special = first.startswith("<")  # text never contains it
+    reached = f"reached: TEXT {first}" if is_special else f"reached[lazy]: {until(first)}"
+    start = f"start: reached{rest} call | TEXT" if single else f"start: (reached{rest} call)* TEXT"
     return [start, reached, f"TEXT: {FREE_TEXT}"]
 
 

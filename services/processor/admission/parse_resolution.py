@@ -22,6 +22,8 @@ MAX_TOOL_NAMES_BYTES = 4096
 """Limit on the UTF-8 bytes of all tool names: with the stop strings, they share the output context's 16 KiB."""
 MAX_PARSE_BYTES = 6144
 """Limit on the names of tools and the types of their arguments together."""
+_DEPTHS = (8, 3, 1, 0)
+"""How far the types of values within arguments are listed: the first depth with which all fit."""
 _TAIL_TOKENS = 64
 """Tokens at the prompt's end that are searched for the beginning of reasoning."""
 
@@ -49,8 +51,7 @@ def resolve_parse(
     _check_format("output.parse.reasoning", resolved.reasoning, formats.REASONING_FORMATS)
     if given.tool_names or (resolved.tool_calls != NONE and formats.TOOL_FORMATS[resolved.tool_calls].needs_names):
         resolved.tool_names.extend(given.tool_names or tools.names)
-    if given.argument_types or (resolved.tool_calls != NONE and formats.TOOL_FORMATS[resolved.tool_calls].writes_text):
-        resolved.argument_types.extend(given.argument_types or map(types_message, listed_types(tools.schemas)))
+    _add_types(resolved, given, tools)
     _check_names(resolved.tool_names, "output.parse.tool_names" if given.tool_names else "chat.tools")
     if (size := resolved.ByteSize()) > MAX_PARSE_BYTES:
         problem = f"names and types of all tools' arguments take {size} bytes: expected at most {MAX_PARSE_BYTES}"
@@ -60,6 +61,19 @@ def resolve_parse(
     else:
         resolved.begins_in_reasoning = formats.begins_in_reasoning(resolved.reasoning, _tail(served_model, prompt))
     return resolved
+
+
+def _add_types(resolved: part_pb2.ParseParams, given: part_pb2.ParseParams, tools: Tools) -> None:
+    """Add the types of arguments, for a format that writes them as text; of values within them, as many as fit."""
+    known = formats.TOOL_FORMATS.get(resolved.tool_calls)
+    if given.argument_types or known is None or not known.writes_text:
+        resolved.argument_types.extend(given.argument_types)
+        return
+    for depth in _DEPTHS if known.nests_text else (None,):
+        del resolved.argument_types[:]
+        resolved.argument_types.extend(map(types_message, listed_types(tools.schemas, depth)))
+        if resolved.ByteSize() <= MAX_PARSE_BYTES:
+            return
 
 
 def may_reason(parse: part_pb2.ParseParams | None, served_model: ServedModel, prompt: Sequence[int]) -> bool:

@@ -33,6 +33,13 @@ _HY3 = _tagged(
     "<arg_value:opensource>V</arg_value:opensource>",
     "</tool_call:opensource>",
 )
+_ELEMENTS = (
+    "{% macro elements(v) %}{% if v is mapping %}{% for k, each in v | items %}"
+    "]<]minimax[>[<{{ k }}>{{ elements(each) }}]<]minimax[>[</{{ k }}>{% endfor %}"
+    "{% elif v is iterable and v is not string %}{% for each in v %}"
+    "]<]minimax[>[<item>{{ elements(each) }}]<]minimax[>[</item>{% endfor %}"
+    "{% else %}{{ v | tojson if v is boolean else v }}{% endif %}{% endmacro %}"
+)
 _DSML = _tagged(
     '<｜DSML｜invoke name="F">',
     "<｜DSML｜parameter name=\"K\" string=\"{{ 'true' if v is string else 'false' }}\">",
@@ -66,10 +73,20 @@ CALL_TEMPLATES = {
         _tagged('<invoke name="F">', '<parameter name="K">', "V</parameter>", "</invoke>"),
         ("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
+    "minimax_m3": _ELEMENTS
+    + _template(
+        ']<]minimax[>[<invoke name="{{ f.name }}">{{ elements(f.arguments) }}]<]minimax[>[</invoke>\n',
+        ("]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"),
+    ),
     "kimi_k2": _template(
         "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
         "{{ f.arguments | tojson }}<|tool_call_end|>",
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    "solar_open": _template(
+        "<|tool_call:begin|>{{ call.id }}<|tool_call:name|>{{ f.name }}<|tool_call:args|>{{ f.arguments | tojson }}"
+        "<|tool_call:end|>",
+        ("<|tool_calls|>", "<|calls|>"),
     ),
     "deepseek": _template(
         "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜>",
@@ -92,7 +109,9 @@ CALL_TEMPLATES = {
     "phi4_mini_json": _template(_LIST, ("<|tool_call|>[", "]<|/tool_call|>")),
     "granite": _template(_LIST, ("<|tool_call|>[", "]")),
     "gigachat3": _template("<|function_call|>" + _JSON),
+    "gigachat3_roles": _template("<|message_sep|>\n\nfunction call<|role_sep|>\n" + _JSON + "<|message_sep|>\n\n"),
     "functionary": _template("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
+    "functionary_v32": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "mistral": _template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
     "llama3_json": _template('{"name": "{{ f.name }}",\n"parameters": {{ f.arguments | tojson }}}'),
     "harmony": _template(
@@ -104,7 +123,8 @@ OTHER_FORMS = {
     "mcp": _template("<use_mcp_tool><tool_name>{{ f.name }}</tool_name>{{ f.arguments | tojson }}</use_mcp_tool>"),
     "yaml": _template("<tool_call>\nname: {{ f.name }}\narguments: {{ f.arguments }}\n</tool_call>"),
     "elements": _template(_tagged('<function name="F">', '<param name="K">', "V</param>", "</function>")),
-    "recipients": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
+    "lines": _template("{{ f.name }}\n{{ f.arguments | tojson }}"),
+    "recipients": _template(">>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "numbered json": _template("<tool_call>1. " + _JSON + "</tool_call>"),
     "renamed": _template('{"function": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'),
 }

@@ -23,7 +23,8 @@ TYPES = tuple(
                 }
             },
             "get_weather": {},
-        }
+        },
+        depth=3,
     )
 )
 

@@ -16,6 +16,18 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     "functionary": [
         ('So <function=f>{"a": "1"}</function><function=g>{}</function>', ["So", ("f", '{"a": "1"}'), ("g", "{}")]),
     ],
+    "functionary_v32": [
+        ('all\nSo\n>>>f\n{"a": ">>>g"}>>>g\n{}', ["So", ("f", '{"a": ">>>g"}'), ("g", "{}")]),
+        ('f\n{"a": "1"}', [("f", '{"a": "1"}')]),
+        ('>>>f\n{"a": "1"}\n>>>all\nThen', [("f", '{"a": "1"}'), "Then"]),
+    ],
+    "gigachat3_roles": [
+        (
+            'So<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": "1"}}<|message_sep|>\n\n',
+            ["So", ("f", '{"a": "1"}')],
+        ),
+        ('function call<|role_sep|>\n{"name": "g", "arguments": {}}', [("g", "{}")]),
+    ],
     "gigachat3": [('So <|function_call|>{"name": "f", "arguments": {"a": "1"}}', ["So", ("f", '{"a": "1"}')])],
     "gemma4": [
         (
@@ -143,11 +155,45 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ),
         ('<minimax:tool_call><invoke name="g"></invoke></minimax:tool_call>', [("g", "{}")]),
     ],
+    "minimax_m3": [
+        (
+            '<think>x</think>So]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>5'
+            "]<]minimax[>[</a>]<]minimax[>[<n>5]<]minimax[>[</n>]<]minimax[>[<b>true]<]minimax[>[</b>]<]minimax[>[</invoke>\n"
+            ']<]minimax[>[<invoke name="g">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
+            ["think: x", "So", ("f", '{"a": "5", "n": 5, "b": true}'), ("g", "{}")],
+        ),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<x>\n]<]minimax[>[<item>'
+            "]<]minimax[>[<k>1 < 2]<]minimax[>[</k>\n]<]minimax[>[<l>]<]minimax[>[</l>]<]minimax[>[</item>"
+            "]<]minimax[>[<item>7]<]minimax[>[</item>\n]<]minimax[>[</x>]<]minimax[>[<y>]<]minimax[>[<item>é"
+            "]<]minimax[>[</item>]<]minimax[>[</y>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>Then",
+            [("get_weather", '{"x": [{"k": "1 < 2", "l": ""}, 7], "y": ["é"]}'), "Then"],
+        ),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="g">]<]minimax[>[<o>]<]minimax[>[<item>5'
+            "]<]minimax[>[</item>]<]minimax[>[</o>]<]minimax[>[<m>]<]minimax[>[<item>5]<]minimax[>[</item>]<]minimax[>[</m>"
+            "]<]minimax[>[<o>]<]minimax[>[</o>]<]minimax[>[<m>]<]minimax[>[</m>]<]minimax[>[</invoke>",
+            [("g", '{"o": {"item": 5}, "m": [5], "o": {}, "m": ""}')],
+        ),
+    ],
     "seed_oss": [
         (
             "So\n<seed:tool_call>\n<function=f>\n<parameter=a>x\ny</parameter>\n<parameter=n>7</parameter>\n"
             "<parameter=b>False</parameter>\n</function>\n</seed:tool_call>",
             ["So", ("f", '{"a": "x\\ny", "n": 7, "b": false}')],
+        ),
+    ],
+    "solar_open": [
+        (
+            "So<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>"
+            '{"a": "1"}<|tool_call:end|><|tool_call:begin|>a1b2c3d4e6<|tool_call:name|>g<|tool_call:args|>{}'
+            "<|tool_call:end|><|calls|>",
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+        (
+            "<think>x</think><|tool_calls|> <|tool_call:begin|><|tool_call:name|>g<|tool_call:args|> {}"
+            "<|tool_call:end|>",
+            ["think: x", ("g", "{}")],
         ),
     ],
     "hermes": [
@@ -218,6 +264,17 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
 MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "hy3": [("<tool_calls:opensource>none", ["<tool_calls:opensource>none"])],
     "functionary": [("<function=f>none", ["<function=f>none"]), ("<function=f {}", ["<function=f {}"])],
+    "functionary_v32": [
+        ("all the best", ["all the best"]),
+        ("f\nnone", ["f\nnone"]),
+        ('h\n{"a": 1}', ['h\n{"a": 1}']),
+        ("Try >>> f\n{}", ["Try >>> f\n{}"]),
+        ('g\n{"a": 1', [("g", '{"a": 1')]),
+    ],
+    "gigachat3_roles": [
+        ("A function call", ["A function call"]),
+        ("function call<|role_sep|>\nx", ["function call<|role_sep|>\nx"]),
+    ],
     "gigachat3": [("<|function_call|>none", ["<|function_call|>none"])],
     "gemma4": [
         ("<|tool_call>call f", ["<|tool_call>call f"]),
@@ -281,7 +338,26 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ),
     ],
     "minimax_m2": [("<minimax:tool_call>none", ["<minimax:tool_call>none"])],
+    "minimax_m3": [
+        ("]<]minimax[>[<tool_call>none", ["]<]minimax[>[<tool_call>none"]),
+        ("a ]<]minimax[>[ b", ["a ]<]minimax[>[ b"]),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<n>]<]minimax[>[<k>1'
+            "]<]minimax[>[</k> x",
+            [("f", '{"n": {"k": "1"'), " x"],
+        ),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>x]<]minimax[>[<k>1',
+            [("f", '{"a": "x'), "]<]minimax[>[<k>1"],
+        ),
+        (']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[</a>', [("f", "{"), "]<]minimax[>[</a>"]),
+    ],
     "seed_oss": [("<seed:tool_call>none", ["<seed:tool_call>none"])],
+    "solar_open": [
+        ("<|tool_calls|>none", ["<|tool_calls|>none"]),
+        ("<|tool_call:begin|>x<|tool_call:name|>f none", ["<|tool_call:begin|>x<|tool_call:name|>f none"]),
+        ("a<|end|><|begin|>assistant b", ["a<|end|><|begin|>assistant b"]),
+    ],
     "hermes": [
         ("It is spelled <tool_call>.", ["It is spelled <tool_call>."]),
         ('<tool_call>{"name": 5}</tool_call>', ['<tool_call>{"name": 5}</tool_call>']),

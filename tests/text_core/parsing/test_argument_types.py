@@ -47,6 +47,52 @@ def test_wide_and_deep_schemas_are_read_in_part() -> None:
     assert TypeReader(wide).types(wide) == ALL
 
 
+def test_types_within_arguments() -> None:
+    node = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}
+    schema: dict[str, Any] = {
+        "$defs": {"node": node},
+        "properties": {
+            "o": {"anyOf": [{"type": "object", "properties": {"s": {"type": "string"}, "n": {}}}, {"type": "null"}]},
+            "l": {"type": "array", "items": {"type": "array", "items": {"type": "string"}}},
+            "p": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": False},
+            "any": {"type": ["object", "string"]},
+            "m": {
+                "type": "object",
+                "properties": {"s": {"type": "string"}},
+                "additionalProperties": {"type": "boolean"},
+            },
+            "node": {"$ref": "#/$defs/node"},
+        },
+    }
+    types = ArgumentTypes(listed_types({"f": schema}, depth=3))
+    within: dict[str, object] = {
+        "o": {O, Z},
+        "o s": {S},
+        "o n": ALL,
+        "o n x y": ALL,
+        "o x": {S},
+        "l item": {A},
+        "l item item": {S},
+        "p item": {I, Z},
+        "any": {O, S},
+        "any x": ALL,
+        "any x y": ALL,
+        "m s": {S},
+        "m x": {B},
+        "node v": {I},
+        "node next next v": {I},
+        "node next next next next v": ALL,
+        "x y": {S},
+    }
+    assert {path: types.within("f", path.split()) for path in within} == within
+    assert ArgumentTypes(listed_types({"f": schema}, depth=0)).within("f", ("o", "s")) == ALL
+    assert ArgumentTypes(listed_types({"f": {}}, depth=0)).within("f", ("o", "s")) == ALL
+    wide: dict[str, Any] = {"type": "object"}
+    for _ in range(20):
+        wide = {"anyOf": [wide] * 20}
+    assert listed_types({"f": {"properties": {"a": wide}}}, depth=9)
+
+
 def test_what_is_not_listed_is_text() -> None:
     tools = {
         "f": {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "m": {"type": "integer"}}},

@@ -26,7 +26,7 @@ from text_core.parsing.formats import (
     marker_texts,
 )
 from text_core.parsing.marks import mark
-from text_core.parsing.parts import ParseOptions, Part, PartWriter, call_id
+from text_core.parsing.parts import ParseOptions, Part, PartWriter, ToolCallPiece, call_id
 from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import ReadingParser
 from text_core.tokenizer import Tokenizer
@@ -159,6 +159,11 @@ def test_a_template_that_shows_calls_tells_their_format(name: str) -> None:
     assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == name
 
 
+def test_a_prompt_may_end_with_what_begins_a_call() -> None:
+    template = TemplateSource(CALL_TEMPLATES["functionary_v32"] + ">>>")
+    assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "functionary_v32"
+
+
 @pytest.mark.parametrize("name", OTHER_FORMS)
 def test_a_form_that_no_format_fits_exactly_has_none(name: str) -> None:
     template = TemplateSource(OTHER_FORMS[name])
@@ -183,6 +188,72 @@ def test_a_prompt_tells_whether_it_ended_the_reasoning() -> None:
 def test_an_answer_that_begins_in_the_reasoning() -> None:
     for text in ("Hm.\n</think>\n\nYes.", "<think>\nHm.\n</think>\n\nYes."):
         assert shown(parse(text, options_of("hermes", inside=True))[-1]) == ["think: Hm.", "Yes."]
+
+
+APRIEL = [
+    (
+        "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]\n",
+        ["think: Hm.", "Yes.\n"],
+    ),
+    ("Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nYes.", ["think: Hm.", "Yes."]),
+    ("Yes: [END FINAL", ["Yes: [END FINAL"]),
+    ("Here are my reasons.", ["Here are my reasons."]),
+    (
+        'Here are my reasoning steps:\nHm. [BEGIN FINAL RESPONSE]\n<tool_calls>[{"name": "f"}]</tool_calls>\n'
+        "[END FINAL RESPONSE]",
+        ["think: Hm. ", ("f", "{}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), APRIEL)
+def test_reasoning_before_a_final_response(tokenizers: dict[bool, Tokenizer], text: str, parts: Shown) -> None:
+    options = options_of("hunyuan_a13b", reasoning="apriel")
+    *known, whole = parse(text, options)
+    assert shown(whole) == parts
+    for at in range(1, len(text)):
+        first, second, end = parse([text[:at], text[at:]], options)
+        assert (first, second, end) == (known[at - 1], known[-1], whole), at
+    ids = tokenizers[False].encode(text)
+    assert merged(tokens_parsed(tokenizers[False], options, ids, range(1, len(ids) + 1))) == whole
+    begun = text.removeprefix("Here are my reasoning steps:\n")
+    if begun != text:
+        assert parse(begun, options_of("hunyuan_a13b", reasoning="apriel", inside=True))[-1] == whole
+
+
+SOLAR_OPEN = [
+    ("<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.", ["think: Hm.", "Yes."]),
+    ("<|content|>Yes.", ["Yes."]),
+    ("Yes <|con", ["Yes <|con"]),
+    (
+        "<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{}"
+        "<|tool_call:end|><|calls|>",
+        ["think: Hm.", ("f", "{}")],
+    ),
+    (
+        "<|think|>Hm.<|end|><|begin|>assistant<|content|>So<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a"
+        "<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        ["think: Hm.", "So", ("f", "{}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), SOLAR_OPEN)
+@pytest.mark.parametrize("special", [False, True])
+def test_reasoning_in_a_message_of_its_own(
+    tokenizers: dict[bool, Tokenizer], special: bool, text: str, parts: Shown
+) -> None:
+    options = options_of("solar_open", reasoning="solar_open")
+    ids = tokenizers[special].encode(text)
+    whole = merged(tokens_parsed(tokenizers[special], options, ids, [len(ids)]))
+    assert shown(whole) == parts
+    assert merged(tokens_parsed(tokenizers[special], options, ids, range(1, len(ids) + 1))) == whole
+    assert {part.id for part in whole if isinstance(part, ToolCallPiece)} <= {"a"}
+
+
+def test_a_prompt_without_reasoning_has_an_empty_message_of_it() -> None:
+    assert has_ended_reasoning("solar_open", "<|begin|>assistant<|think|><|end|><|begin|>assistant")
+    assert not has_ended_reasoning("solar_open", "<|begin|>user<|content|>Hi<|end|><|begin|>assistant")
 
 
 def test_ids_of_calls() -> None:

@@ -65,6 +65,8 @@ TOOLS = [
 TRIGGERS = {
     "hy3": "Hi <tool_calls:opensource>",
     "functionary": "Hi <function=",
+    "functionary_v32": "Hi >>>",
+    "gigachat3_roles": "Hi<|message_sep|>\n\nfunction call<|role_sep|>\n",
     "gigachat3": "Hi <|function_call|>",
     "gemma4": "Hi <|tool_call>",
     "kimi_k2": "Hi <|tool_calls_section_begin|>",
@@ -80,7 +82,9 @@ TRIGGERS = {
     "glm45": "Hi <tool_call>",
     "deepseek_v32": "Hi <｜DSML｜function_calls>",
     "minimax_m2": "Hi <minimax:tool_call>",
+    "minimax_m3": "Hi ]<]minimax[>[<tool_call>",
     "seed_oss": "Hi <seed:tool_call>",
+    "solar_open": "Hi <|tool_calls|>",
     "harmony": " to=functions.",
     "deepseek": "Hi <｜tool▁calls▁begin｜>",
     "mistral": "Hi [TOOL_CALLS]",
@@ -127,7 +131,7 @@ def walk(masks: LLTokenizer, grammar: str, beginning: Sequence[int], seed: int) 
 
 
 def parsed(tokenizer: Tokenizer, name: str, ids: Sequence[int]) -> list[Part]:
-    types = tuple(listed_types({tool.name: tool.parameters for tool in TOOLS}))
+    types = tuple(listed_types({tool.name: tool.parameters for tool in TOOLS}, depth=3))
     reasoning = "harmony" if name == "harmony" else "none"
     options = ParseOptions(name, reasoning, False, tuple(tool.name for tool in TOOLS), types)
     decode = DecodeOptions()
@@ -185,6 +189,54 @@ def test_a_tool_without_properties_takes_no_arguments(
     assert [call.arguments for call in calls if isinstance(call, ToolCallPiece)] == ["{}"]
 
 
+NESTED = ToolSpec(
+    "get_weather",
+    {
+        "properties": {
+            "place": {"$ref": "#/$defs/place"},
+            "days": {
+                "type": "array",
+                "items": {"anyOf": [{"type": "string", "pattern": "^[0-9x]$"}, {"type": "integer", "minimum": 10}]},
+                "minItems": 1,
+                "maxItems": 2,
+            },
+            "more": {"type": ["object", "null"], "properties": {"b": {"type": "boolean"}}, "required": ["b"]},
+            "names": {"type": ["array", "integer"], "items": {"enum": ["5", "x"]}, "maxItems": 2},
+        },
+        "required": ["place", "days"],
+        "$defs": {
+            "place": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 2},
+                    "within": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]},
+                },
+                "required": ["name"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    strict=True,
+)
+
+
+@pytest.mark.parametrize("name", ["minimax_m3", "gemma4"])
+def test_objects_and_lists_within_arguments(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
+) -> None:
+    grammar = TOOL_FORMATS[name].grammar([NESTED], required=True, single=True, marker=checker.marker)
+    checker.check(grammar)
+    types = tuple(listed_types({NESTED.name: NESTED.parameters}, depth=4))
+    decode = DecodeOptions()
+    for seed in range(4):
+        options = ParseOptions(name, tool_names=(NESTED.name,), argument_types=types)
+        parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=True)
+        delta = ChoiceDecoder(tokenizer.pieces(), decode).finish(walk(masks, grammar, (), seed))
+        (call,) = merged([*parser.feed(delta, last=True), *parser.finish()])
+        assert isinstance(call, ToolCallPiece)
+        jsonschema.validate(json.loads(call.arguments), NESTED.parameters)
+
+
 def test_parameters_that_cannot_be_held_to() -> None:
     def grammar(name: str, parameters: dict[str, object]) -> str:
         tools = [ToolSpec("f", parameters, strict=True)]
@@ -199,6 +251,15 @@ def test_parameters_that_cannot_be_held_to() -> None:
         grammar("pythonic", {"properties": {"a-b": {}}})
     with pytest.raises(ConstraintError, match=r"'#/properties/b' is not supported in the format pythonic"):
         grammar("pythonic", {"properties": {"a": {"items": {"$ref": "#/properties/b"}}, "b": {}}})
+    problems: list[tuple[dict[str, object], str]] = [
+        ({"properties": {"a b": {}}}, "expected a name of letters"),
+        ({"properties": {"a": {"type": "object", "minProperties": 1}}}, "minProperties: not supported beside type"),
+        ({"properties": {"a": {"enum": [{}]}}}, "objects and lists in enum or const: not supported"),
+        ({"properties": {"a": {"allOf": [{}, {}]}}}, "allOf: several schemas are not supported"),
+    ]
+    for parameters, problem in problems:
+        with pytest.raises(ConstraintError, match=problem):
+            grammar("minimax_m3", parameters)
     many = {f"p{i}": {"$ref": "#/$defs/d"} for i in range(250)}
     with pytest.raises(ConstraintError, match="bytes with a copy for each of 250 properties"):
         grammar("pythonic", {"properties": many, "$defs": {"d": {"const": "x" * 9999}}})
