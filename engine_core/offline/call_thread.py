@@ -98,8 +98,14 @@ class CallThread:
 
 def _run(orders: SimpleQueue[_Order | None]) -> None:
     while (order := orders.get()) is not None:
-        try:
-            order.outcome.put((order.work(order.call), None))
-        except BaseException as error:
-            order.outcome.put((None, error))
-        del order  # otherwise the call's objects would stay in memory until the next call
+        outcome, ended = order.outcome, _ended(order)
+        del order  # the call's objects must not outlive it here: its caller may hold the only other reference
+        outcome.put(ended)
+        del outcome, ended
+
+
+def _ended(order: _Order) -> tuple[Any, BaseException | None]:
+    try:
+        return order.work(order.call), None
+    except BaseException as error:
+        return None, error
