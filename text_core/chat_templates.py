@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
 from typing import Any
@@ -278,24 +278,35 @@ class ChatTemplates:
         return name
 
     def _call_form(self, name: str) -> _CallForm:
-        """The first form with which the template shows a call; the plain one if none does, or if it takes too long."""
+        """The first form with which the template shows a call; the plain one if none does, or if it takes too long.
+
+        Where the template writes more for empty content than for none, such as a turn of its own, it means none.
+        """
         if name not in self._call_forms:
             end = time.thread_time() + TIME_LIMIT_S  # for all forms together; each rendering has its own limit, too
             in_time = takewhile(lambda _: time.thread_time() < end, _CALL_FORMS)
-            self._call_forms[name] = next((form for form in in_time if self._shows_call(name, form)), _CALL_FORMS[0])
+            shown = ((form, call) for form in in_time if (call := self._shown_call(name, form)) is not None)
+            form, call = next(shown, (_CALL_FORMS[0], ""))
+            if call and not form.null_content:
+                other = replace(form, null_content=True)
+                null = self._shown_call(name, other)
+                form = other if null is not None and len(null) < len(call) else form
+            self._call_forms[name] = form
         return self._call_forms[name]
 
-    def _shows_call(self, name: str, form: _CallForm) -> bool:
+    def _shown_call(self, name: str, form: _CallForm) -> str | None:
+        """How the template shows a call in this form; None if it does not."""
         chat = [form.of(message) for message in _PROBE]
         variables = {**self._special_tokens, "messages": chat, "tools": None, "documents": None}
         try:
             rendered = self._render(name, variables | {"add_generation_prompt": False}, MAX_RENDERED_CHARS)
         except ChatTemplateError:
-            return False
+            return None
         # A template that prints the arguments unchanged expects JSON text. One that prints the whole call is fine: its
         # output equals that of transformers.
         in_pythons_notation = str(_PROBED_CALL["arguments"]) in rendered.replace(str(_PROBED_CALL), "")
-        return "probed_call" in rendered and "probed_argument" in rendered and not in_pythons_notation
+        shows = "probed_call" in rendered and "probed_argument" in rendered and not in_pythons_notation
+        return rendered if shows else None
 
     def _arranged(self, name: str, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """``chat`` in the first arrangement in which the template shows all system messages, else unchanged."""

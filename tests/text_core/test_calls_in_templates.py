@@ -144,14 +144,25 @@ def test_messages_that_are_no_calls_and_the_given_ones_stay_as_they_are() -> Non
 def test_a_template_that_takes_long_is_tried_in_no_other_form(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0, tried=0)
 
-    def takes_long(*_: object) -> bool:
+    def takes_long(*_: object) -> None:
         clock.now += TIME_LIMIT_S
         clock.tried += 1
-        return False
 
     monkeypatch.setattr("text_core.chat_templates.time", SimpleNamespace(thread_time=lambda: clock.now))
-    monkeypatch.setattr(ChatTemplates, "_shows_call", takes_long)
+    monkeypatch.setattr(ChatTemplates, "_shown_call", takes_long)
     shown = ours(TEMPLATES["GEMMA"])
     for _ in range(2):
         shown(conversation("x", ARGUMENTS))
     assert clock.tried == 1
+
+
+def test_a_template_that_writes_a_turn_for_empty_content_is_given_none() -> None:
+    """As that of DeepSeek-R1-Distill-Qwen."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' and m.tool_calls %}CALL</s>{% endif %}"
+        "{% if m.role == 'assistant' and m.content is not none %}<a>{{ m.content }}</s>{% endif %}{% endfor %}"
+    ).replace("CALL", CALL)
+    render = ours(template)
+    for content in ("", "So be it."):
+        chat = conversation(content, ARGUMENTS[:1])
+        assert render(chat) == theirs(template, conversation(content or None, ARGUMENTS[:1]))
