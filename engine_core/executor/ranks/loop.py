@@ -42,12 +42,12 @@ _MOST_GRAMMARS = 64
 """Most grammars waiting to be compiled."""
 
 
-def run_rank(connections: RankConnections) -> None:
-    """Serve until the executor ends the rank, or is gone."""
+def run_rank(connections: RankConnections, set_title: Callable[[str], None] = setproctitle) -> None:
+    """Serve until the executor ends the rank, or is gone; ``set_title`` names this process in ``ps``."""
     signs = _Signs(connections)
     with suppress(EOFError, ConnectionError):
         start: RankStart = connections.calls.recv()
-        setproctitle(start.title)
+        set_title(start.title)
         worker = _answered(connections, lambda report: _make_worker(start, report))
         if worker is not None and _serve(worker, connections, signs):
             worker.close()

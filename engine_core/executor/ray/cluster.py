@@ -200,9 +200,17 @@ class RankActor:
         for standard in (1, 2):
             os.dup2(connections["output"].fileno(), standard)
         sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        run_rank(RankConnections(connections["calls"], connections["signs"]))
+        run_rank(RankConnections(connections["calls"], connections["signs"]), _set_title)
         sys.stderr.flush()
         os._exit(0)  # a library's exit handlers must not keep the engine waiting
+
+
+def _set_title(title: str) -> None:
+    """Name this process in ``ps`` as Ray has named it before: after that, no other library finds the place."""
+    with suppress(ImportError):  # it is private
+        from ray._raylet import setproctitle as set_title
+
+        set_title(title)
 
 
 def _end_with_parent() -> None:

@@ -66,8 +66,8 @@ DTYPES: dict[str, dict[str, str]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
 VOCABULARY = SIZES["vocab_size"]
-BLOCK_SIZE, SPARE_BLOCKS = 4, 4
-"""The cache has so many blocks besides those of the longest sequence: too few for all that run."""
+BLOCK_SIZE, SPARE_BLOCKS = 4, 0
+"""The cache has so many blocks besides those of the longest sequence: too few for all that run, also in chunks."""
 
 
 @dataclass(frozen=True)
