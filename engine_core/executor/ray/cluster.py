@@ -207,9 +207,7 @@ class RankActor:
 
 def _set_title(title: str) -> None:
     """Name this process in ``ps`` as Ray has named it before: after that, no other library finds the place."""
-    with suppress(ImportError):  # it is private
-        from ray._raylet import setproctitle as set_title
-
+    if (set_title := getattr(ray._raylet, "setproctitle", None)) is not None:  # it is private
         set_title(title)
 
 
