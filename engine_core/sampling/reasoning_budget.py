@@ -49,8 +49,11 @@ class ReasoningBudgets(LogitsProcessor[ReasoningBudget]):
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
         forced: list[tuple[int, int]] = []
         for row in chosen.tolist():
-            output = rows.tokens_before(row)[int(rows.num_prompt_tokens[row]) :].tolist()
-            if (token := forced_token(self._of_slot[int(rows.slots[row])], output)) is not None:
+            budget, output = self._of_slot[int(rows.slots[row])], rows.tokens_before(row)
+            output = output[int(rows.num_prompt_tokens[row]) :]
+            if len(output) < budget.max_tokens:  # most steps: long reasoning is not read again at each of them
+                continue
+            if (token := forced_token(budget, output.tolist())) is not None:
                 forced.append((row, token))
         if forced:
             at = np.array([row for row, _ in forced], np.intp)

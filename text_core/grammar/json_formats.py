@@ -32,8 +32,8 @@ def _references(more: str = "") -> tuple[str, str]:
 
 def _regex() -> str:
     """Regular expressions that every dialect reads alike, with groups in groups."""
-    escape = r"\\[dDwWsStnr.^$|()\[\]{}*+?/-]"
-    members = rf"(?:a-z|A-Z|0-9|[^\]\\\[^-]|{escape})"
+    escape = r"\\[dDwWsStnr.^$|()\[\]{}*+?/]"
+    members = rf"(?:a-z|A-Z|0-9|[^\x00-\x1f\]\\\[^-]|{escape}|\\-)"
     atom = rf"(?:[^\x00-\x1f\\^$.|?*+()\[\]{{}}]|\.|{escape}|\[\^?{members}{members}*\])"
     repeated = r"(?:[*+?]|\{[1-9][0-9]?,?\})?"
     expression = rf"(?:{atom}{repeated}|[|^$])*"

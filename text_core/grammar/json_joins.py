@@ -16,6 +16,8 @@ MAX_JOINED = 10_000
 """Maximum schemas of a document once they are joined: each takes 10 to 30 µs."""
 _MAX_WORK = 120_000
 """Maximum steps of counting them: less than 0.1 s."""
+_MAX_COMPARISONS = 50_000
+"""Maximum comparisons of what maps demand, per document; maps that are left stay as they are."""
 _MAX_DEPTH = 200
 
 _Choice = list[Schema]
@@ -40,6 +42,7 @@ def drop_repeated_maps(definitions: Definitions) -> None:
     Some generators write each map twice; joined, maps within maps would double at every level.
     """
     waiting: list[Schema] = list(definitions.values())
+    left = _MAX_COMPARISONS
     while waiting:
         schema = waiting.pop()
         if isinstance(schema, bool):
@@ -49,9 +52,14 @@ def drop_repeated_maps(definitions: Definitions) -> None:
         for member in members[1:]:
             if isinstance(member, bool) or member.keys() - {"additionalProperties", "type"}:
                 continue
-            others = [_meant(other, definitions) for other in members if other is not member]
-            if any(_is_map_of(other, member.get("additionalProperties", True)) for other in others):
-                member.pop("additionalProperties", None)
+            for other in members:
+                meant = True if other is member else _meant(other, definitions)
+                kinds = [] if isinstance(meant, bool) else _kinds(meant)
+                if (left := left - 1 - len(kinds)) < 0:
+                    return
+                if kinds and all(kind == member.get("additionalProperties", True) for kind in kinds):
+                    member.pop("additionalProperties", None)
+                    break
 
 
 def _meant(schema: Schema, definitions: Definitions) -> Schema:
@@ -59,12 +67,10 @@ def _meant(schema: Schema, definitions: Definitions) -> Schema:
     return schema if name is None else definitions[name]
 
 
-def _is_map_of(schema: Schema, value: Schema) -> bool:
-    """Whether ``schema`` demands that every property of an object fits ``value``."""
-    if isinstance(schema, bool):
-        return False
+def _kinds(schema: dict[str, Any]) -> list[Schema]:
+    """What ``schema`` demands of the properties of an object."""
     kinds = [*schema.get("properties", {}).values(), *schema.get("patternProperties", {}).values()]
-    return all(kind == value for kind in [*kinds, schema.get("additionalProperties", True)])
+    return [*kinds, schema.get("additionalProperties", True)]
 
 
 class _TooManyError(Exception):

@@ -344,7 +344,8 @@ class _Rewriter:
                     self._refuse(
                         (*path, "oneOf"),
                         f"not supported: schemas {min(index, others[0])} and {max(index, others[0])} may accept the "
-                        "same value; use anyOf, or demand a property with another const in each",
+                        "same value; use anyOf, or demand in each a property that the others do not demand, or with "
+                        "another const",
                     )
                 narrowed[index] = found
                 is_narrowed = True

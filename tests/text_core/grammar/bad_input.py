@@ -70,6 +70,11 @@ def _joined_maps() -> Iterator[tuple[str, object]]:
         integers = [[{"type": "integer", "minimum": 2 * index + each} for each in (0, 1)] for index in range(count)]
         maps = [[{"type": "object", "additionalProperties": each} for each in choice] for choice in integers]
         yield f"{count} choices of maps", {"allOf": [{"anyOf": choice} for choice in maps]}
+    texts, numbered = {"type": "string"}, [f"p{index}" for index in range(900)]
+    large = {"type": "object", "properties": dict.fromkeys(numbered, texts), "required": numbered}
+    large["additionalProperties"] = {"type": "integer"}
+    beside = {"allOf": [{"$ref": "#/$defs/large"}] * 120 + [{"additionalProperties": texts}] * 120}
+    yield "maps beside a large object", {"properties": {f"q{i}": beside for i in range(8)}, "$defs": {"large": large}}
     names = [f"name {i}" for i in range(500)]
     values = {"type": "object", "properties": dict.fromkeys(names, True), "required": names}
     yield (

@@ -109,6 +109,7 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"allOf": [{"minimum": 1}, {"maximum": 3}], "type": "integer"}, ["2"], ["0", "4"]),
     ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ["1", '"a"'], ["null"]),
     ({"type": "integer", "not": {"not": {"minimum": 3}}}, ["3"], ["2"]),
+    ({"type": "integer", "not": {"minimum": 3}}, ["2", "-9"], ["3", "2.5"]),
     ({"not": {"minimum": 3}}, ["2", "2.5"], ["3", '"a"', "null"]),
     ({"not": {"type": "number", "maximum": 3}}, ["4", '"a"', "null"], ["3", "2.5"]),
     ({"not": {"type": "object", "required": ["a"]}}, ["1", "{}", '{"b": 1}'], ['{"a": 1}']),
@@ -139,7 +140,7 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     (
         {"type": "string", "format": "regex"},
         [r'"^a(?:b|[^c-d\\-]+)*$"'.replace("c-d", "cd"), r'"\\d{3}"', '"((a)b?)+"', '""'],
-        ['"*"', '"("', r'"\\"', '"[z-a]"', '"a**"', '"{"'],
+        ['"*"', '"("', r'"[\\]"', r'"\\-"', r'"\\"', '"[z-a]"', '"a**"', '"{"'],
     ),
     ({"type": "string", "format": "uri-template"}, ['"/a/{b}{?c,d*}"', '"x"'], ['"{"', '"a b"', '"{}"']),
     ({"type": "string", "format": "json-pointer"}, ['""', '"/a/~1b"'], ['"a"', '"/~2"']),
