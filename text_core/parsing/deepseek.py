@@ -30,19 +30,7 @@ class DeepseekParser(JsonCallParser):
     """Content, and calls between markers."""
 
     def _read(self) -> Reading[None]:
-        while marker := (yield from self._read_until(_SEARCH, self._send_content)):
-            if marker == _BEGIN_ALL:
-                yield from self._read_run(SPACE)
-                if not (yield from self._read_marker(_BEGIN)):
-                    self._release()
-                    continue
-            if not (yield from self._read_marked_call()):
-                self._release()
-                continue
-            yield from self._read_run(SPACE)
-            yield from self._read_closing(_END_ALL)
-            yield from self._read_run(SPACE)
-            self._drop()
+        yield from self._read_sections(_SEARCH, self._read_marked_call, _END_ALL, begin=_BEGIN)
 
     def _read_marked_call(self) -> Reading[bool]:
         name = yield from self._read_run(_NAME, MAX_NAME)

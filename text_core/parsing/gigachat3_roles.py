@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from text_core.parsing.format import ToolFormat
-from text_core.parsing.json_calls import SPACE, JsonCallParser
+from text_core.parsing.json_calls import JsonCallParser
 from text_core.parsing.json_list_calls import JsonForm, json_list_grammar
 from text_core.parsing.marks import mark
 from text_core.parsing.text_parser import Reading, search_for_texts
@@ -31,15 +31,7 @@ class GigaChat3RolesParser(JsonCallParser):
     """Content, and messages with calls."""
 
     def _read(self) -> Reading[None]:
-        while (yield from self._read_until(_SEARCH, self._send_content)) is not None:
-            yield from self._read_run(SPACE)
-            if not (yield from self._read_call()):
-                self._release()
-                continue
-            yield from self._read_run(SPACE)
-            yield from self._read_closing(_END_MESSAGE)
-            yield from self._read_run(SPACE)
-            self._drop()
+        yield from self._read_sections(_SEARCH, self._read_call, _END_MESSAGE)
 
 
 def is_in(template: str) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from text_core.parsing.format import ToolFormat
-from text_core.parsing.json_calls import SPACE, JsonCallParser
+from text_core.parsing.json_calls import JsonCallParser
 from text_core.parsing.text_parser import Reading, search_for
 from text_core.parsing.tool_grammar import Marker, ToolSpec, json_calls, marked
 
@@ -23,15 +23,7 @@ class HermesParser(JsonCallParser):
     """Content, and calls between markers."""
 
     def _read(self) -> Reading[None]:
-        while (yield from self._read_until(_SEARCH, self._send_content)) is not None:
-            yield from self._read_run(SPACE)
-            if not (yield from self._read_call()):
-                self._release()
-                continue
-            yield from self._read_run(SPACE)
-            yield from self._read_closing(_CLOSE)
-            yield from self._read_run(SPACE)
-            self._drop()
+        yield from self._read_sections(_SEARCH, self._read_call, _CLOSE)
 
 
 def is_in(template: str) -> bool:

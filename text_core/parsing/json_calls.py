@@ -42,6 +42,36 @@ class JsonCallParser(ReadingParser):
         """Whether a call has begun whose arguments are incomplete."""
         super().__init__(writer)
 
+    def _read_sections(
+        self, search: re.Pattern[str], call: Callable[[], Reading[bool]], closing: str, begin: str | None = None
+    ) -> Reading[None]:
+        """Read content and calls, each behind a marker that ``search`` finds, and the marker ``closing`` behind them.
+
+        ``begin``: the marker of one call, which may follow another one that ``search`` finds, of all calls together.
+        """
+        while (marker := (yield from self._read_until(search, self._send_content))) is not None:
+            if marker != begin:
+                yield from self._read_run(SPACE)
+            if marker != begin and begin is not None and not (yield from self._read_marker(begin)):
+                self._release()
+                continue
+            if not (yield from call()):
+                self._release()
+                continue
+            yield from self._read_run(SPACE)
+            yield from self._read_closing(closing)
+            yield from self._read_run(SPACE)
+            self._drop()
+
+    def _read_arguments_until(self, closing: str) -> Reading[bool]:
+        """Read the arguments of a call that has begun, and the marker ``closing``."""
+        if not (yield from self._read_arguments()):
+            return False
+        yield from self._read_run(SPACE)
+        yield from self._read_closing(closing)
+        self._drop()
+        return True
+
     def _read_call(self, allowed: Set[str] | None = None, name_key: str = "name") -> Reading[bool]:
         """Read a call that is one JSON object. It begins once its name is known; unknown keys are dropped.
 

@@ -31,19 +31,7 @@ class KimiK2Parser(JsonCallParser):
     """Content, and calls between markers."""
 
     def _read(self) -> Reading[None]:
-        while marker := (yield from self._read_until(_SEARCH, self._send_content)):
-            if marker == _BEGIN_ALL:
-                yield from self._read_run(SPACE)
-                if not (yield from self._read_marker(_BEGIN)):
-                    self._release()
-                    continue
-            if not (yield from self._read_marked_call()):
-                self._release()
-                continue
-            yield from self._read_run(SPACE)
-            yield from self._read_closing(_END_ALL)
-            yield from self._read_run(SPACE)
-            self._drop()
+        yield from self._read_sections(_SEARCH, self._read_marked_call, _END_ALL, begin=_BEGIN)
 
     def _read_marked_call(self) -> Reading[bool]:
         yield from self._read_run(SPACE)
@@ -56,12 +44,7 @@ class KimiK2Parser(JsonCallParser):
         if (yield from self._peek()) != "{":
             return False
         self._begin_call(name, written if _NUMBER.search(written) else None)
-        if not (yield from self._read_arguments()):
-            return False
-        yield from self._read_run(SPACE)
-        yield from self._read_closing(_END)
-        self._drop()
-        return True
+        return (yield from self._read_arguments_until(_END))
 
 
 def is_in(template: str) -> bool:

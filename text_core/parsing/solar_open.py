@@ -38,19 +38,7 @@ class SolarOpenParser(JsonCallParser):
     """Content, and calls between markers."""
 
     def _read(self) -> Reading[None]:
-        while marker := (yield from self._read_until(_SEARCH, self._send_content)):
-            if marker != _BEGIN:
-                yield from self._read_run(SPACE)
-                if not (yield from self._read_marker(_BEGIN)):
-                    self._release()
-                    continue
-            if not (yield from self._read_marked_call()):
-                self._release()
-                continue
-            yield from self._read_run(SPACE)
-            yield from self._read_closing(_END_ALL)
-            yield from self._read_run(SPACE)
-            self._drop()
+        yield from self._read_sections(_SEARCH, self._read_marked_call, _END_ALL, begin=_BEGIN)
 
     def _read_marked_call(self) -> Reading[bool]:
         written = yield from self._read_run(_ID, MAX_NAME)
@@ -63,12 +51,7 @@ class SolarOpenParser(JsonCallParser):
         if (yield from self._peek()) != "{":
             return False
         self._begin_call(name, written or None)
-        if not (yield from self._read_arguments()):
-            return False
-        yield from self._read_run(SPACE)
-        yield from self._read_closing(_END)
-        self._drop()
-        return True
+        return (yield from self._read_arguments_until(_END))
 
 
 def is_in(template: str) -> bool:
