@@ -7,6 +7,7 @@ from typing import Any
 
 from services.gateway.http.api_error import ApiError, invalid, shown
 from services.gateway.openai.answer_form import TAGS_EXPECTED, Form, tags_options
+from services.gateway.openai.loose_schema import with_any_of
 
 _FIELD = "response_format"
 _JSON_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
@@ -65,7 +66,9 @@ def _json_form(given: Mapping[str, Any], kind: str | None) -> Form | None:
         raise invalid(path, "given beside type text: expected type json_schema, or no schema")
     if not isinstance(schema, dict | str | bool):
         raise invalid(path, "expected a JSON Schema")
-    return Form(path, {"json_schema": schema})
+    wrapper = given.get("json_schema")
+    is_loose = isinstance(wrapper, Mapping) and wrapper.get("strict") is False
+    return Form(path, {"json_schema": with_any_of(schema) if is_loose and isinstance(schema, dict) else schema})
 
 
 def _schemas(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

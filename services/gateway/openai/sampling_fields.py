@@ -95,7 +95,8 @@ class SamplingFields(OtherServers):
     response_format: Annotated[
         dict[str, Any] | None,
         supported(
-            "`text`, `json_object`, `json_schema` (always held to the schema, `strict` or not) and vLLM's "
+            "`text`, `json_object`, `json_schema` (held to the schema, `strict` or not; with `strict: false` a `oneOf` "
+            "means `anyOf`, so that it may overlap) and vLLM's "
             "`structural_tag` with `structures` and `triggers`. Also a schema without what is around it, one beside "
             "`json_object` or as `schema` or `value`, and types `json`, `regex` and `grammar`, as other servers take "
             "them."

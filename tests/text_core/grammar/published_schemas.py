@@ -38,19 +38,20 @@ class Tally:
         schema = json.dumps(document["schema"]) if has_instances else content.decode()
         self.counts["schemas"] += 1
         try:
-            matcher = LLMatcher(self._tokenizer, f"start: %json {checked_schema(schema)}", log_level=0)
+            grammar = f"start: %json {checked_schema(schema)}"
         except ConstraintError as error:
             self.refusals[re.sub(r"^/\S*: |\d+", "", error.problem)[:100]] += 1
             return
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():  # the engine's refusal, as it compiles
             self.refusals[matcher.get_error().partition("\n")[0][:100]] += 1
             return
         self.counts["accepted"] += 1
         for instance in document["tests"] if has_instances else ():
-            self._try(name, matcher, instance)
+            self._try(name, grammar, instance)
 
-    def _try(self, name: str, matcher: LLMatcher, instance: dict[str, Any]) -> None:
-        matcher.reset()
+    def _try(self, name: str, grammar: str, instance: dict[str, Any]) -> None:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)  # a new one: a full lexer would reject the next, too
         tokens = self._tokenizer.tokenize_str(json.dumps(instance["data"], ensure_ascii=False))
         fits = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
         kind = "valid" if instance["valid"] else "invalid"

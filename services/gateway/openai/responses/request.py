@@ -10,6 +10,7 @@ from ringline import Message, Options
 
 from services.gateway.fields import ignored, options_of, passed, refused, same, supported
 from services.gateway.http.api_error import ApiError, invalid, shown
+from services.gateway.openai.loose_schema import with_any_of
 from services.gateway.openai.responses.tools import Function, functions_of, ring_name, tool_options
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.other_servers import (
@@ -110,7 +111,8 @@ class ResponseRequest(OtherForms):
     text: Annotated[
         TextConfig | None,
         supported(
-            "`format`: `text`, `json_object` or `json_schema` (always held to the schema, `strict` or not). "
+            "`format`: `text`, `json_object` or `json_schema` (held to the schema, `strict` or not; with "
+            "`strict: false` a `oneOf` means `anyOf`, so that it may overlap). "
             "`verbosity` goes to the model's template."
         ),
     ] = None
@@ -289,7 +291,7 @@ def _form_options(request: ResponseRequest) -> dict[str, Any]:
     if given.schema is not None:
         if given.type == "text":
             raise invalid("text.format.schema", "given beside type text: expected type json_schema, or no schema")
-        return {"json_schema": given.schema}
+        return {"json_schema": with_any_of(given.schema) if given.strict is False else given.schema}
     if given.type == "json_schema":
         raise invalid("text.format.schema", "missing: expected a JSON Schema")
     return {"json_object": True} if given.type == "json_object" else {}

@@ -1,5 +1,6 @@
 """The form of an answer as the ring's options."""
 
+import copy
 from typing import Any
 
 import msgspec
@@ -19,6 +20,26 @@ RING_TAGS = {"tags": [{"begin": "<f=a>", "json_schema": SCHEMA, "end": "</f>", "
 
 def options(**fields: Any) -> dict[str, Any]:
     return sampling_options(msgspec.convert(fields, ChatRequest))
+
+
+def test_one_of_means_any_of_only_in_schemas_that_are_not_strict() -> None:
+    one_of = {"oneOf": [{"minimum": 1}, {"oneOf": [{"type": "string"}], "anyOf": [True]}], "const": {"oneOf": [1]}}
+    schema = {"properties": {"oneOf": one_of}, "items": [one_of], "$defs": {"d": {"not": one_of}}}
+    any_of = {
+        "anyOf": [{"minimum": 1}, {"anyOf": [True], "allOf": [{"anyOf": [{"type": "string"}]}]}],
+        "const": {"oneOf": [1]},
+    }
+    wanted = {"properties": {"oneOf": any_of}, "items": [any_of], "$defs": {"d": {"not": any_of}}}
+    referring = {**schema, "additionalProperties": {"$ref": "#/properties/oneOf/oneOf/0"}}
+    before = copy.deepcopy(schema)
+
+    def form(schema: dict[str, Any], **others: Any) -> dict[str, Any]:
+        wrapper = {"name": "x", "schema": schema, **others}
+        return options(response_format={"type": "json_schema", "json_schema": wrapper})
+
+    assert form(schema, strict=False) == {"json_schema": wanted}
+    assert form(schema) == form(schema, strict=True) == {"json_schema": before}
+    assert form(referring, strict=False) == {"json_schema": referring}
 
 
 @pytest.mark.parametrize(
