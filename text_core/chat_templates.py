@@ -20,13 +20,8 @@ from text_core.parsing.detection import PROBED_ARGUMENTS, PROBED_NAME, calls_in,
 from text_core.parsing.formats import NONE
 from text_core.special_tokens import read_special_tokens
 from text_core.system_messages import ARRANGEMENTS, has_more_than_the_first, marked, shows_all
-from text_core.template_sandbox import (
-    MAX_RENDERED_CHARS,
-    TIME_LIMIT_S,
-    BoundedEnvironment,
-    OutputTooLongError,
-    text_size,
-)
+from text_core.template_budget import TIME_LIMIT_S, text_size
+from text_core.template_sandbox import MAX_RENDERED_CHARS, BoundedEnvironment, OutputTooLongError
 from text_core.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
 from text_core.tools_as_text import FORMAT as TOOLS_AS_TEXT
 from text_core.tools_as_text import tools_as_text

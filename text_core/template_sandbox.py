@@ -2,14 +2,12 @@
 
 A chat template comes with a checkpoint and is untrusted data. jinja2's immutable sandbox keeps it from Python's
 internals and from ranges beyond 100,000, but not from running for a minute or building a string of terabytes. Here each
-rendering has a limit of processor time, checked in every loop iteration, call and filter, and a budget of characters
-and items that are alive at once. The time is the thread's own, so that a busy machine refuses no chat. What was made
-and let go costs nothing: templates that gather a prompt in a namespace make it anew at every step.
+rendering has a budget (``template_budget``), checked in every loop iteration, call and filter.
 
-The results of operators, calls, filters, slices and literals are kept in a ledger; what only the ledger still refers to
-is dropped from it, once enough has come together. Joining, repeating, formatting and replacing are checked *before*
-they run. Operations that only multiply their input and that no chat template needs (padding filters and methods,
-``lipsum``) are removed. Nothing is evaluated at compile time.
+The results of operators, calls, filters, slices and literals are entered into it. Joining, repeating, formatting and
+replacing are checked *before* they run, and so are comparisons of lists, dictionaries and what they are keyed by, which
+take time by the parts that they share each time that these occur. Operations that only multiply their input and that no
+chat template needs (padding filters and methods, ``lipsum``) are removed. Nothing is evaluated at compile time.
 
 Single operations of the interpreter on data within the budget are not bounded further; they take time and memory in
 proportion to its size.
@@ -17,11 +15,9 @@ proportion to its size.
 
 from __future__ import annotations
 
+import operator
 import re
-import sys
-import time
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
@@ -29,118 +25,54 @@ from jinja2 import Template, nodes, pass_context, pass_environment
 from jinja2.environment import Environment
 from jinja2.exceptions import SecurityError
 from jinja2.filters import do_format, do_indent, do_round, make_attrgetter
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-TIME_LIMIT_S = 5.0
-"""Seconds of processor time that one rendering may take."""
+from text_core.template_budget import (
+    Budget,
+    LimitExceededError,
+    check_comparable,
+    current_budget,
+    is_container,
+    kept,
+    length,
+    text_size,
+)
+
 MAX_RENDERED_CHARS = 4 << 20
 """Default bound on the characters of one rendering's result."""
-MAX_ALIVE_CHARS = 32 << 20
-"""Characters that one rendering may hold at once, those of the chat and of its own output not included."""
-
 _MAX_INTEGER_BITS = 4096
 _MAX_DIGITS = 1000
-_ITEM_CHARS = 128
-"""What converting a value to text costs at least."""
-_OBJECT_CHARS = 64
-"""What a value costs at least, and ..."""
-_SLOT_CHARS = 16
-"""... for each of its items: four bytes a character."""
-_FIRST_SWEEP_CHARS = 2 << 20
 _MULTIPLYING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "translate", "encode"})
 _MULTIPLYING_FILTERS = ("batch", "center", "pprint", "slice", "urlize", "wordwrap", "xmlattr")
+_COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort", "unique")
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "in": lambda left, right: left in right,
+    "notin": lambda left, right: left not in right,
+}
+"""By jinja2's names."""
+_COMPARING_TESTS = frozenset(
+    ["!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lt", "ne"],
+)
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{4})")
 _WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(\{|\d{4})")
-
-
-class LimitExceededError(Exception):
-    """A template exceeded its time or its budget."""
 
 
 class OutputTooLongError(LimitExceededError):
     """A template's output is longer than its caller allows."""
 
 
-def _reference_counts(values: Iterable[Any]) -> Iterator[int]:
-    for value in values:
-        yield sys.getrefcount(value)
-
-
-_UNUSED = next(_reference_counts({0: object()}.values()))
-"""The count of references to a value that only the ledger has."""
-
-
-class _Budget:
-    """The processor time that one rendering has left, and a ledger of what it made."""
-
-    def __init__(self) -> None:
-        self._end = time.thread_time() + TIME_LIMIT_S
-        self._look_at = time.monotonic() + TIME_LIMIT_S
-        """Before, no more processor time can have passed; asking for it takes much longer than asking for the time."""
-        self._made: dict[int, Any] = {}
-        """Values by ``id``."""
-        self._sizes: dict[int, int] = {}
-        self._size = 0
-        self._sweep_at = _FIRST_SWEEP_CHARS
-
-    def tick(self) -> None:
-        if time.monotonic() > self._look_at:
-            left = self._end - time.thread_time()
-            if left <= 0:
-                raise LimitExceededError(f"it took more than {TIME_LIMIT_S:g} s of processor time")
-            self._look_at = time.monotonic() + max(left, 0.001)
-
-    def check(self, size: int) -> None:
-        """Raise unless there is room for a value of ``size`` that is yet to be made."""
-        self.tick()
-        if self._size + size > self._sweep_at:
-            self._sweep(size)
-
-    def keep(self, value: Any, slots: int = 0) -> None:
-        """Enter what was made; ``slots``: of values that it may refer to, such as a generator's arguments."""
-        if id(value) not in self._made:
-            size = _size(value) + _SLOT_CHARS * slots
-            self._made[id(value)], self._sizes[id(value)] = value, size
-            self._size += size
-            if self._size > self._sweep_at:
-                self._sweep()
-
-    def _sweep(self, size: int = 0) -> None:
-        """Drop what nothing else refers to. Each sweep is paid for by what was made since the last one."""
-        counts = zip(list(self._made), _reference_counts(self._made.values()), strict=True)
-        for key in [key for key, count in counts if count <= _UNUSED]:
-            del self._made[key]
-            self._size -= self._sizes.pop(key)
-        if self._size + size > MAX_ALIVE_CHARS:
-            raise LimitExceededError(f"it holds more than {MAX_ALIVE_CHARS} characters of text at once")
-        self._sweep_at = max(_FIRST_SWEEP_CHARS, 2 * (self._size + size))
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, str):
-        return _OBJECT_CHARS + len(value)
-    if isinstance(value, list | tuple):
-        return _OBJECT_CHARS + _SLOT_CHARS * len(value)
-    if issubclass(type(value), Namespace):  # isinstance would ask the namespace for its class
-        value = _attributes(value)
-    return _OBJECT_CHARS + (2 * _SLOT_CHARS * len(value) if isinstance(value, dict) else 0)
-
-
-def _attributes(namespace: Namespace) -> dict[str, Any]:
-    values: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
-    return values
-
-
-_budget: ContextVar[_Budget] = ContextVar("budget")
-
-
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox; shared by all templates and threads."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "**", "%"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(optimized=False, finalize=_finalize, **options)
@@ -149,6 +81,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.filters |= {"format": _format, "indent": _indent, "join": _join, "replace": _replace, "round": _round}
         self.filters |= {"string": text_of, "sum": _sum}
+        self.filters |= {name: _comparing(self.filters[name]) for name in _COMPARING_FILTERS}
+        self.tests |= {name: _comparing(self.tests[name]) for name in _COMPARING_TESTS}
         for name, function in list(self.filters.items()):
             self.add_filter(name, function)
 
@@ -157,8 +91,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @wraps(function)  # jinja2's marks with it, which say what is passed first
         def charged(*args: Any, **kwargs: Any) -> Any:
-            _budget.get().tick()
-            return _kept(function(*args, **kwargs), len(args) + len(kwargs))
+            current_budget.get().tick()
+            return kept(function(*args, **kwargs), len(args) + len(kwargs))
 
         self.filters[name] = charged
 
@@ -169,11 +103,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def render(self, template: Template, variables: Mapping[str, Any], max_chars: int = MAX_RENDERED_CHARS) -> str:
         """Render within the limits; raises ``LimitExceededError``, and anything that the template raises."""
-        token = _budget.set(_Budget())
+        token = current_budget.set(Budget())
         try:
             return "".join(_limited(template.generate(variables), max_chars))
         finally:
-            _budget.reset(token)
+            current_budget.reset(token)
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
@@ -182,13 +116,27 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def tick(self) -> str:
         """Check the budget; called in every loop iteration."""
-        _budget.get().tick()
+        current_budget.get().tick()
         return ""
 
-    @staticmethod
-    def kept(value: Any) -> Any:
+    def kept(self, value: Any) -> Any:
         """Charge for ``value``, a slice or the value of a literal."""
-        return _kept(value)
+        return kept(value)
+
+    def key(self, value: Any) -> Any:
+        """Check a key of a dictionary before it is hashed."""
+        if isinstance(value, tuple):
+            check_comparable(value)
+        return value
+
+    def compared(self, left: Any, comparison: str, right: Any) -> Any:
+        """The comparison operators."""
+        if is_container(left) and is_container(right):
+            check_comparable(left, right)
+        return _COMPARISONS[comparison](left, right)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, self.key(argument))
 
     def tilde(self, *values: Any) -> str:
         """The ``~`` operator."""
@@ -202,24 +150,28 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(__obj, "__self__", None) is __self:
             return __obj(*args)  # what _Instrument has put there
-        _budget.get().tick()
+        current_budget.get().tick()
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if not isinstance(__obj, Macro) and not isinstance(owner, str) and any(map(is_container, args)):
+            check_comparable(*filter(is_container, (owner, *args)))  # as index, get and loop.changed compare them
         if isinstance(owner, str):
             if name == "join" and args:
-                return _kept(_join(__self, args[0], owner))
+                return kept(_join(__self, args[0], owner))
             if name == "replace" and len(args) > 1:
                 _check_replacing(owner, str(args[0]), str(args[1]))
             elif name in ("format", "format_map"):
                 _check_formatting(owner, "{", [*args, *kwargs.values()])
-        return _kept(super().call(__context, __obj, *args, **kwargs), len(args) + len(kwargs))
+        return kept(super().call(__context, __obj, *args, **kwargs), len(args) + len(kwargs))
 
     def call_test(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        _budget.get().tick()
+        current_budget.get().tick()
         return super().call_test(name, value, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
-            _budget.get().check(_length(left) + _length(right))
+        if operator == "-":
+            check_comparable(*filter(is_container, (left, right)))  # views of keys
+        elif operator == "+":
+            current_budget.get().check(length(left) + length(right))
         elif operator == "%" and isinstance(left, str):
             _check_widths(_WIDE_PERCENT, left)
             _check_formatting(left, "%", right)
@@ -227,7 +179,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _check_product(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() * abs(right))
-        return _kept(super().call_binop(context, operator, left, right))
+        return kept(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -262,35 +214,33 @@ class _Instrument(NodeTransformer):
 
     visit_Dict = visit_List
 
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:
+        self.generic_visit(node)
+        if not isinstance(node.key, nodes.Const):
+            node.key = _call("key", [node.key], node.lineno)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
+        """``a < b < c`` becomes ``a < b and b < c``; what is compared with a constant stays as it is."""
+        self.generic_visit(node)
+        comparisons: list[nodes.Expr] = []
+        left = node.expr
+        for operand in node.ops:
+            if any(isinstance(side, nodes.Const | nodes.TemplateData) for side in (left, operand.expr)):
+                comparisons.append(nodes.Compare(left, [operand], lineno=node.lineno))
+            else:
+                name = nodes.Const(operand.op, lineno=node.lineno)
+                comparisons.append(_call("compared", [left, name, operand.expr], node.lineno))
+            left = operand.expr
+        together = comparisons[0]
+        for each in comparisons[1:]:
+            together = nodes.And(together, each, lineno=node.lineno)
+        return together
+
 
 def _call(method: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
     attribute = nodes.EnvironmentAttribute(method, lineno=lineno)
     return nodes.Call(attribute, arguments, [], None, None, lineno=lineno)
-
-
-def _kept(value: Any, slots: int = 0) -> Any:
-    """``value``, entered into the ledger."""
-    if value is not None and not isinstance(value, int | float):
-        _budget.get().keep(value, slots)
-    return value
-
-
-def text_size(value: Any) -> int:
-    """About the characters of ``value`` as text, and room for them; shared parts count each time they occur."""
-    budget = _budget.get()
-    todo, size = [value], 0
-    while todo:
-        item = todo.pop()
-        size += len(item) if isinstance(item, str) else _ITEM_CHARS
-        if issubclass(type(item), Namespace):
-            item = _attributes(item)
-        if isinstance(item, Mapping):
-            todo += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
-            budget.check(size)
-            todo += item
-    budget.check(size)
-    return size
 
 
 def text_of(value: Any) -> str:
@@ -298,7 +248,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return str(value)
     text_size(value)
-    text: str = _kept(str(value))
+    text: str = kept(str(value))
     return text
 
 
@@ -310,7 +260,7 @@ def _finalize(context: Context, value: Any) -> str:
 def _limited(chunks: Iterable[str], max_chars: int) -> Iterator[str]:
     total = 0
     for chunk in chunks:
-        _budget.get().tick()
+        current_budget.get().tick()
         total += len(chunk)
         if total > max_chars:
             raise OutputTooLongError(f"its output is longer than {max_chars} characters")
@@ -320,19 +270,27 @@ def _limited(chunks: Iterable[str], max_chars: int) -> Iterator[str]:
 
 def _concat(parts: Iterable[str]) -> str:
     parts = list(parts)
-    _budget.get().check(sum(map(len, parts)))
-    text: str = _kept("".join(parts))
+    current_budget.get().check(sum(map(len, parts)))
+    text: str = kept("".join(parts))
     return text
 
 
-def _length(value: Any) -> int:
-    return _size(value) - _OBJECT_CHARS if isinstance(value, str | list | tuple) else 0
+def _comparing(function: Any) -> Callable[..., Any]:
+    """A filter or test that compares what it gets, checked before."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = [list(value) if isinstance(value, Iterator) else value for value in args]
+        check_comparable(*filter(is_container, given))
+        return function(*given, **kwargs)
+
+    return checked
 
 
 def _check_product(left: Any, right: Any) -> None:
     for one, other in ((left, right), (right, left)):
         if isinstance(other, int):
-            _budget.get().check(_length(one) * max(other, 0))
+            current_budget.get().check(length(one) * max(other, 0))
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
 
@@ -348,12 +306,12 @@ def _check_widths(wide: re.Pattern[str], pattern: str) -> None:
 
 
 def _check_replacing(text: str, old: str, new: str) -> None:
-    _budget.get().check(len(text) + text.count(old) * len(new))
+    current_budget.get().check(len(text) + text.count(old) * len(new))
 
 
 def _check_formatting(pattern: str, mark: str, values: Any) -> None:
     """``mark``: what begins a field in ``pattern``; each may have all of the values."""
-    _budget.get().check(len(pattern) + pattern.count(mark) * text_size(values))
+    current_budget.get().check(len(pattern) + pattern.count(mark) * text_size(values))
 
 
 @pass_environment
@@ -364,7 +322,7 @@ def _join(environment: Environment, value: Iterable[Any], d: str = "", attribute
     for item in value:
         part = text_of(item)
         size += len(part) + len(d) + 2  # and the place in the list
-        _budget.get().check(size)
+        current_budget.get().check(size)
         parts.append(part)
     return str(d).join(parts)
 
@@ -374,7 +332,7 @@ def _sum(environment: Environment, iterable: Iterable[Any], attribute: str | int
     if attribute is not None:
         iterable = map(make_attrgetter(environment, attribute), iterable)
     for item in iterable:
-        _budget.get().check(_length(start) + _length(item))
+        current_budget.get().check(length(start) + length(item))
         start = start + item
     return start
 
@@ -392,7 +350,7 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     size = len(width) if isinstance(width, str) else width
-    _budget.get().check(len(s) + (s.count("\n") + 1) * max(size, 0))
+    current_budget.get().check(len(s) + (s.count("\n") + 1) * max(size, 0))
     return do_indent(s, width, first, blank)
 
 

@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.text_core import chat_template_samples, family_templates
 from text_core.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
-from text_core.template_sandbox import TIME_LIMIT_S
+from text_core.template_budget import TIME_LIMIT_S
 
 Message = dict[str, Any]
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

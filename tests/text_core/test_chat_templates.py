@@ -4,12 +4,13 @@ import time
 from contextlib import suppress
 from datetime import datetime
 
+import jinja2
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.text_core import chat_template_samples
 from tests.text_core.trained_tokenizers import tokenizer_json
-from text_core import template_sandbox
+from text_core import template_budget, template_sandbox
 from text_core.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
 from text_core.tokenizer_files import TokenizerError
 
@@ -227,7 +228,7 @@ def test_the_sandbox_lets_nothing_out(template):
     ],
 )
 def test_what_runs_for_ever_is_stopped(monkeypatch, template):
-    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(template_budget, "TIME_LIMIT_S", 0.2)
     with pytest.raises(ChatTemplateError, match=r"it took more than 0\.2 s of processor time"):
         only(template).render(PLAIN)
 
@@ -293,9 +294,63 @@ HOARD = (
     ],
 )
 def test_what_grows_without_end_is_stopped(monkeypatch, template):
-    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 60.0)
+    monkeypatch.setattr(template_budget, "TIME_LIMIT_S", 60.0)
     with pytest.raises(ChatTemplateError, match=TOO_MUCH):
         only(template).render(PLAIN)
+
+
+DOUBLED = (
+    "{% set ns = namespace(a=[1], b=[1], t=(1,), d={1: 1}) %}{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}"
+    "{% set ns.a, ns.b, ns.d = [ns.a, ns.a], [ns.b, ns.b], {1: ns.d, 2: ns.d} %}{% endfor %}"
+)
+"""Values of 2^60 items, of which few are distinct."""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "ns.a == ns.b",
+        "1 < 2 != ns.a < ns.b",
+        "ns.a in [ns.b]",
+        "ns.a not in [ns.b]",
+        "{ns.t: 1}",
+        "{1: 2}[ns.t]",
+        "{1: 2}.get(ns.t)",
+        "dict([(ns.t, 1)])",
+        "dict.fromkeys([ns.t])",
+        "{1: 2}.keys() - [ns.t]",
+        "[ns.b].count(ns.a)",
+        "[ns.b].index(ns.a)",
+        "[ns.a, ns.b] | sort",
+        "[ns.t, ns.t] | unique | list",
+        "[{'x': ns.a}, {'x': ns.b}] | groupby('x')",
+        "[[ns.a], [ns.b]] | map('first') | max",
+        "[ns.a] | select('eq', ns.b) | list",
+        "ns.a is eq ns.b",
+        "ns.a is in [ns.b]",
+        "ns.d == ns.d.copy()",
+        "'%s' % ns.d",
+    ],
+)
+def test_a_comparison_of_shared_parts_is_stopped(monkeypatch, expression):
+    monkeypatch.setattr(template_budget, "TIME_LIMIT_S", 60.0)
+    with pytest.raises(ChatTemplateError, match=r"compares a value of more than|holds more than"):
+        only(f"{DOUBLED}{{{{ ({expression}) | string | length }}}}").render(PLAIN)
+
+
+def test_what_nests_too_deep_is_not_hashed():
+    nested = "{% set ns = namespace(t=(1,)) %}{% for i in range(COUNT) %}{% set ns.t = (ns.t,) %}{% endfor %}"
+    assert only(nested.replace("COUNT", "100") + "{{ {ns.t: 1} | length }}").render(PLAIN) == "1"
+    with pytest.raises(ChatTemplateError, match="nests deeper than 200 levels"):
+        only(nested.replace("COUNT", "1000") + "{{ {ns.t: 1} | length }}").render(PLAIN)
+
+
+def test_comparisons_are_those_of_jinja():
+    template = (
+        "{% set t = [1, 2] %}{{ 1 < t[0] + 1 <= t[1] != 3 }} {{ t == [1, 2] }} {{ t != t }} {{ [1] in [t] }}"
+        "{{ t not in [t] }} {{ t[0] > t[1] }} {{ t[1] >= t[0] }} {{ t is eq t }} {{ t[0] in t }}"
+    )
+    assert only(template).render(PLAIN) == jinja2.Environment().from_string(template).render()
 
 
 def test_long_chats_are_within_the_limits():
@@ -320,7 +375,7 @@ def test_a_template_may_make_more_than_it_holds():
 
 
 def test_time_in_which_others_run_does_not_count(monkeypatch):
-    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(template_budget, "TIME_LIMIT_S", 0.2)
     environment = template_sandbox.BoundedEnvironment()
     template = environment.template("{{ wait() }}{% for i in range(3) %}{{ i }}{% endfor %}")
     assert environment.render(template, {"wait": lambda: time.sleep(0.5) or "waited "}) == "waited 012"
