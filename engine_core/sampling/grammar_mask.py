@@ -105,13 +105,21 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
     def _use(self, state: _InGrammar, output: Tokens, use: Callable[[Matcher], None]) -> None:
         self._catch_up(state, output)
         use(state.matcher)
+        if state.matcher.forces_marker:
+            state.grammar = state.compiler.unforced(state.grammar)
+            self._use_another(state, state.compiler.matcher, output, use)
         for make in (state.compiler.matcher, state.compiler.fresh_matcher):
             if not state.matcher.lexer_is_full:
                 return
-            state.matcher = _matcher(make, state.grammar)
-            state.matcher.advance(output.tolist())
-            use(state.matcher)
+            self._use_another(state, make, output, use)
         state.matcher.lexer_is_full = False  # not by others: this one has failed for good
+
+    def _use_another(
+        self, state: _InGrammar, make: Callable[[str], Matcher], output: Tokens, use: Callable[[Matcher], None]
+    ) -> None:
+        state.matcher = _matcher(make, state.grammar)
+        state.matcher.advance(output.tolist())
+        use(state.matcher)
 
     def _catch_up(self, state: _InGrammar, output: Tokens) -> None:
         matcher = state.matcher

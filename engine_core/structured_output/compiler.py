@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine_core.errors import InvalidRequestError
 from engine_core.structured_output.matcher import Matcher
+from text_core.grammar.grammar_text import without_forcing
 from text_core.grammar.limits import LIMITS_VERSION, MAX_GRAMMAR_BYTES, parser_limits
 from text_core.grammar.token_table import TokenTableError, token_table
 from text_core.tokenizer import Tokenizer, TokenizerError
@@ -120,6 +121,10 @@ class GrammarCompiler:
         with self._lock:
             self._drop(self._compiled.get(_digest(grammar.encode(errors="replace"))))
         return self.matcher(grammar)
+
+    def unforced(self, grammar: str) -> str:
+        """``grammar`` for matchers that force nothing: see ``Matcher.forces_marker``."""
+        return without_forcing(grammar)
 
     def _template(self, grammar: str) -> _Compiled:
         text = grammar.encode(errors="replace")

@@ -53,6 +53,9 @@ class Matcher:
         """Why nothing can be sampled."""
         self.lexer_is_full = False
         """Whether it failed because its shared lexer reached a limit: a new lexer may be able to go on."""
+        self.forces_marker = False
+        """Whether it failed because a text that must come spells a special token, which llguidance takes it for, and
+        which its parser refuses: a matcher that forces nothing can go on."""
         self._ended = False
         """Whether the output has an eos token."""
 
@@ -103,7 +106,8 @@ class Matcher:
         """
         if limit == 0 or self._matcher is None or self._ended or self.failed_at is not None:
             return []
-        return self._matcher.compute_ff_tokens()[:limit]
+        tokens = self._matcher.compute_ff_tokens()[:limit]
+        return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
 
     def _fill(self, matcher: LLMatcher, row: npt.NDArray[np.uint32], position: int) -> bool:
         """Write to ``row`` [W] what can be sampled at output ``position``; return whether anything can."""
@@ -115,10 +119,18 @@ class Matcher:
             self._fail(position, _DEAD_END if "NoExtension" in error else f"{_CANNOT_FOLLOW}: {error}")
         elif not row.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             self._fail(position, _DEAD_END)
+        elif (token := _only(row)) is not None and not self._admits(matcher, token):
+            self.forces_marker = True
+            self._fail(position, f"{_CANNOT_FOLLOW}: what must come spells token {token}, which has another meaning")
         else:
             return True
         row.fill(ALL)
         return False
+
+    def _admits(self, matcher: LLMatcher, token: int) -> bool:
+        if token in self._eos_token_ids and matcher.is_accepting():
+            return True
+        return matcher.validate_tokens([token]) == 1
 
     def _error(self, matcher: LLMatcher) -> str:
         """Why ``matcher`` failed, in llguidance's words. Sets ``lexer_is_full``."""
@@ -128,3 +140,12 @@ class Matcher:
 
     def _fail(self, position: int, problem: str) -> None:
         self.failed_at, self.problem = position, problem
+
+
+def _only(row: npt.NDArray[np.uint32]) -> int | None:
+    """The token that ``row`` allows, if it is only one."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return None
+    word = int(row[words[0]])
+    return None if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1

@@ -17,7 +17,15 @@ from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
 from text_core.grammar.lark import literal
 from text_core.grammar.limits import WRITTEN_GRAMMAR
 from text_core.grammar.references import MAX_LEVELS, levels
-from text_core.grammar.regex import MAX_SIZE, RegexError, size_of, whole_match
+from text_core.grammar.regex import (
+    MAX_OPTIONAL,
+    MAX_SIZE,
+    RegexError,
+    is_optional,
+    longest_run,
+    size_of,
+    whole_match,
+)
 
 FIELD = "grammar"
 
@@ -74,6 +82,12 @@ class _Node:
     """Needs that must end for this part to end."""
     levels: int = 1
     """Depth of nested groups and repetitions."""
+    is_optional: bool = False
+    """Whether it is repeated from 0 times on, or matches the empty text."""
+    name: str | None = None
+    """The rule or terminal that it is."""
+    sequences: list[list[_Node]] = field(default_factory=list)
+    """A group's alternatives."""
 
 
 def checked_grammar(text: str, marker: Callable[[str], str] = literal) -> str:
@@ -120,6 +134,7 @@ class _Reader:
             raise ConstraintError(FIELD, "has no rule named start")
         self._check_depth()
         self._check_sizes()
+        self._check_optional()
         self._check_ends()
         return "\n".join([WRITTEN_GRAMMAR, "".join(self._parts).lstrip()])
 
@@ -186,15 +201,16 @@ class _Reader:
                     self._refuse(f"{match[0]!r} has nothing to repeat")
                 alternatives[-1].append(self._repeated(alternatives[-1].pop(), match))
             elif match["name"]:
-                alternatives[-1].append(_Node(0, [(match["name"], 1)], match["name"]))
+                alternatives[-1].append(_Node(0, [(match["name"], 1)], match["name"], name=match["name"]))
             elif not match["blank"] and not match["alias"]:
-                alternatives[-1].append(_Node(self._size(match)))
+                alternatives[-1].append(self._text(match))
         nodes = [node for sequence in alternatives for node in sequence]
         return _Node(
             sum(node.size for node in nodes),
             [use for node in nodes for use in node.uses],
             [tuple(node.needs for node in sequence) for sequence in alternatives],
             1 + max((node.levels for node in nodes), default=0),
+            sequences=alternatives,
         )
 
     def _group(self, opening: str, depth: int, end: int) -> _Node:
@@ -205,7 +221,7 @@ class _Reader:
         self._parts.append(closing)
         self._position += 1
         if opening == "[":
-            node.needs = ()
+            node.needs, node.is_optional = (), True
         return node
 
     def _rewritten(self, match: re.Match[str]) -> str:
@@ -220,10 +236,11 @@ class _Reader:
         except RegexError as error:
             self._refuse(f"the regular expression {error}")
 
-    def _size(self, match: re.Match[str]) -> int:
+    def _text(self, match: re.Match[str]) -> _Node:
         if match["regex"]:
-            return size_of(match["regex"][1 : match["regex"].rindex("/")])
-        return len(match[0]) if match["string"] else 1
+            pattern = match["regex"][1 : match["regex"].rindex("/")]
+            return _Node(size_of(pattern), is_optional=is_optional(pattern))
+        return _Node(len(match[0]) if match["string"] else 1)
 
     def _repeated(self, node: _Node, match: re.Match[str]) -> _Node:
         low, high = 0, 1
@@ -236,7 +253,8 @@ class _Reader:
             low, high = int(first), int(last or first)
         count = max(low, high, 1)
         uses = [(name, times * count) for name, times in node.uses]
-        return _Node(node.size * count, uses, node.needs if low else (), node.levels + 1)
+        needs, optional = (node.needs, node.is_optional) if low else ((), True)
+        return _Node(node.size * count, uses, needs, node.levels + 1, optional, sequences=[[node]])
 
     def _check_depth(self) -> None:
         graph = {name: {used for used, _ in node.uses if used in self._rules} for name, node in self._rules.items()}
@@ -263,6 +281,30 @@ class _Reader:
                 raise ConstraintError(
                     FIELD, f"has more than {MAX_SIZE} characters when its repetitions are written out"
                 )
+
+    def _check_optional(self) -> None:
+        """Terminals must not have too many optional parts in a row, those of the terminals they use included."""
+        weights: dict[str, int] = {}
+
+        def of_name(name: str) -> int:
+            if name not in weights:
+                node = self._rules.get(name)
+                weights[name] = 0 if node is None else weight(node)
+            return weights[name]
+
+        def weight(node: _Node) -> int:
+            """The optional parts in a row that ``node`` is; 0: it matches no empty text."""
+            if node.name is not None:
+                return of_name(node.name)
+            runs = [[weight(each) for each in sequence] for sequence in node.sequences]
+            if max(map(longest_run, runs), default=0) > MAX_OPTIONAL:
+                raise ConstraintError(FIELD, f"has more than {MAX_OPTIONAL} optional parts in a row in a terminal")
+            found = max((max(1, sum(run)) for run in runs if all(run)), default=0)
+            return 1 if node.is_optional else found
+
+        for name in self._rules:
+            if name.lstrip("_").isupper() or name.startswith("%"):
+                of_name(name)
 
     def _check_ends(self) -> None:
         """Every rule must be able to end."""

@@ -50,6 +50,16 @@ def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
             return tags_grammar(constraint, marker)
 
 
+def without_forcing(grammar: str) -> str:
+    """``grammar`` for a matcher that allows every token of a text that must come, not only the tokenizer's first."""
+    option = '%llguidance {"no_forcing": true}\n'
+    if not grammar.startswith("{"):
+        return option + grammar
+    parts = json.loads(grammar)
+    parts["grammars"][0]["lark_grammar"] = option + parts["grammars"][0]["lark_grammar"]
+    return json.dumps(parts)
+
+
 def with_parts(rules: str, parts: Mapping[str, str]) -> str:
     """A grammar in which ``rules``, and the grammars ``parts``, may refer to parts as ``@name``."""
     if len(parts) == 1 and rules in (f"start: @{name}" for name in parts):

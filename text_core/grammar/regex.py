@@ -8,6 +8,7 @@ is refused. Parsing also bounds an expression's cost before llguidance sees it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NoReturn
@@ -18,6 +19,9 @@ MAX_DEPTH = 50
 """Maximum depth of nested groups."""
 MAX_SIZE = 20_000
 """Maximum characters and classes, with all repetitions expanded."""
+
+MAX_OPTIONAL = 500
+"""Maximum optional parts in a row: with n, each text that they match has n expressions of n alternatives."""
 
 ANY_TEXT = "(?s:.*)"
 
@@ -60,6 +64,8 @@ class _Part:
     """A group's alternatives."""
     least: str | None = None
     """The text of a repetition at its lowest count: where any text may stand beside it, that says the same."""
+    optional: int = 0
+    """The optional parts in a row that it is; 0: it matches no empty text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,11 @@ def size_of(pattern: str) -> int:
     return sum(map(_size, _read(pattern)))
 
 
+def is_optional(pattern: str) -> bool:
+    """Whether ``pattern`` matches the empty text. Raises ``RegexError``."""
+    return _optional(_read(pattern)) > 0
+
+
 def _read(pattern: str) -> tuple[_Branch, ...]:
     reader = _Reader(without_look_ahead(pattern))
     branches = reader.alternatives(0)
@@ -143,6 +154,21 @@ def _size(branch: _Branch) -> int:
     return sum(part.size for part in branch.parts if isinstance(part, _Part))
 
 
+def _optional(branches: tuple[_Branch, ...]) -> int:
+    """The optional parts in a row of a group of ``branches``; 0 if it matches no empty text."""
+    runs = [[part.optional for part in branch.parts if isinstance(part, _Part)] for branch in branches]
+    return max((max(1, sum(run)) for run in runs if all(run)), default=0)
+
+
+def longest_run(weights: Iterable[int]) -> int:
+    """The most optional parts in a row; a part of weight 0 is not optional."""
+    longest = run = 0
+    for weight in weights:
+        run = run + weight if weight else 0
+        longest = max(longest, run)
+    return longest
+
+
 class _Reader:
     """Reads an expression from left to right."""
 
@@ -164,7 +190,7 @@ class _Reader:
         while (char := self._peek()) not in ("", ")"):
             if char == "|":
                 self.position += 1
-                branches.append(_Branch(tuple(parts)))
+                branches.append(self._branch(parts))
                 parts = []
             elif match := _FLAGS.match(self.pattern, self.position):
                 if depth or branches or parts:
@@ -173,7 +199,12 @@ class _Reader:
                 self.position = match.end()
             else:
                 parts.append(self._repeated(self._atom(depth)))
-        return (*branches, _Branch(tuple(parts)))
+        return (*branches, self._branch(parts))
+
+    def _branch(self, parts: list[_Part | _Edge]) -> _Branch:
+        if longest_run(part.optional for part in parts if isinstance(part, _Part)) > MAX_OPTIONAL:
+            self.refuse(f"has more than {MAX_OPTIONAL} optional parts in a row: repeat one with {{0,n}}")
+        return _Branch(tuple(parts))
 
     def _counted(self) -> None:
         self._count += 1
@@ -227,7 +258,8 @@ class _Reader:
         self.position += 1
         self.flags = flags
         texts = ("".join(part.text for part in branch.parts if isinstance(part, _Part)) for branch in branches)
-        return _Part("(?:" + "|".join(texts) + ")", 1 + sum(map(_size, branches)), branches)
+        text, size = "(?:" + "|".join(texts) + ")", 1 + sum(map(_size, branches))
+        return _Part(text, size, branches, optional=_optional(branches))
 
     def _repeated(self, part: _Part | _Edge) -> _Part | _Edge:
         char = self._peek()
@@ -257,7 +289,8 @@ class _Reader:
         if (following and following in "*+?") or _COUNT.match(self.pattern, self.position):
             self.refuse("a repetition is repeated, or possessive")
         least = f"(?:{part.text}){{{low}}}" if low else ""
-        return _Part(f"(?:{part.text}){written}", max(1, part.size * max(low, high)), least=least)
+        optional = int(low == 0 or part.optional > 0)
+        return _Part(f"(?:{part.text}){written}", max(1, part.size * max(low, high)), least=least, optional=optional)
 
     def _escape(self) -> _Part | _Edge:
         letter = self._peek()

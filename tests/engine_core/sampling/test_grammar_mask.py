@@ -26,8 +26,11 @@ from tests.engine_core.structured_output.grammars import (
     compiler,
     ids_of,
     new_compiler,
+    text_of,
     tokens_in,
 )
+from text_core.grammar.constraints import OneOf
+from text_core.grammar.grammar_text import grammar_of, with_parts
 
 OPS = [NumpyOps(VOCAB), TorchOps()]
 PROMPT = [7, 8, 9]
@@ -152,6 +155,25 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_own_sequence() -> None:
     assert failed.failed_at == 0
     assert "Expected token" in failed.problem
     assert state.grammar_mask.following(1, np.array(IDS[:1]), 2).drafts == IDS[1:3]
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("text", ["<tool>", "a <s> b", "see <|im_end|>", "</s>", "plain"])
+def test_a_text_that_must_come_is_written_though_it_spells_a_special_token(text: str, parts: bool) -> None:
+    grammar = grammar_of(OneOf((text,)))
+    params = SamplingParams(temperature=0.0, grammar=with_parts("start: @a | @b", {"a": grammar, "b": grammar}))
+    state = metadata(params if parts else SamplingParams(temperature=0.0, grammar=grammar))
+    output: list[int] = []
+    while len(output) < 40:
+        following = state.grammar_mask.following(0, np.array(output, np.int32), 3)
+        assert following.problem == ""
+        allowed = tokens_in(state.allowed(rows_of([output], [following.drafts]))[0])
+        assert set(following.drafts[:1]) <= allowed
+        token = max(allowed)
+        output.append(token)
+        if token == EOS:
+            break
+    assert text_of(output) == text
 
 
 def test_a_rank_that_follows_marks_the_slot_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -14,6 +15,7 @@ from text_core.grammar.constraints import (
     ConstraintError,
     Grammar,
     JsonObject,
+    JsonSchema,
     OneOf,
     Regex,
     StructuralTag,
@@ -81,6 +83,8 @@ def test_regular_expressions(pattern: str, fitting: list[str], others: list[str]
         (r"\q", r"the escape '\q' is not supported"),
         (r"\ud800", "0xd800 is not a character"),
         ("(?P=a)", "'(?P' is not supported"),
+        ("a?" * 501, "has more than 500 optional parts in a row"),
+        ("(?:a*b{0,3}(?:c|))" * 200, "has more than 500 optional parts in a row"),
     ],
     ids=lambda value: value[:30],
 )
@@ -161,6 +165,17 @@ def test_context_free_grammars_that_are_refused(name: str) -> None:
     with pytest.raises(ConstraintError):
         checker().check(grammar_of(Grammar(GRAMMARS[name])), "grammar")
     assert time.thread_time() - began < 2
+
+
+def test_optional_parts_in_a_row_are_counted_through_terminals() -> None:
+    repeated = "start: TEXT\nTEXT: " + "PART " * 60 + '\nOTHER: OPTIONAL\nOPTIONAL: "d"*\nPART: '
+    for part in ('"b"?', "/b*/", '["b"]', '("b" | "c"?)', "OTHER"):
+        with pytest.raises(ConstraintError, match="has more than 500 optional parts in a row in a terminal"):
+            grammar_of(Grammar(repeated + f"{part} " * 9))
+    for part in ('"b"', "/b+/", '("b" | "c"+)', "OTHER+ /b/"):
+        checker().check(grammar_of(Grammar(repeated + f"{part} " * 9)))
+    with pytest.raises(ConstraintError, match="/pattern: has more than 500 optional"):
+        grammar_of(JsonSchema(json.dumps({"type": "string", "pattern": "^" + "a?" * 501})))
 
 
 def test_long_rules_are_read_in_time() -> None:
