@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -107,10 +108,22 @@ def main() -> None:
         sys.stdout.flush()
     except (_OutputClosed, BrokenPipeError):
         code = _BROKEN_PIPE_CODE
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in (1, 2):  # the interpreter still flushes both
-            os.dup2(nowhere, descriptor)
+        _write_no_more(1, 2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        with suppress(OSError):
+            print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr, flush=True)
+        code = 1
+        _write_no_more(1)
     sys.exit(code)
+
+
+def _write_no_more(*descriptors: int) -> None:
+    """Send what is still written to nowhere: the interpreter flushes its streams as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
 
 
 def _open_closed_streams() -> None:

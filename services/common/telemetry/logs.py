@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from io import TextIOBase
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor
@@ -37,7 +38,7 @@ def logs_json(settings: TelemetrySettings, stream: TextIO) -> bool:
 
 def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | None = None) -> None:
     """Send the logs of this process, those of libraries included, to ``stream`` (default: stderr)."""
-    stream = stream or sys.stderr
+    stream = cast("TextIO", _LogStream(stream or sys.stderr))
     as_json = logs_json(settings, stream)
     level = _LEVELS[settings.log_level]
 
@@ -78,6 +79,25 @@ def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | N
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
+
+
+class _LogStream(TextIOBase):
+    """Writes to ``stream`` what it takes: a service serves on, and stops, where its log has no reader or no room."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 def _is_not_a_disconnect(record: logging.LogRecord) -> bool:

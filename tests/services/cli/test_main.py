@@ -248,6 +248,11 @@ def test_a_command_whose_streams_are_closed_does_its_work(closed, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_output_that_has_no_room_is_one_line():
+    done = run("sh", "-c", f"{sys.executable} -m services.cli --version >/dev/full", timeout=60)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+
+
 def test_help_is_a_command_too():
     of_all, of_serve = (CliRunner().invoke(cli, arguments).output for arguments in (["help"], ["help", "serve"]))
     assert of_all == CliRunner().invoke(cli, ["--help"]).output

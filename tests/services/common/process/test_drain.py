@@ -38,6 +38,14 @@ class Process:
         return self.popen.returncode, rest
 
 
+def test_a_process_whose_log_has_no_reader_can_be_stopped():
+    process = Process("0", drain_seconds=30.0)
+    process.popen.stderr.close()
+    process.popen.send_signal(signal.SIGTERM)
+    process.popen.wait(timeout=60)
+    assert process.popen.returncode == 0
+
+
 def test_a_signal_drains_with_health_saying_so_while_open_streams_go_on():
     process = Process("0", drain_seconds=30.0)
     with grpc.insecure_channel(process.address) as channel:

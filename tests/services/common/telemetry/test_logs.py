@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import os
+from contextlib import suppress
 
 import pytest
 import structlog
@@ -32,6 +34,19 @@ def configured(log_format="json", log_level="info"):
 
 def records(stream):
     return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_log_without_a_reader_or_room_stops_nothing(log_format):
+    reading, writing = os.pipe()
+    os.close(reading)
+    for file in (writing, os.open("/dev/full", os.O_WRONLY)):
+        with suppress(OSError), os.fdopen(file, "w", buffering=1) as stream:
+            configure_logs(TelemetrySettings(log_format=log_format), "engine", stream)
+            log.warning("stopping")
+            logging.getLogger("library").warning("stopping")
+            stopped = file
+        assert stopped == file
 
 
 def test_a_json_line_has_what_every_line_has_first_and_the_request_it_is_about():
