@@ -3,7 +3,7 @@
 In reading order:
 
 tokenizer_files, special_tokens, tokenizer         a checkpoint's tokenizer, loaded like in transformers
-chat_templates, system_messages                    messages → prompt text
+chat_templates, system_messages, message_turns     messages → prompt text
 template_sandbox, template_budget                  bounds of a template's time and size
 pieces, incremental_decoder, stop_strings          ids → text one by one; stop strings in growing text
 choice_decoder                                     combines these for one choice: ids in, deltas out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
@@ -16,6 +17,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
+from text_core.message_turns import in_turns
 from text_core.parsing.detection import PROBED_ARGUMENTS, PROBED_NAME, calls_in, calls_shown, reasoning_in
 from text_core.parsing.formats import NONE
 from text_core.special_tokens import read_special_tokens
@@ -180,7 +182,8 @@ class ChatTemplates:
         because a model wrote no JSON object, stay text; a template that fails on it gets the text within an object.
 
         System messages after the first message stay in place if the template shows them there; else they are merged or
-        moved (``system_messages``).
+        moved (``system_messages``). Messages of the user that a template refuses for the turn become part of the
+        message before them (``message_turns``).
 
         ``tools`` and ``documents`` are passed to the template unchanged; documents may be among ``template_args``, too.
         ``template_name`` defaults to ``tool_use`` if there are tools and the model has such a template, else to
@@ -214,15 +217,26 @@ class ChatTemplates:
         if has_more_than_the_first(chat):
             chat = self._arranged(name, chat, variables)
         continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
-        variables["messages"] = chat
-        try:
-            rendered = self._render(name, variables, max_chars)
-        except ChatTemplateError:
-            within = list(map(_with_object_arguments, chat))
-            if within == chat:
-                raise
-            rendered = self._render(name, variables | {"messages": within}, max_chars)
+        rendered = self._rendered(name, chat, variables, max_chars)
         return rendered if continued is None else _cut_at_mark(rendered, continued)
+
+    def _rendered(self, name: str, chat: list[dict[str, Any]], variables: Mapping[str, Any], max_chars: int) -> str:
+        """``chat`` in the first form that the template takes; raises what it says of the chat as it is."""
+        end = time.thread_time() + TIME_LIMIT_S  # for all other forms together; each rendering has its own limit, too
+        try:
+            return self._render(name, {**variables, "messages": chat}, max_chars)
+        except ChatTooLongError:
+            raise
+        except ChatTemplateError as error:
+            problem = error
+        tried = [chat]
+        turns = in_turns(chat)
+        for form in ([*map(_with_object_arguments, chat)], turns, [*map(_with_object_arguments, turns)]):
+            if form not in tried and time.thread_time() < end:
+                tried.append(form)
+                with suppress(ChatTemplateError):
+                    return self._render(name, {**variables, "messages": form}, max_chars)
+        raise problem
 
     def formats(self, template_name: str | None, has_tools: bool) -> tuple[str, str]:
         """Names of a template's formats of tool calls and reasoning; ``none`` without such a template.

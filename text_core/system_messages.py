@@ -51,7 +51,7 @@ def _as_it_stands(chat: _Chat) -> _Chat:
 def _one_first(chat: _Chat) -> _Chat:
     """Merge the leading system messages."""
     first = list(takewhile(_is_systems, chat))
-    return [_merged(first), *chat[len(first) :]] if first else chat
+    return [merged(first), *chat[len(first) :]] if first else chat
 
 
 def _later_ones_by_the_user(chat: _Chat) -> _Chat:
@@ -63,7 +63,7 @@ def _later_ones_by_the_user(chat: _Chat) -> _Chat:
 
 def _all_first(chat: _Chat) -> _Chat:
     """Merge all system messages into one, at the beginning."""
-    return [_merged(list(filter(_is_systems, chat))), *(message for message in chat if not _is_systems(message))]
+    return [merged(list(filter(_is_systems, chat))), *(message for message in chat if not _is_systems(message))]
 
 
 def _by_the_user(chat: _Chat) -> _Chat:
@@ -79,7 +79,7 @@ def _by_the_user(chat: _Chat) -> _Chat:
         else:
             turns.append([said])
         last = message
-    return [turn[0] if len(turn) == 1 else {**turn[-1], **_merged(turn)} for turn in turns]
+    return [turn[0] if len(turn) == 1 else {**turn[-1], **merged(turn)} for turn in turns]
 
 
 ARRANGEMENTS: tuple[Callable[[_Chat], _Chat], ...] = (
@@ -100,7 +100,7 @@ def _content(message: dict[str, Any]) -> Any:
     return message.get("content", "")
 
 
-def _merged(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merged(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The first message, with the contents of all joined."""
     contents = [_content(message) for message in messages]
     if all(isinstance(content, str) for content in contents):

@@ -31,16 +31,21 @@ _Chat = list[dict[str, Any]]
 def tools_as_text(chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, in_system: bool) -> _Chat:
     """``chat`` with ``tools`` described in its first message, and with calls and results as text.
 
-    ``in_system``: that is a system message, added if there is none; else the first message, whoever's it is.
+    ``in_system``: that is a system message, added if there is none; else the first that is none, as the template shows
+    no system messages.
     """
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     instructions = _INSTRUCTIONS.format(tools=lines)
     messages = _with_results_joined([_as_text(message) for message in chat])
-    if messages[0].get("role") in ("system", "developer"):
-        return [_with_text(messages[0], "\n\n" + instructions), *messages[1:]]
-    if not in_system:
-        return [_with_text(messages[0], instructions + "\n\n", before=True), *messages[1:]]
-    return [{"role": "system", "content": instructions}, *messages]
+    is_systems = [message.get("role") in ("system", "developer") for message in messages]
+    if not in_system and not all(is_systems):
+        first = is_systems.index(False)
+        messages[first] = _with_text(messages[first], instructions + "\n\n", before=True)
+    elif is_systems[0]:
+        messages[0] = _with_text(messages[0], "\n\n" + instructions)
+    else:
+        messages.insert(0, {"role": "system", "content": instructions})
+    return messages
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,12 @@ def test_a_template_without_system_messages_has_them_in_the_first_one() -> None:
     assert rendered.endswith("\n\nSum?<assistant>")
 
 
+def test_a_template_that_drops_system_messages_shows_the_tools_all_the_same() -> None:
+    drops = "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+    rendered = templates(drops).render([{"role": "system", "content": "Be brief."}, *CHAT[:1]], tools=TOOLS)
+    assert rendered.startswith("<user># Tools")
+
+
 def test_calls_and_results_are_shown_as_the_model_is_to_write_and_read_them() -> None:
     rendered = templates(PLAIN).render(CHAT, tools=TOOLS)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>'
