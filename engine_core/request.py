@@ -12,11 +12,13 @@ class ReasoningBudget:
     """After so many tokens of reasoning its end is forced."""
 
     max_tokens: int
-    """≥ 0; the tokens between the markers."""
+    """≥ 0; the tokens between the markers, of all reasoning together."""
     closing: tuple[int, ...]
     """The marker that ends the reasoning; its first token stands for nothing else. Not empty."""
     opening: tuple[int, ...] = ()
     """The marker that begins it, at the beginning of the output; empty if the prompt has begun it."""
+    again: tuple[int, ...] = ()
+    """The marker that begins reasoning anywhere; empty if it can only come first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,32 +12,40 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
 from services.processor.admission.request_resolution import resolve_request
+from services.processor.checked_grammars import CheckedGrammars
 from services.processor.served_models import ServedModel
 from services.ring.errors import Refused
-from services.ring.identity import REASONING_BUDGET, PeerId
+from services.ring.identity import CONSTRAINT, REASONING_BUDGET, PeerId
 from tests.services.processor.model_specs import served_model
+from tests.text_core.grammar.matching import Compiled, checker
+from text_core.answer_grammar import AnswerForm, ToolCalls, answer_grammar
 from text_core.chat_templates import ChatTemplates, TemplateSource
+from text_core.grammar.checker import GrammarChecker
+from text_core.parsing import harmony
+from text_core.parsing.tool_grammar import ToolSpec
 from text_core.tokenizer import Tokenizer
 
 ME = PeerId("p", 1)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think>' if thinks else '' }}{# </think> #}"
 
 
-def reasoning_model(*markers: str, capable: bool = True) -> ServedModel:
+def reasoning_model(*markers: str, capable: bool = True, special: bool = False) -> ServedModel:
     """With ``markers`` as tokens of their own."""
     served = served_model()
     library = HFTokenizer.from_file("checkpoints/tiny/tokenizer.json")
-    library.add_tokens([AddedToken(marker) for marker in markers])
+    library.add_tokens([AddedToken(marker, special=special) for marker in markers])
     model = engine_pb2.GetModelResponse()
     model.CopyFrom(served.model)
     model.vocab_size = library.get_vocab_size()
-    model.capabilities.extend([REASONING_BUDGET] if capable else [])
+    model.capabilities.extend([CONSTRAINT, *([REASONING_BUDGET] if capable else [])])
+    tokenizer = Tokenizer.from_files({"tokenizer.json": library.to_str().encode()})
     return replace(
         served,
         model=model,
-        tokenizer=Tokenizer.from_files({"tokenizer.json": library.to_str().encode()}),
+        tokenizer=tokenizer,
+        grammars=CheckedGrammars(GrammarChecker(tokenizer, model.vocab_size, model.eos_token_ids)),
         chat=ChatTemplates({"default": TemplateSource(TEMPLATE)}),
-        limits=replace(served.limits, vocab_size=model.vocab_size),
+        limits=replace(served.limits, vocab_size=model.vocab_size, max_model_len=512),
     )
 
 
@@ -63,6 +71,53 @@ def test_the_engine_gets_the_markers() -> None:
     assert begun == engine_pb2.ReasoningBudget(max_tokens=7, closing=[ids["</think>"]])
     assert budget_of(served, stopping={}) is None
     assert budget_of(served, output={"parse": {"reasoning": "none"}}) is None
+
+
+def test_reasoning_may_begin_again_where_its_marker_is_special() -> None:
+    """As the parser of the answer has it."""
+    served = reasoning_model("<think>", "</think>", special=True)
+    for begun in (True, False):
+        budget = budget_of(served, output={"parse": {"begins_in_reasoning": begun}})
+        assert budget is not None
+        assert list(budget.again) == [served.tokenizer.added_tokens()["<think>"]]
+        assert list(budget.opening) == ([] if begun else list(budget.again))
+    plain = budget_of(reasoning_model("</think>"), output={"parse": {"begins_in_reasoning": True}})
+    assert plain is not None
+    assert not plain.again, "no token begins it"
+
+
+def test_a_form_begins_where_the_reasoning_is_ended() -> None:
+    served = reasoning_model("<think>", "</think>")
+    begun = {"output": {"parse": {"begins_in_reasoning": True}}}
+    assert budget_of(served, **begun, constraint={"json_object": True}) == budget_of(served, **begun)
+    bound = {"json_object": True, "after_reasoning": False}
+    with pytest.raises(Refused, match=r"max_reasoning_tokens: set, but the form .* includes its reasoning"):
+        budget_of(served, **begun, constraint=bound)
+    assert budget_of(served, constraint=bound) == budget_of(served)
+
+
+@pytest.mark.parametrize("mode", ["MODE_REQUIRED", "MODE_AUTO"])
+def test_messages_in_channels_are_ended_where_calls_may_follow(mode: str) -> None:
+    """What is forced is what the grammar of calls admits."""
+    served = reasoning_model(*harmony.MARKERS, special=True)
+    tools = [{"name": "f", "parameters_json": '{"properties": {"a": {"type": "integer"}}}', "strict": True}]
+    messages = [{"role": "user", "content": "a"}]
+    chat = {"messages": messages, "tools": tools, "tool_choice": {"mode": mode}}
+    parse = {"tool_calls": "harmony", "reasoning": "harmony"}
+    budget = budget_of(served, chat=chat, output={"parse": parse})
+    assert budget is not None
+    opening, closing = (
+        served.tokenizer.decode(ids, skip_special_tokens=False) for ids in (budget.opening, budget.closing)
+    )
+    assert opening == "<|channel|>analysis<|message|>"
+    assert budget.again == budget.opening
+    required = mode == "MODE_REQUIRED"
+    assert closing == "<|end|><|start|>assistant<|channel|>" + ("commentary" if required else "")
+    tool = ToolSpec("f", {"properties": {"a": {"type": "integer"}}}, strict=True)
+    form = AnswerForm(ToolCalls((tool,), required), True, "harmony", tool_calls="harmony")
+    compiled, call = Compiled(answer_grammar(form, checker().marker)), ' to=functions.f<|message|>{"a": 1}'
+    for rest in [call] if required else ["final<|message|>Hello", f"commentary{call}"]:
+        assert compiled.accepts(f"{opening}so{closing}{rest}")
 
 
 @pytest.mark.parametrize(

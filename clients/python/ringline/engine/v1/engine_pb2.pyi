@@ -262,8 +262,9 @@ class ReasoningBudget(google.protobuf.message.Message):
     MAX_TOKENS_FIELD_NUMBER: builtins.int
     CLOSING_FIELD_NUMBER: builtins.int
     OPENING_FIELD_NUMBER: builtins.int
+    AGAIN_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
-    """Tokens between the markers."""
+    """Tokens between the markers, of all reasoning together."""
     @property
     def closing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The marker that ends it, whose first id stands for nothing else; 1 to 16 ids."""
@@ -274,14 +275,19 @@ class ReasoningBudget(google.protobuf.message.Message):
         begun it.
         """
 
+    @property
+    def again(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The marker that begins reasoning anywhere in the output; at most 16 ids. Empty: reasoning can only come first."""
+
     def __init__(
         self,
         *,
         max_tokens: builtins.int = ...,
         closing: collections.abc.Iterable[builtins.int] | None = ...,
         opening: collections.abc.Iterable[builtins.int] | None = ...,
+        again: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["closing", b"closing", "max_tokens", b"max_tokens", "opening", b"opening"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["again", b"again", "closing", b"closing", "max_tokens", b"max_tokens", "opening", b"opening"]) -> None: ...
 
 global___ReasoningBudget = ReasoningBudget
 
