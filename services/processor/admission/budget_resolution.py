@@ -30,7 +30,8 @@ def resolve_budget(
         problem = f"{_FIELD}: this model's engine cannot limit reasoning (it lacks the capability {REASONING_BUDGET})"
         raise Refused(Code.FAILED_PRECONDITION, problem, reason=Reason.CAPABILITY_MISSING, field=_FIELD)
     if parse is None:
-        raise refuse(_FIELD, "set, but the answer is not divided: expected output.parse, too, or no limit")
+        problem = "set, but the answer is not divided: expected a chat (by gRPC, output.parse, too), or no limit"
+        raise refuse(_FIELD, problem)
     if parse.reasoning == NONE:
         return None  # a model that does not reason keeps any limit
     form, tokenizer = REASONING_FORMATS[parse.reasoning], served_model.tokenizer
@@ -43,7 +44,7 @@ def resolve_budget(
             problem = f"set, but this model writes {text} in tokens that also stand for other text: expected no limit"
             raise refuse(_FIELD, problem)
     return engine_pb2.ReasoningBudget(
-        max_tokens=request.stopping.max_reasoning_tokens,
+        max_tokens=min(request.stopping.max_reasoning_tokens, served_model.limits.max_model_len),
         closing=closing,
         opening=() if parse.begins_in_reasoning else opening,
         again=opening if _begins_anywhere(form, tokenizer, opening) else (),

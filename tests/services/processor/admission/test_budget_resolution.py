@@ -57,7 +57,7 @@ def budget_of(served: ServedModel, **request: Any) -> engine_pb2.ReasoningBudget
     assert (REASONING_BUDGET in submit.requires) == submit.HasField("reasoning_budget")
     assert (REASONING_BUDGET in resolved.needs.engine) == submit.HasField("reasoning_budget")
     admitted = inference_pb2.Admitted.FromString(resolved.packed_admitted)
-    assert admitted.stopping.HasField("max_reasoning_tokens") == ("stopping" not in request)
+    assert admitted.stopping.max_reasoning_tokens == fields["stopping"].get("max_reasoning_tokens", 0)
     return submit.reasoning_budget if submit.HasField("reasoning_budget") else None
 
 
@@ -84,6 +84,13 @@ def test_reasoning_may_begin_again_where_its_marker_is_special() -> None:
     plain = budget_of(reasoning_model("</think>"), output={"parse": {"begins_in_reasoning": True}})
     assert plain is not None
     assert not plain.again, "no token begins it"
+
+
+def test_a_budget_larger_than_the_context_is_no_limit() -> None:
+    served = reasoning_model("<think>", "</think>")
+    budget = budget_of(served, stopping={"max_reasoning_tokens": 2**32 - 1})
+    assert budget is not None
+    assert budget.max_tokens == served.limits.max_model_len
 
 
 def test_a_form_begins_where_the_reasoning_is_ended() -> None:
