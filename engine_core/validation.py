@@ -29,6 +29,8 @@ MAX_LIST_ITEMS = 1024
 MAX_REASONING_TOKENS = 2**31 - 1
 _MOST_MARKER = 16
 """Tokens of a marker around reasoning."""
+_MOST_BLANK = 4096
+"""Tokens of white space that may come before it."""
 _INTEGERS = ("seed", "n", "max_tokens", "min_tokens")
 _OPTIONAL_INTEGERS = ("top_k", "logprobs", "prompt_logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
@@ -99,6 +101,7 @@ def _check_param_types(params: SamplingParams) -> None:
         _check_integer("reasoning_budget", budget.max_tokens)
         for marker in (budget.opening, budget.closing, budget.again):
             _check_type("reasoning_budget", marker, _LISTS, "a tuple of token ids for each marker")
+        _check_type("reasoning_budget", budget.blank, Set, "a set of token ids of white space")
 
 
 def _check_type(field: str, value: object, types: type | tuple[type, ...], accepted: str) -> None:
@@ -194,7 +197,11 @@ def _check_budget(budget: ReasoningBudget, model: ModelSpec) -> None:
         raise InvalidRequestError(
             "reasoning_budget", f"{problem}; expected at most {_MOST_MARKER}, and at least one that closes"
         )
-    _check_ids("reasoning_budget", (*budget.opening, *budget.closing, *budget.again), model.vocab_size)
+    if len(budget.blank) > _MOST_BLANK:
+        problem = f"has {len(budget.blank)} tokens of white space; expected at most {_MOST_BLANK}"
+        raise InvalidRequestError("reasoning_budget", problem)
+    ids = (*budget.opening, *budget.closing, *budget.again, *budget.blank)
+    _check_ids("reasoning_budget", ids, model.vocab_size)
 
 
 def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:

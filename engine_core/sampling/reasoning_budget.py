@@ -10,8 +10,8 @@ from engine_core.request import ReasoningBudget, SamplingParams
 from engine_core.sampling.base import Array, Ids, Index, SamplingOps
 from engine_core.sampling.logits_processors import Applies, LogitsProcessor, SamplingRows, Tokens
 
-_MOST_BEFORE = 4
-"""Tokens, such as white space, that may precede the marker that opens the reasoning."""
+_MOST_BEFORE = 16
+"""Tokens of white space that may precede the marker that opens the reasoning."""
 
 
 def forced_and_banned(budget: ReasoningBudget, output: Sequence[int] | Tokens) -> tuple[int | None, int | None]:
@@ -43,7 +43,12 @@ def _start(budget: ReasoningBudget, tokens: Tokens) -> int | None:
     """Where the first reasoning begins; None if there is none yet, or none at all."""
     if not budget.opening:
         return 0
-    return _find_end(tokens if budget.again else tokens[: _MOST_BEFORE + len(budget.opening)], budget.opening, 0)
+    if budget.again:
+        return _find_end(tokens, budget.opening, 0)
+    first = tokens[: _MOST_BEFORE + len(budget.opening)].tolist()
+    at = next((at for at, token in enumerate(first[:_MOST_BEFORE]) if token not in budget.blank), _MOST_BEFORE)
+    end = at + len(budget.opening)
+    return end if first[at:end] == [*budget.opening] else None
 
 
 def _find_end(tokens: Tokens, marker: tuple[int, ...], begin: int) -> int | None:

@@ -104,7 +104,7 @@ def _num_ids(submit: engine_pb2.Submit) -> int:
     lists += [resumed.token_ids for resumed in submit.resume]
     lists += [word.ids for word in submit.bad_words]
     budget = submit.reasoning_budget
-    lists += [budget.closing, budget.opening, budget.again]
+    lists += [budget.closing, budget.opening, budget.again, budget.blank]
     return sum(map(len, lists)) + 2 * len(submit.sampling.logit_bias)
 
 
@@ -140,7 +140,13 @@ def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
 
 
 def _budget_of(budget: engine_pb2.ReasoningBudget) -> ReasoningBudget:
-    return ReasoningBudget(budget.max_tokens, tuple(budget.closing), tuple(budget.opening), tuple(budget.again))
+    return ReasoningBudget(
+        budget.max_tokens,
+        tuple(budget.closing),
+        tuple(budget.opening),
+        tuple(budget.again),
+        frozenset(budget.blank),
+    )
 
 
 def status_of(error: RequestError, retry_after_ms: int) -> Status:

@@ -15,6 +15,8 @@ from text_core.parsing.formats import NONE, REASONING_FORMATS, TOOL_FORMATS
 from text_core.tokenizer import Tokenizer
 
 _FIELD = "stopping.max_reasoning_tokens"
+_MOST_BLANK = 4096
+"""The most tokens of white space that an engine takes."""
 
 
 def resolve_budget(
@@ -43,11 +45,13 @@ def resolve_budget(
         if not _is_marker(tokenizer, ids):
             problem = f"set, but this model writes {text} in tokens that also stand for other text: expected no limit"
             raise refuse(_FIELD, problem)
+    begins_anywhere = _begins_anywhere(form, tokenizer, opening)
     return engine_pb2.ReasoningBudget(
         max_tokens=min(request.stopping.max_reasoning_tokens, served_model.limits.max_model_len),
         closing=closing,
         opening=() if parse.begins_in_reasoning else opening,
-        again=opening if _begins_anywhere(form, tokenizer, opening) else (),
+        again=opening if begins_anywhere else (),
+        blank=() if begins_anywhere or parse.begins_in_reasoning else _blank(served_model),
     )
 
 
@@ -73,6 +77,10 @@ def _closing(form: ReasoningFormat, parse: part_pb2.ParseParams, constraint: con
 def _begins_anywhere(form: ReasoningFormat, tokenizer: Tokenizer, opening: list[int]) -> bool:
     """Whether an answer may begin to reason again: as its parser has it, in messages and by special tokens."""
     return _is_marker(tokenizer, opening) and (form.begins_with_header or opening[0] in tokenizer.special_token_ids)
+
+
+def _blank(served_model: ServedModel) -> list[int]:
+    return [i for i in served_model.tokenizer.white_space_ids if i < served_model.limits.vocab_size][:_MOST_BLANK]
 
 
 def _is_marker(tokenizer: Tokenizer, ids: list[int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,11 @@ from tests.engine_core.engines import run, started
 
 CLOSE, OPEN, OTHER = (7, 8, 9), (5, 6), 3
 budgets = st.builds(
-    ReasoningBudget, st.integers(0, 6), st.sampled_from([CLOSE, CLOSE[:1]]), st.sampled_from([(), OPEN])
+    ReasoningBudget,
+    st.integers(0, 6),
+    st.sampled_from([CLOSE, CLOSE[:1]]),
+    st.sampled_from([(), OPEN]),
+    blank=st.sampled_from([frozenset(), frozenset({1})]),
 )
 
 
@@ -35,11 +40,11 @@ def following(budget: ReasoningBudget, output: list[int], drawn: int) -> int:
 @given(budget=budgets, drawn=st.lists(st.sampled_from([1, 2, 5, 6, 7, 8, 9]), max_size=24))
 def test_reasoning_is_no_longer_than_its_budget(budget: ReasoningBudget, drawn: list[int]) -> None:
     output = written(budget, drawn)
-    openings = [at for at in range(5) if tuple(output[at : at + len(OPEN)]) == OPEN]
-    if budget.opening and not openings:
+    blanks = len([*takewhile(budget.blank.__contains__, output)])
+    if budget.opening and (tuple(output[blanks : blanks + len(OPEN)]) != OPEN or blanks > 16):
         assert output == drawn
         return
-    start = openings[0] + len(OPEN) if budget.opening else 0
+    start = blanks + len(OPEN) if budget.opening else 0
     reasoning = output[start : start + budget.max_tokens]
     assert output[:start] == drawn[:start]
     if budget.closing[0] in reasoning:

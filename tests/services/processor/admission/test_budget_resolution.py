@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,9 @@ from ringline.inference.v1 import inference_pb2
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
+from engine_core.request import ReasoningBudget
+from engine_core.sampling.reasoning_budget import forced_and_banned
+from services.engine.engine_messages import _budget_of
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.checked_grammars import CheckedGrammars
 from services.processor.served_models import ServedModel
@@ -21,7 +25,11 @@ from tests.text_core.grammar.matching import Compiled, checker
 from text_core.answer_grammar import AnswerForm, ToolCalls, answer_grammar
 from text_core.chat_templates import ChatTemplates, TemplateSource
 from text_core.grammar.checker import GrammarChecker
-from text_core.parsing import harmony
+from text_core.incremental_decoder import IncrementalDecoder
+from text_core.parsing import harmony, think
+from text_core.parsing.answer_gate import AnswerGate
+from text_core.parsing.formats import REASONING_FORMATS
+from text_core.parsing.parts import ParseOptions
 from text_core.parsing.tool_grammar import ToolSpec
 from text_core.tokenizer import Tokenizer
 
@@ -65,7 +73,10 @@ def test_the_engine_gets_the_markers() -> None:
     served = reasoning_model("<think>", "</think>")
     ids = served.tokenizer.added_tokens()
     budget = budget_of(served)
-    assert budget == engine_pb2.ReasoningBudget(max_tokens=7, closing=[ids["</think>"]], opening=[ids["<think>"]])
+    blank = served.tokenizer.white_space_ids
+    markers = {"closing": [ids["</think>"]], "opening": [ids["<think>"]]}
+    assert budget == engine_pb2.ReasoningBudget(max_tokens=7, blank=blank, **markers)
+    assert len(blank) > 5
     text = {"chat": {"messages": [{"role": "user", "content": "a"}], "template_args_json": '{"thinks": true}'}}
     begun = budget_of(served, **text)
     assert begun == engine_pb2.ReasoningBudget(max_tokens=7, closing=[ids["</think>"]])
@@ -101,6 +112,44 @@ def test_a_form_begins_where_the_reasoning_is_ended() -> None:
     with pytest.raises(Refused, match=r"max_reasoning_tokens: set, but the form .* includes its reasoning"):
         budget_of(served, **begun, constraint=bound)
     assert budget_of(served, constraint=bound) == budget_of(served)
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", think.REASONING_FORMATS)
+def test_an_engine_counts_what_a_parser_calls_reasoning(name: str, special: bool) -> None:
+    """In answers of any text and markers: nothing is forced elsewhere."""
+    form, random_ = REASONING_FORMATS[name], random.Random(7)
+    served = reasoning_model(*form.markers, special=special)
+    opening, closing, *texts = (
+        served.tokenizer.encode(text, add_special_tokens=False)
+        for text in (form.opening, form.closing, *"abc.", "\n", " ", "\n\n")
+    )
+    for begun in (True, False) * 100:
+        parse = {"reasoning": name, "begins_in_reasoning": begun}
+        most = random_.choice([0, 1, 2, 9])
+        resolved = budget_of(served, stopping={"max_reasoning_tokens": most}, output={"parse": parse})
+        assert resolved is not None
+        pieces = random_.choices([opening, closing, *texts], [3, 3] + [2] * len(texts), k=40)
+        drawn = random_.choice([[], opening]) + [token for piece in pieces for token in piece]
+        output, starts = keep(_budget_of(resolved), drawn)
+        gate = AnswerGate(served.tokenizer, ParseOptions(**parse), skip_special_tokens=True)
+        decoder = IncrementalDecoder(served.tokenizer.pieces(), ())
+        for at, token in enumerate(output):
+            assert at not in starts or not gate.is_open, served.tokenizer.decode(output[:at], skip_special_tokens=False)
+            gate.push(token, decoder.push(token))
+
+
+def keep(budget: ReasoningBudget, drawn: list[int]) -> tuple[list[int], set[int]]:
+    """The output, where a model would draw these tokens; where the end of reasoning is forced, if there was any."""
+    output: list[int] = []
+    starts = set()
+    for token in drawn:
+        forced, banned = forced_and_banned(budget, output)
+        if forced == budget.closing[0] and budget.max_tokens:
+            starts.add(len(output))
+        if forced is not None or token != banned:
+            output.append(token if forced is None else forced)
+    return output, starts
 
 
 @pytest.mark.parametrize("mode", ["MODE_REQUIRED", "MODE_AUTO"])
