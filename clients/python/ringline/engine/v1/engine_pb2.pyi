@@ -282,7 +282,7 @@ class ReasoningBudget(google.protobuf.message.Message):
 
     @property
     def blank(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Tokens of white space, of which at most 16 may precede opening; at most 4096 ids."""
+        """Tokens of white space, of which at most 16 may precede opening; at most 1024 ids."""
 
     def __init__(
         self,
