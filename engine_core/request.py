@@ -12,11 +12,15 @@ class ReasoningBudget:
     """After so many tokens of reasoning its end is forced."""
 
     max_tokens: int
-    """≥ 0; the tokens between the markers."""
+    """≥ 0; the tokens between the markers, of all reasoning together."""
     closing: tuple[int, ...]
     """The marker that ends the reasoning; its first token stands for nothing else. Not empty."""
     opening: tuple[int, ...] = ()
-    """The marker that begins it, at the beginning of the output; empty if the prompt has begun it."""
+    """The marker that begins it, first in the output or behind ``blank``; empty if the prompt has begun it."""
+    again: tuple[int, ...] = ()
+    """The marker that begins reasoning anywhere; empty if it can only come first."""
+    blank: frozenset[int] = frozenset()
+    """Tokens of white space, of which a few may precede ``opening``."""
 
 
 @dataclass(frozen=True, slots=True)

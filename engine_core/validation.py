@@ -27,8 +27,8 @@ MAX_LIST_ITEMS = 1024
 """Limit on the entries of ``logit_bias`` and ``stop_token_ids``, and on all tokens of ``bad_words_token_ids``."""
 
 MAX_REASONING_TOKENS = 2**31 - 1
-_MOST_MARKER = 16
-"""Tokens of a marker around reasoning."""
+MAX_MARKER_TOKENS = 16
+"""Limit on a marker around reasoning."""
 _INTEGERS = ("seed", "n", "max_tokens", "min_tokens")
 _OPTIONAL_INTEGERS = ("top_k", "logprobs", "prompt_logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
@@ -97,8 +97,9 @@ def _check_param_types(params: SamplingParams) -> None:
     if (budget := params.reasoning_budget) is not None:
         _check_type("reasoning_budget", budget, ReasoningBudget, "a ReasoningBudget, or none")
         _check_integer("reasoning_budget", budget.max_tokens)
-        for marker in (budget.opening, budget.closing):
+        for marker in (budget.opening, budget.closing, budget.again):
             _check_type("reasoning_budget", marker, _LISTS, "a tuple of token ids for each marker")
+        _check_type("reasoning_budget", budget.blank, Set, "a set of token ids of white space")
 
 
 def _check_type(field: str, value: object, types: type | tuple[type, ...], accepted: str) -> None:
@@ -188,12 +189,15 @@ def _check_token_sets(params: SamplingParams, model: ModelSpec) -> None:
 def _check_budget(budget: ReasoningBudget, model: ModelSpec) -> None:
     if not 0 <= budget.max_tokens <= MAX_REASONING_TOKENS:
         _refuse("reasoning_budget", f"{written(budget.max_tokens)} tokens", f"from 0 to {MAX_REASONING_TOKENS}")
-    if not 1 <= len(budget.closing) <= _MOST_MARKER or len(budget.opening) > _MOST_MARKER:
-        problem = f"has markers of {len(budget.opening)} and {len(budget.closing)} tokens"
+    longest = max(map(len, (budget.opening, budget.closing, budget.again)))
+    if not budget.closing or longest > MAX_MARKER_TOKENS:
+        problem = f"has a marker that closes of {len(budget.closing)} tokens, and the longest marker has {longest}"
         raise InvalidRequestError(
-            "reasoning_budget", f"{problem}; expected at most {_MOST_MARKER}, and one that closes"
+            "reasoning_budget", f"{problem}; expected at most {MAX_MARKER_TOKENS}, and at least one that closes"
         )
-    _check_ids("reasoning_budget", (*budget.opening, *budget.closing), model.vocab_size)
+    _check_count("reasoning_budget", budget.blank)
+    ids = (*budget.opening, *budget.closing, *budget.again, *budget.blank)
+    _check_ids("reasoning_budget", ids, model.vocab_size)
 
 
 def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,9 @@ _CHUNK_TOKENS = 1024
 """Tokens decoded at a time by ``text_bytes``."""
 
 __all__ = ["TOKENIZER_FILES", "Tokenizer", "TokenizerError"]
+_WHITE_SPACE = re.compile(r"([\sĠĊĉčċČ▁]|<0x(09|0A|0B|0C|0D|20)>)+")
+"""Entries of vocabularies, in each of which a character stands for one of white space."""
+_MOST_WHITE_SPACE = 16
 
 
 class Tokenizer:
@@ -158,6 +162,13 @@ class Tokenizer:
         """The tokens that ``skip_special_tokens`` omits."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token_id for token_id in added if self._pieces[True][token_id] is None)
+
+    @cached_property
+    def white_space_ids(self) -> tuple[int, ...]:
+        """The tokens of nothing but white space, of at most 16 characters."""
+        entries = self._tokenizer.get_vocab(with_added_tokens=True)
+        found = {i: self.token_bytes(i) for entry, i in entries.items() if _WHITE_SPACE.fullmatch(entry)}
+        return tuple(sorted(i for i, text in found.items() if text.isspace() and len(text) <= _MOST_WHITE_SPACE))
 
     def _eos_token_ids(self, files: Mapping[str, bytes]) -> frozenset[int]:
         declared = load_json(files, "generation_config.json").get("eos_token_id")

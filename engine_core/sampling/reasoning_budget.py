@@ -1,38 +1,65 @@
-"""Ends a model's reasoning after a number of tokens: forces the marker that closes it, then leaves the model alone."""
+"""Ends a model's reasoning after a number of tokens: forces the marker that closes it, and bans another beginning."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from engine_core.request import ReasoningBudget, SamplingParams
-from engine_core.sampling.base import Array, Index, SamplingOps, pairs_of
-from engine_core.sampling.logits_processors import Applies, LogitsProcessor, SamplingRows
+from engine_core.sampling.base import Array, Ids, Index, SamplingOps
+from engine_core.sampling.logits_processors import Applies, LogitsProcessor, SamplingRows, Tokens
 
-_MOST_BEFORE = 4
-"""Tokens, such as white space, that may precede the marker that opens the reasoning."""
-
-
-def forced_token(budget: ReasoningBudget, output: list[int]) -> int | None:
-    """The token that must follow ``output``; None if any may."""
-    start = _start(budget, output)
-    if start is None:
-        return None
-    first, end = budget.closing[0], start + budget.max_tokens
-    if first not in output[start:end]:
-        if len(output) < end:
-            return None
-        written = len(output) - end  # of the closing marker, which is forced from ``end`` on
-        return budget.closing[written] if written < len(budget.closing) else None
-    return None
+_MOST_BEFORE = 16
+"""Tokens of white space that may precede the marker that opens the reasoning."""
 
 
-def _start(budget: ReasoningBudget, output: list[int]) -> int | None:
-    """Where the reasoning begins in ``output``; None if it has none yet, or none at all."""
-    opening = list(budget.opening)
-    if not opening:
+def forced_and_banned(budget: ReasoningBudget, output: Sequence[int] | Tokens) -> tuple[int | None, int | None]:
+    """The token that must follow ``output``, and one that must not: it would begin what can only be ended at once."""
+    tokens = np.asarray(output, np.int32)
+    start, left, closing = _start(budget, tokens), budget.max_tokens, budget.closing
+    spent = False
+    while start is not None:
+        end, own = start + left, _find(tokens, closing[:1], start)
+        if own is not None and own < end:  # the model has ended it
+            left -= own - start
+            behind = own + 1
+        elif (written := len(tokens) - end) < len(closing):
+            return (closing[written] if written >= 0 else None), None
+        else:
+            left, behind, spent = 0, end + len(closing), True
+        start = _find_end(tokens, budget.again, behind)
+    return None, _beginning(budget.again, tokens) if spent else None
+
+
+def _beginning(marker: tuple[int, ...], tokens: Tokens) -> int | None:
+    """The token that would begin ``marker``: its second one, if it has more, as what begins like it may be another."""
+    if len(marker) < 2:
+        return marker[0] if marker else None
+    return marker[1] if int(tokens[-1]) == marker[0] else None
+
+
+def _start(budget: ReasoningBudget, tokens: Tokens) -> int | None:
+    """Where the first reasoning begins; None if there is none yet, or none at all."""
+    if not budget.opening:
         return 0
-    places = range(min(_MOST_BEFORE, len(output) - len(opening)) + 1)
-    return next((at + len(opening) for at in places if output[at : at + len(opening)] == opening), None)
+    if budget.again:
+        return _find_end(tokens, budget.opening, 0)
+    first = tokens[: _MOST_BEFORE + len(budget.opening)].tolist()
+    at = next((at for at, token in enumerate(first[:_MOST_BEFORE]) if token not in budget.blank), _MOST_BEFORE)
+    end = at + len(budget.opening)
+    return end if first[at:end] == [*budget.opening] else None
+
+
+def _find_end(tokens: Tokens, marker: tuple[int, ...], begin: int) -> int | None:
+    found = _find(tokens, marker, begin)
+    return None if found is None else found + len(marker)
+
+
+def _find(tokens: Tokens, marker: tuple[int, ...], begin: int) -> int | None:
+    """The first place of ``marker`` from ``begin`` on; None also if it is empty."""
+    places = begin + np.flatnonzero(tokens[begin:] == marker[0]) if marker else ()
+    return next((int(at) for at in places if tokens[at : at + len(marker)].tolist() == [*marker]), None)
 
 
 class ReasoningBudgets(LogitsProcessor[ReasoningBudget]):
@@ -43,18 +70,29 @@ class ReasoningBudgets(LogitsProcessor[ReasoningBudget]):
         if budget is None:
             return None
         self._of_slot[slot] = budget
+        if budget.again:
+            return Applies(reads_tokens=True)
         before = len(budget.opening) + _MOST_BEFORE if budget.opening else 0
         return Applies(before + budget.max_tokens + len(budget.closing), reads_tokens=True)
 
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
-        forced: list[tuple[int, int]] = []
+        forced: dict[int, int] = {}
+        banned: dict[int, int] = {}
         for row in chosen.tolist():
             budget, output = self._of_slot[int(rows.slots[row])], rows.tokens_before(row)
             output = output[int(rows.num_prompt_tokens[row]) :]
             if len(output) < budget.max_tokens:  # most steps: long reasoning is not read again at each of them
                 continue
-            if (token := forced_token(budget, output.tolist())) is not None:
-                forced.append((row, token))
+            must, must_not = forced_and_banned(budget, output)
+            if must is not None:
+                forced[row] = must
+            elif must_not is not None:
+                banned[row] = must_not
+        if banned:
+            ops.ban(logits, _pairs(banned))
         if forced:
-            at = np.array([row for row, _ in forced], np.intp)
-            ops.keep_only(logits, at, pairs_of(at, [np.array([token], np.int32) for _, token in forced]))
+            ops.keep_only(logits, np.array([*forced], np.intp), _pairs(forced))
+
+
+def _pairs(token_of_row: dict[int, int]) -> tuple[Ids, Ids]:
+    return np.array([*token_of_row], np.int64), np.array([*token_of_row.values()], np.int64)

@@ -103,7 +103,8 @@ def _num_ids(submit: engine_pb2.Submit) -> int:
     lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.stop_token_ids]
     lists += [resumed.token_ids for resumed in submit.resume]
     lists += [word.ids for word in submit.bad_words]
-    lists += [submit.reasoning_budget.closing, submit.reasoning_budget.opening]
+    budget = submit.reasoning_budget
+    lists += [budget.closing, budget.opening, budget.again, budget.blank]
     return sum(map(len, lists)) + 2 * len(submit.sampling.logit_bias)
 
 
@@ -139,7 +140,13 @@ def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
 
 
 def _budget_of(budget: engine_pb2.ReasoningBudget) -> ReasoningBudget:
-    return ReasoningBudget(budget.max_tokens, tuple(budget.closing), tuple(budget.opening))
+    return ReasoningBudget(
+        budget.max_tokens,
+        tuple(budget.closing),
+        tuple(budget.opening),
+        tuple(budget.again),
+        frozenset(budget.blank),
+    )
 
 
 def status_of(error: RequestError, retry_after_ms: int) -> Status:

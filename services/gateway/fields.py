@@ -190,9 +190,27 @@ def naming(bodies: Iterable[type[msgspec.Struct]], others: Mapping[str, str]) ->
     names = {option: name for body in bodies for name, option in _options(body) if option != name} | dict(others)
 
     def name_of(field: str) -> str:
-        for part in _PARTS:
-            field = field.removeprefix(part)
-        end = min((at for at in (field.find("."), field.find("[")) if at > 0), default=len(field))
-        return names.get(field[:end], field[:end]) + field[end:]
+        option, rest = _divided(field)
+        return names.get(option, option) + rest
 
     return name_of
+
+
+def naming_given(given: Mapping[str, str], name_of: Callable[[str], str]) -> Callable[[str], str]:
+    """``name_of``, but with the names that a request has ``given`` to the ring's options."""
+    if not given:
+        return name_of
+
+    def name_of_given(field: str) -> str:
+        option, rest = _divided(field)
+        return given[option] + rest if option in given else name_of(field)
+
+    return name_of_given
+
+
+def _divided(field: str) -> tuple[str, str]:
+    """An option of the ring, and the place within it."""
+    for part in _PARTS:
+        field = field.removeprefix(part)
+    end = min((at for at in (field.find("."), field.find("[")) if at > 0), default=len(field))
+    return field[:end], field[end:]

@@ -6,7 +6,7 @@ values that switch one off are accepted.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -99,6 +99,27 @@ class Thinking(msgspec.Struct):
     budget_tokens: int | None = None
 
 
+class HasBudget(Protocol):
+    """``thinking`` of any API."""
+
+    budget_tokens: int | None
+
+
+def limit_reasoning(options: dict[str, Any], thinking: HasBudget | None) -> None:
+    """Set the budget of ``thinking``, if it has one. Raises ``ApiError`` if another field sets another."""
+    if thinking is None or (budget := thinking.budget_tokens) is None:
+        return
+    if (given := options.setdefault("max_reasoning_tokens", budget)) != budget:
+        problem = f"{budget}, but thinking_token_budget is {given}, and both set the same: give one"
+        raise invalid(_BUDGET, problem)
+
+
+def budget_names(thinking: HasBudget | None) -> dict[str, str]:
+    """The name of the ring's option in a request with this ``thinking``."""
+    return {} if thinking is None or thinking.budget_tokens is None else {"max_reasoning_tokens": _BUDGET}
+
+
+_BUDGET = "thinking.budget_tokens"
 EnableThinking = Annotated[bool | None, supported("For the model's template, as in `chat_template_kwargs`.")]
 ThinkingSwitch = Annotated[
     Thinking | None,

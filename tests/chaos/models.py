@@ -1,19 +1,47 @@
-"""Models of other kinds than the bundled one, with random weights and its tokenizer."""
+"""The models of chaos runs: the bundled one, or others with random weights, with tokens around reasoning.
+
+Two formats of reasoning have tokens of their own: one as ordinary added tokens, as most models have them, and one as
+special tokens. A prompt opens the reasoning if its template is given the marker as ``opens``; else an answer may.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM, DeepseekV2Config, Gemma3TextConfig, PretrainedConfig, Qwen3MoeConfig
 
 from tests.ring import MODEL
 
+MARKERS = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+"""What surrounds reasoning, by its format; of the second one as special tokens."""
+_VOCABULARY = 2560
+"""The bundled model's, which the markers follow."""
+OPENING = {form: _VOCABULARY + 2 * number for number, form in enumerate(MARKERS)}
+"""The id of the marker that begins reasoning."""
+_LIKE = {
+    "<think>": ("Once", 1.02),
+    "</think>": (".", 0.98),
+    "[THINK]": ("He", 1.0),
+    "[/THINK]": (".", 0.98),
+}
+"""The tokens in whose place the bundled model writes markers, and what their embeddings are multiplied by. So reasoning
+comes first in many answers, or behind some sentences, and ends with a sentence."""
+_OPENS = """{%- if add_generation_prompt and opens %}
+    {{- opens + '\n' }}
+{%- endif %}
+{#- <think> </think> #}
+"""
+"""Behind the bundled template; the comment tells the default format."""
+
 _SIZES: dict[str, Any] = {
-    "vocab_size": 2560,
+    "vocab_size": _VOCABULARY + 2 * len(MARKERS),
     "hidden_size": 192,
     "intermediate_size": 512,
     "num_hidden_layers": 4,
@@ -54,12 +82,37 @@ KINDS: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-def make(kind: str, directory: Path) -> Path:
-    """A checkpoint of that kind."""
-    torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM
-    model.from_config(KINDS[kind](), dtype=torch.bfloat16).save_pretrained(directory)
-    for file in MODEL.iterdir():
-        if file.name.startswith(("tokenizer", "chat_template", "special_tokens", "generation_config")):
-            shutil.copy(file, directory)
+def make(kind: str | None, directory: Path) -> Path:
+    """A checkpoint of that kind; None: the bundled model's."""
+    if kind is None:
+        shutil.copytree(MODEL, directory, ignore=shutil.ignore_patterns("*.py", "corpus"))
+        _extend(directory)
+    else:
+        torch.manual_seed(0)
+        model: Any = AutoModelForCausalLM
+        model.from_config(KINDS[kind](), dtype=torch.bfloat16).save_pretrained(directory)
+        for file in MODEL.iterdir():
+            if file.name.startswith(("tokenizer", "chat_template", "special_tokens", "generation_config")):
+                shutil.copy(file, directory)
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    for name, markers in MARKERS.items():
+        tokenizer.add_tokens([AddedToken(marker, special=name == "mistral", normalized=False) for marker in markers])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    template = directory / "chat_template.jinja"
+    template.write_text(template.read_text().rstrip("\n") + "\n" + _OPENS)
     return directory
+
+
+def _extend(directory: Path) -> None:
+    """Give the bundled model rows for the markers."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    rows = weights["model.embed_tokens.weight"]
+    like = [_LIKE[marker] for markers in MARKERS.values() for marker in markers]
+    new = [rows[tokenizer.encode(text, add_special_tokens=False).ids[0]] * scale for text, scale in like]
+    weights["model.embed_tokens.weight"] = torch.cat([rows, torch.stack(new)])
+    save_file(weights, file, metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config["vocab_size"] = len(rows) + len(new)
+    (directory / "config.json").write_text(json.dumps(config))

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos import ranks
+from tests.chaos import budgets, ranks
 from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import CUT_SHARE, ClosedLoop, connect, record_answers
@@ -21,7 +21,6 @@ from tests.chaos.pauses import measure, prefill_cost
 from tests.chaos.report import Phase, Report, quantile
 from tests.chaos.workload import pool
 from tests.processes import HeldResources, alive
-from tests.ring import MODEL
 
 CLIENTS = 3
 """Each has one Session with one processor at a time."""
@@ -63,7 +62,7 @@ async def run(options: Options) -> Report:
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
-        model = MODEL if options.kind is None else make(options.kind, directory / "model")
+        model = make(options.kind, directory / "model")
         fleet = await stack.enter_async_context(
             Fleet(
                 directory,
@@ -74,8 +73,10 @@ async def run(options: Options) -> Report:
             )
         )
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
-        specs = pool(options.seed, options.per_kind)
+        limited = budgets.pool(options.seed, options.per_kind)
+        specs = pool(options.seed, options.per_kind) + limited
         answers = await record_answers(clients[0], specs, options.concurrency)
+        budgets.check(limited, answers, model)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
         report.calm_gap = quantile([one.longest_gap for one in answers.values()], 0.5)
         report.prefill = await prefill_cost(clients[0], _typical_tokens(answers.values()), options.seed)

@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 from ringline import Content, Delta, Finished, FinishReason, Started, Usage
 
+from tests.chaos import budgets
 from tests.chaos.faults import Kind, schedule
 from tests.chaos.fleet import Fleet
+from tests.chaos.models import OPENING, make
 from tests.chaos.outcome import Defect, Gap, Outcome, find_defects
 from tests.chaos.pauses import SingleFault, pauses_of
 from tests.chaos.run import Options, run
+from tests.chaos.workload import RequestSpec
+from text_core.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.long
 
@@ -81,6 +85,30 @@ def test_what_a_client_cancelled_may_be_short_but_not_wrong() -> None:
     assert Defect.LOST in find_defects(part, RIGHT, cancelled=False)
     part.add(Delta(0, 1, "b", (9,), None))
     assert Defect.ALTERED in find_defects(part, RIGHT, cancelled=True)
+
+
+def test_the_count_of_reasoning_finds_what_exceeds_a_budget(tmp_path: Path) -> None:
+    make(None, tmp_path / "model")
+    closing, line_break = OPENING["think"] + 1, Tokenizer.from_directory(tmp_path / "model").encode("\n")[0]
+
+    def check(budget: int, counted: int, *ids: int, begun: bool = True, **options: object) -> None:
+        begins = {"template_args": {"opens": "<think>"}} if begun else {}
+        limits = {"max_reasoning_tokens": budget, "parse": {"reasoning": "think"}, **begins, **options}
+        given = Outcome(usage=Usage(3, 0, len(ids), counted))
+        given.add(Delta(0, 0, "", ids, None))
+        budgets.check([RequestSpec("x", "x", options=limits)], {"x": given}, tmp_path / "model")
+
+    check(1, 3, 300, closing, line_break, 301)
+    check(1, 3, OPENING["think"], 300, closing, 301, begun=False)
+    check(0, 0, 300, OPENING["think"], 301, begun=False)
+    check(0, 1, closing, 301, closing)
+    check(9, 2, 300, 301, bad_words=["</think>"])
+    with pytest.raises(AssertionError, match="2 tokens of reasoning instead of 1"):
+        check(1, 3, 300, 301, closing)
+    with pytest.raises(AssertionError, match="but there are 3"):
+        check(1, 2, 300, closing, line_break)
+    with pytest.raises(AssertionError, match="ended=1"):
+        check(9, 2, 300, closing, bad_words=["</think>"])
 
 
 def test_a_pause_lies_between_two_deltas_and_has_a_reason() -> None:

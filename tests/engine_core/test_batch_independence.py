@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
 from engine_core.platforms.cpu import CpuPlatform
-from engine_core.request import SamplingParams
+from engine_core.request import ReasoningBudget, SamplingParams
 from engine_core.scheduling import drafting
 from engine_core.startup import StartedEngine
 from engine_core.worker.input_batch import Index, InputBatch, StepInputs
@@ -24,6 +26,13 @@ from .models.tiny_models import CASES, make_model, save_model
 
 COUNT = 50
 VOCAB = 199
+BUDGETS = (
+    ReasoningBudget(0, (21,)),
+    ReasoningBudget(1, (21, 22)),
+    ReasoningBudget(6, (21, 22), again=(5,)),
+    ReasoningBudget(3, (21,), opening=(5,), again=(5,)),
+)
+"""Of reasoning that the prompt has begun, and of reasoning that a token begins which some requests make likely."""
 TIGHT = {
     "block_size": 4,
     "kv_cache_memory_bytes": 80 * 4 * BLOCK_BYTES * 2 // 16,  # this model has four key-value heads
@@ -69,6 +78,8 @@ class Workload:
             for i in range(COUNT)
         }
         self.params = {name: sampled_params(rng) for name in self.prompts}
+        for budget, name in zip(cycle(BUDGETS), list(self.prompts)[::3]):
+            self.params[name] = replace(self.params[name], reasoning_budget=budget)
 
 
 WORKLOAD = Workload()
@@ -112,6 +123,13 @@ def test_the_workload_is_sampled_and_various(together: Streams) -> None:
     tokens = [tuple(token_ids) for token_ids, _ in together.values()]
     assert len(set(tokens)) == len(tokens) > COUNT
     assert sum(map(len, tokens)) > 10 * len(tokens)
+    forced = [
+        token_ids[budget.max_tokens]
+        for (name, _), (token_ids, _) in together.items()
+        if (budget := WORKLOAD.params[name].reasoning_budget) and not budget.opening
+    ]
+    assert forced == [21] * len(forced)
+    assert len(forced) > 10
 
 
 def test_alone(engine: StartedEngine, together: Streams) -> None:
@@ -193,7 +211,8 @@ def test_where_steps_are_launched_before_earlier_tokens_are_on_the_host(
 def reads_tokens(params: SamplingParams) -> bool:
     """Whether what may be drawn depends on the tokens before."""
     penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-    return bool(penalties or any(len(word) > 1 for word in params.bad_words_token_ids))
+    words = any(len(word) > 1 for word in params.bad_words_token_ids)
+    return bool(penalties or words or params.reasoning_budget)
 
 
 @pytest.mark.parametrize("way", ["right", "mixed"])

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from engine_core.engine import EngineCore
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
-from engine_core.request import FinishReason, SamplingParams
+from engine_core.request import FinishReason, ReasoningBudget, SamplingParams
 from engine_core.startup import StartedEngine, start_executor
 
 from .engines import run, started
@@ -61,6 +61,16 @@ GREEDY = SamplingParams(
     temperature=0.0, max_tokens=90, logprobs=1, grammar=json.dumps({"grammars": [{"json_schema": SCHEMA}]})
 )
 RANDOM = replace(GREEDY, temperature=1.0, seed=7)
+MARKER = 1
+"""A special token, which ends the reasoning here."""
+REASONED = json.dumps(
+    {
+        "grammars": [
+            {"lark_grammar": f"start: /(?s:.*)/ <[{MARKER}]> @answer"},
+            {"name": "answer", "json_schema": SCHEMA},
+        ]
+    }
+)
 PARAMS = {
     "greedy": GREEDY,
     "greedy, tokens alone": replace(GREEDY, logprobs=None),
@@ -74,6 +84,9 @@ PARAMS = {
     "cut short": replace(RANDOM, seed=6, max_tokens=23, prompt_logprobs=1),
     "choices": replace(RANDOM, seed=8, n=2, logit_bias=dict.fromkeys(ids_of("0123"), 3.0)),
     "free": replace(RANDOM, grammar=None, max_tokens=30),
+    "reasoning": replace(
+        RANDOM, seed=9, grammar=REASONED, logit_bias={MARKER: -100.0}, reasoning_budget=ReasoningBudget(9, (MARKER,))
+    ),
 }
 PROMPTS = {
     name: ids_of(f"Describe a person as JSON, number {place}: " + "with care, " * (2 * place))
@@ -111,7 +124,10 @@ def expected() -> Answers:
 
 
 def test_the_answers_are_various_and_end_as_they_should(expected: Answers) -> None:
-    texts = {name: TOKENIZER.decode(tokens) for (name, choice), (tokens, _, _) in expected.items() if choice == 0}
+    found = {name: tokens for (name, choice), (tokens, _, _) in expected.items() if choice == 0}
+    assert found["reasoning"].index(MARKER) == 9
+    found["reasoning"] = found["reasoning"][10:]
+    texts = {name: TOKENIZER.decode(tokens) for name, tokens in found.items()}
     for name, text in texts.items():
         cut = name in ("free", "cut short") or "stop" in name
         assert cut or set(json.loads(text)) == set(SCHEMA["required"])  # type: ignore[call-overload]

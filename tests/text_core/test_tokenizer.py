@@ -147,6 +147,14 @@ def test_token_bytes_make_up_the_text(kind):
     assert tokenizer.token_bytes(tokenizer.token_id("</s>")) == b"</s>"
 
 
+@each_kind
+def test_tokens_of_white_space(kind):
+    tokenizer = KINDS[kind]()
+    texts = {i: tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}
+    expected = [i for i, text in texts.items() if text.isspace() and len(text) <= 16]
+    assert list(tokenizer.white_space_ids) == expected != []
+
+
 def test_a_token_may_be_a_part_of_a_character(byte_level):
     first = byte_level.encode("😀")[0]
     begin = byte_level.token_bytes(first)

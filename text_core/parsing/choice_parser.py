@@ -69,6 +69,7 @@ class ChoiceParser:
         """
         stop_token = (stop_token and delta.stop is None) or isinstance(delta.stop, int)
         stop_token &= not self._decode_options.include_stop_str_in_output
+        last |= delta.stop is not None
         ids = delta.token_ids[:-1] if stop_token else delta.token_ids
         segments: list[tuple[str, int]] = []
         if self._restored:
@@ -78,7 +79,7 @@ class ChoiceParser:
             self._behind = 0 if at_boundary else self._decoder.boundary_offset or 0
             ids = ids[1:]
         segments += self._decode(ids)
-        if last or delta.stop is not None:
+        if last:
             segments.append((text := self._decoder.flush(), len(text)))
             self._parse(segments, self._behind + len(delta.text))
         else:

@@ -49,6 +49,10 @@ class ToolFormat:
     """Makes the grammar of calls only or of text in the grammar ``form``; None: the two are plain alternatives."""
     reasoning_end: str = ""
     """With ``grammar_has_reasoning``: the markers between reasoning opened by the prompt and the grammar's text."""
+    forced_end: str = ""
+    """With ``grammar_has_reasoning``: what ends reasoning so that calls or other text may follow."""
+    forced_end_before_calls: str = ""
+    """The same where only calls may follow."""
     call_id: Callable[[bytes, int, int], str] = call_id
     """Makes a call's id from seed, choice and number."""
 

@@ -207,6 +207,8 @@ TOOL_FORMAT = ToolFormat(
     grammar,
     grammar_has_reasoning=True,
     reasoning_end=_END + _START + "assistant",
+    forced_end=_END + _START + "assistant" + _CHANNEL,
+    forced_end_before_calls=_END + _START + "assistant" + _CHANNEL + "commentary",
     grammar_beside_form=partial(grammar, final="@form"),
 )
 REASONING_FORMAT = ReasoningFormat(reasoning_parser, MARKERS, is_in, _OPENING, _CLOSING, begins_with_header=True)

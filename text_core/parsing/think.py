@@ -42,7 +42,7 @@ class ThinkForm:
         """Finds ``opening`` as special tokens, and ``answer_end``."""
         if self.answer_end:
             return search_for_texts([self._marked(self.opening), self.answer_end], before=r"[\r\n]")
-        return re.compile(f"(?P<full>{re.escape(self._marked(self.opening))})")
+        return search_for_texts([self._marked(self.opening)], before="")
 
     @cached_property
     def end(self) -> re.Pattern[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,10 +14,11 @@ from services.gateway.answer import Answer, Ask, tokenize
 from services.gateway.anthropic.errors import ANTHROPIC, error_body
 from services.gateway.anthropic.events import PING, SIGNATURE, MessageEvents, stop_of, usage_of
 from services.gateway.anthropic.request import CountRequest, MessageRequest, all_options, messages_of, prompt_options
-from services.gateway.fields import checked
+from services.gateway.fields import checked, names_given, naming_given
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Call, Endpoint, parse
+from services.gateway.other_servers import budget_names
 from services.gateway.parts import Run, is_to_be_made, is_whole, runs_of
 
 _COUNT = msgspec.json.Decoder(CountRequest)
@@ -107,7 +108,11 @@ def _block(run: Run, reason: FinishReason | None) -> dict[str, Any] | None:
     return {"type": "tool_use", "id": first.id, "name": first.name, "input": arguments}
 
 
-MESSAGES = GenerationEndpoint(MessageRequest, _asks, MessageWriter.begin_answer, lambda _: ANTHROPIC.name_of, ping=PING)
+def _naming(request: MessageRequest) -> Callable[[str], str]:
+    return naming_given(names_given(request) | budget_names(request.thinking), ANTHROPIC.name_of)
+
+
+MESSAGES = GenerationEndpoint(MessageRequest, _asks, MessageWriter.begin_answer, _naming, ping=PING)
 ENDPOINTS = (
     Endpoint("POST", "/v1/messages", MESSAGES.answer, ANTHROPIC),
     Endpoint("POST", "/v1/messages/count_tokens", count_tokens, ANTHROPIC),

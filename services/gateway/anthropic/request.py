@@ -11,7 +11,7 @@ from ringline.options import Message, Options, TokenizeOptions
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
-from services.gateway.other_servers import Limit, RepeatPenalty
+from services.gateway.other_servers import Limit, RepeatPenalty, limit_reasoning
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
@@ -232,10 +232,10 @@ def all_options(request: MessageRequest) -> Options:
     """All options."""
     if request.max_tokens is None:
         raise invalid("max_tokens", "missing: expected the most tokens that the answer may have")
-    options = cast("Options", {**prompt_options(request), **options_of(request)})
+    given = options_of(request)
+    limit_reasoning(given, request.thinking)
+    options = cast("Options", {**prompt_options(request), **given})
     options["max_tokens"] = request.max_tokens
-    if (thinking := request.thinking) is not None and thinking.budget_tokens is not None:
-        options.setdefault("max_reasoning_tokens", thinking.budget_tokens)
     options["json_schema"] = _schema(request)
     calls_allowed = "tools" in options and options.get("tool_choice") != "none"
     options["parse"] = True if calls_allowed else {"tool_calls": "none"}

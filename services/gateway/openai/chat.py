@@ -47,7 +47,14 @@ from services.gateway.openai.sampling_fields import (
     stop_reason,
     usage_mode,
 )
-from services.gateway.other_servers import EnableThinking, Think, ThinkingSwitch, thinking_arguments
+from services.gateway.other_servers import (
+    EnableThinking,
+    Think,
+    ThinkingSwitch,
+    budget_names,
+    limit_reasoning,
+    thinking_arguments,
+)
 from services.gateway.parts import StreamedCalls, calls_to_be_made
 
 
@@ -141,8 +148,7 @@ def _options(request: ChatRequest) -> Options:
         template_args.setdefault("enable_thinking", effort != "none")
     if request.verbosity is not None:
         template_args.setdefault("verbosity", request.verbosity)
-    if request.thinking is not None and request.thinking.budget_tokens is not None:
-        options.setdefault("max_reasoning_tokens", request.thinking.budget_tokens)
+    limit_reasoning(options, request.thinking)
     if request.documents is not None:
         template_args.setdefault("documents", request.documents)
     if template_args:
@@ -174,7 +180,7 @@ def _parse_options(request: ChatRequest, given: bool | dict[str, Any]) -> dict[s
 
 def _naming(request: ChatRequest) -> Callable[[str], str]:
     """Map the ring's field names to the request's."""
-    given = form_names(request)
+    given = form_names(request) | budget_names(request.thinking)
     names = given | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
     names |= {"chat": "messages", "prompt": "messages"}
     if request.max_completion_tokens is None:

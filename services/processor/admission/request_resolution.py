@@ -101,7 +101,7 @@ def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) 
         require_tokenizer(served_model, "output.parse")
         output.parse.CopyFrom(parse)
     constraint = resolve_constraint(request, served_model, prompt, parse, tools)
-    budget = resolve_budget(request, served_model, parse)
+    budget = resolve_budget(request, served_model, parse, constraint)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
     return _Resolved(

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import takewhile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.request import ReasoningBudget, SamplingParams
-from engine_core.sampling.reasoning_budget import forced_token
+from engine_core.sampling.reasoning_budget import forced_and_banned
 from tests.engine_core.engines import run, started
 
-CLOSE, OPEN = (7, 8, 9), (5, 6)
+CLOSE, OPEN, OTHER = (7, 8, 9), (5, 6), 3
 budgets = st.builds(
-    ReasoningBudget, st.integers(0, 6), st.sampled_from([CLOSE, CLOSE[:1]]), st.sampled_from([(), OPEN])
+    ReasoningBudget,
+    st.integers(0, 6),
+    st.sampled_from([CLOSE, CLOSE[:1]]),
+    st.sampled_from([(), OPEN]),
+    blank=st.sampled_from([frozenset(), frozenset({1})]),
 )
 
 
@@ -20,19 +27,24 @@ def written(budget: ReasoningBudget, drawn: list[int]) -> list[int]:
     """The output, where ``drawn`` is what the model would choose."""
     output: list[int] = []
     for token in drawn:
-        forced = forced_token(budget, output)
-        output.append(token if forced is None else forced)
+        output.append(following(budget, output, token))
     return output
+
+
+def following(budget: ReasoningBudget, output: list[int], drawn: int) -> int:
+    forced, banned = forced_and_banned(budget, output)
+    assert forced is None or banned is None
+    return forced if forced is not None else OTHER if drawn == banned else drawn
 
 
 @given(budget=budgets, drawn=st.lists(st.sampled_from([1, 2, 5, 6, 7, 8, 9]), max_size=24))
 def test_reasoning_is_no_longer_than_its_budget(budget: ReasoningBudget, drawn: list[int]) -> None:
     output = written(budget, drawn)
-    openings = [at for at in range(5) if tuple(output[at : at + len(OPEN)]) == OPEN]
-    if budget.opening and not openings:
+    blanks = len([*takewhile(budget.blank.__contains__, output)])
+    if budget.opening and (tuple(output[blanks : blanks + len(OPEN)]) != OPEN or blanks > 16):
         assert output == drawn
         return
-    start = openings[0] + len(OPEN) if budget.opening else 0
+    start = blanks + len(OPEN) if budget.opening else 0
     reasoning = output[start : start + budget.max_tokens]
     assert output[:start] == drawn[:start]
     if budget.closing[0] in reasoning:
@@ -43,13 +55,42 @@ def test_reasoning_is_no_longer_than_its_budget(budget: ReasoningBudget, drawn: 
     assert output[end + len(budget.closing) :] == drawn[end + len(budget.closing) :]
 
 
-@given(budget=budgets, drawn=st.lists(st.sampled_from([1, 5, 6, 7, 8]), max_size=20), at=st.integers(0, 20))
-def test_a_resumed_sequence_goes_on_alike(budget: ReasoningBudget, drawn: list[int], at: int) -> None:
+@given(budget=budgets, drawn=st.lists(st.sampled_from([1, 2, 5, 6, 7, 8, 9]), max_size=40))
+def test_what_begins_again_is_of_the_same_budget(budget: ReasoningBudget, drawn: list[int]) -> None:
+    budget = replace(budget, again=OPEN)
+    output = written(budget, drawn)
+    left, inside, spent, at = budget.max_tokens, not budget.opening, False, 0
+    while at < len(output):
+        if not inside:
+            is_banned = spent and (output[at - 1], drawn[at]) == OPEN
+            assert output[at] == (OTHER if is_banned else drawn[at])
+            inside = at > 0 and tuple(output[at - 1 : at + 1]) == OPEN
+            at += 1
+        elif left and output[at] != CLOSE[0]:
+            assert output[at] == drawn[at]
+            left, at = left - 1, at + 1
+        elif left:  # the model ends it by itself
+            inside, at = False, at + 1
+        else:
+            end = output[at : at + len(budget.closing)]
+            assert tuple(end) == budget.closing[: len(end)]
+            inside, spent, at = False, True, at + len(end)
+
+
+@given(
+    budget=budgets,
+    again=st.sampled_from([(), OPEN]),
+    drawn=st.lists(st.sampled_from([1, 5, 6, 7, 8]), max_size=20),
+    at=st.integers(0, 20),
+)
+def test_a_resumed_sequence_goes_on_alike(
+    budget: ReasoningBudget, again: tuple[int, ...], drawn: list[int], at: int
+) -> None:
+    budget = replace(budget, again=again)
     output = written(budget, drawn)
     begun = output[:at]
     for token in drawn[len(begun) :]:
-        forced = forced_token(budget, begun)
-        begun.append(token if forced is None else forced)
+        begun.append(following(budget, begun, token))
     assert begun == output
 
 
@@ -68,3 +109,30 @@ def test_an_engine_forces_the_end_at_every_resume(max_tokens: int) -> None:
             if at:
                 resumed = run(engine, prompt, {"p": params}, resume={"p": {0: tuple(whole[:at])}})
                 assert whole[:at] + resumed["p", 0].token_ids == whole, at
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 10])
+def test_an_engine_counts_what_begins_again(max_tokens: int) -> None:
+    """Until the budget is spent; from then on nothing begins again. So at every resume."""
+    budget = ReasoningBudget(max_tokens, (301,), opening=(300,), again=(300,))
+    bias = {300: 14.0, 301: 12.0}  # this model begins to reason again and again
+    params = SamplingParams(seed=3, max_tokens=60, ignore_eos=True, logit_bias=bias, reasoning_budget=budget)
+    with started("checkpoints/tiny", max_model_len=256) as engine:
+        whole = run(engine, {"p": [11, 12, 13]}, {"p": params})["p", 0].token_ids
+        inside, within, sections, ended = False, 0, 0, 0
+        for at, token in enumerate(whole):
+            if inside and token == 301:
+                inside, ended = False, at
+            elif inside:
+                within += 1
+            elif token == 300:
+                inside, sections = True, sections + 1
+        assert within == max_tokens
+        assert sections > (max_tokens == 10)
+        assert 300 not in whole[ended:]
+        assert len(whole[ended:]) > 20
+        resumes = {f"{at}": {0: tuple(whole[:at])} for at in range(1, len(whole))}
+        prompts = {at: [11, 12, 13] for at in resumes}
+        rest = run(engine, prompts, dict.fromkeys(resumes, params), resumes)
+        for at in resumes:
+            assert whole[: int(at)] + rest[at, 0].token_ids == whole, at

@@ -89,8 +89,17 @@ SWITCHED_ON = {
 
 def options(endpoint: GenerationEndpoint[Any], given: dict[str, Any]) -> dict[str, Any]:
     """The ring's options that a body sets."""
-    (ask,) = endpoint.asks(checked(msgspec.json.decode(msgspec.json.encode(given), type=endpoint.body)))
+    (ask,) = endpoint.asks(request_of(endpoint, given))
     return {name: value for name, value in ask.options.items() if value is not None}
+
+
+def name_of(endpoint: GenerationEndpoint[Any], given: dict[str, Any], field: str) -> str:
+    """What errors call a field of the ring."""
+    return endpoint.names(request_of(endpoint, given))(field)
+
+
+def request_of(endpoint: GenerationEndpoint[Any], given: dict[str, Any]) -> Any:
+    return checked(msgspec.json.decode(msgspec.json.encode(given), type=endpoint.body))
 
 
 @EVERYWHERE
@@ -150,18 +159,34 @@ def test_a_completion_has_the_log_probabilities_of_llama_cpp() -> None:
             options(endpoint, prompt | {"n_probs": 3})
 
 
-@pytest.mark.parametrize(
-    ("given", "budget"),
-    [
-        ({"thinking_token_budget": 9}, 9),
-        ({"reasoning_budget": 0}, 0),
-        ({"thinking_budget": -1}, None),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, 2048),
-    ],
-)
-def test_a_budget_of_reasoning_has_many_names(given: dict[str, Any], budget: int | None) -> None:
-    for endpoint, prompt in (PROMPTS[0], PROMPTS[3]):
-        assert options(endpoint, prompt | given).get("max_reasoning_tokens") == budget
+BUDGETS = ("thinking_token_budget", "reasoning_budget", "thinking_budget", "reasoning_budget_tokens")
+
+
+@EVERYWHERE
+def test_a_budget_of_reasoning_has_many_names(endpoint: GenerationEndpoint[Any], prompt: dict[str, Any]) -> None:
+    for name in BUDGETS:
+        for budget in (0, 2048):
+            assert options(endpoint, {**prompt, name: budget})["max_reasoning_tokens"] == budget
+        assert name_of(endpoint, {**prompt, name: 9}, "stopping.max_reasoning_tokens") == name
+    for name in BUDGETS[1:]:  # less than 0 is no limit in llama.cpp
+        assert "max_reasoning_tokens" not in options(endpoint, {**prompt, name: -1})
+
+
+@pytest.mark.parametrize(("endpoint", "prompt"), [PROMPTS[0], *PROMPTS[2:]], ids=["chat", "response", "message"])
+def test_a_budget_of_reasoning_comes_with_its_switch(endpoint: GenerationEndpoint[Any], prompt: dict[str, Any]) -> None:
+    given = {**prompt, "thinking": {"type": "enabled", "budget_tokens": 2048}}
+    assert options(endpoint, given)["max_reasoning_tokens"] == 2048
+    assert name_of(endpoint, given, "stopping.max_reasoning_tokens") == "thinking.budget_tokens"
+    assert options(endpoint, given | {"thinking_token_budget": 2048})["max_reasoning_tokens"] == 2048
+    with pytest.raises(ApiError, match="budget_tokens: 2048, but thinking_token_budget is 9, and both set the same"):
+        options(endpoint, given | {"thinking_token_budget": 9})
+
+
+@EVERYWHERE
+def test_errors_have_the_name_that_was_given(endpoint: GenerationEndpoint[Any], prompt: dict[str, Any]) -> None:
+    limit = {**prompt, "max_tokens": None, "n_predict": 9}
+    assert name_of(endpoint, limit, "stopping.max_tokens") == "n_predict"
+    assert name_of(endpoint, {**prompt, "repeat_penalty": 1.3}, "sampling.repetition_penalty") == "repeat_penalty"
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ class Case:
             last = at >= len(self.ids)
             delta = decoder.finish(frame, stop_token=stop_token) if last else decoder.feed(frame)
             if delta is not None:
-                last |= delta.stop is not None
                 parts = parser.feed(delta, last=last, stop_token=last and stop_token)
+                last |= delta.stop is not None
                 had = Read(delta.end, had.text + delta.text, had.parts + parts, parser.reasoning_tokens)
                 yield had
             if last:
@@ -121,6 +121,15 @@ def test_text_of_a_stop_token_comes_once(tokenizer: Tokenizer) -> None:
     *_, whole = case.read(tokenizer, 0, [])
     *_, rest = case.read(tokenizer, 2, [])
     assert (whole.text, rest.text) == ("a<|x|>", "")
+
+
+def test_what_waits_for_more_at_a_stop_string_comes_after_a_resume(tokenizer: Tokenizer) -> None:
+    """White space that might be a call's, where the stream was lost between the last token and the end."""
+    case = Case((0, BYTES.index("Ġb"), 0, 0), ("b",), False, False, "hermes", "none", False)
+    *_, last, whole = case.read(tokenizer, 0, [1, 1])
+    *_, rest = case.read(tokenizer, last.count, [1])
+    assert [part.text for part in last.parts + rest.parts] == ["a", " "]
+    assert merged(last.parts + rest.parts) == merged(whole.parts)
 
 
 @given(CASES)

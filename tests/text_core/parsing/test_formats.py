@@ -85,6 +85,16 @@ def test_an_answer_cut_at_every_byte(
         assert shown(merged(tokens_parsed(tokenizer, options, ids, cuts))) == parts
 
 
+@pytest.mark.parametrize("name", [name for name in REASONING_FORMATS if name != "harmony"])
+def test_reasoning_that_begins_behind_content_is_cut_at_every_byte(
+    tokenizers: dict[bool, Tokenizer], name: str
+) -> None:
+    form, options = REASONING_FORMATS[name], options_of("none", reasoning=name)
+    ids = tokenizers[True].encode(f"So {form.opening}a{form.closing}b")
+    for cuts in (range(1, len(ids) + 1), [len(ids)]):
+        assert shown(merged(tokens_parsed(tokenizers[True], options, ids, cuts))) == ["So ", "think: a", "b"]
+
+
 def tokens_parsed(
     tokenizer: Tokenizer, options: ParseOptions, ids: Sequence[int], cuts: Sequence[int]
 ) -> Iterator[Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -12,7 +12,7 @@ from ringline import Delta, Event, Usage
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import naming
+from services.gateway.fields import names_given, naming, naming_given
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Call, Dialect, Endpoint
@@ -26,6 +26,7 @@ from services.gateway.openai.responses.request import (
     messages_of,
     wants_logprobs,
 )
+from services.gateway.other_servers import budget_names
 from services.gateway.token_texts import TokenTexts
 from services.gateway.turns import naming_turns
 
@@ -126,9 +127,11 @@ def _name_of(field: str) -> str:
     return _NAME_OF(field).replace(".parameters_json", ".parameters")
 
 
-RESPONSES = GenerationEndpoint(
-    ResponseRequest, _asks, ResponseWriter.begin_answer, lambda _: _name_of, is_kept=lambda _: True
-)
+def _naming(request: ResponseRequest) -> Callable[[str], str]:
+    return naming_given(names_given(request) | budget_names(request.thinking), _name_of)
+
+
+RESPONSES = GenerationEndpoint(ResponseRequest, _asks, ResponseWriter.begin_answer, _naming, is_kept=lambda _: True)
 _DIALECT = Dialect(_error_body, _name_of)
 _STORED = (
     ("GET", "/v1/responses/{response_id}"),

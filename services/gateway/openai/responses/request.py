@@ -19,6 +19,7 @@ from services.gateway.other_servers import (
     RepeatPenalty,
     Think,
     ThinkingSwitch,
+    limit_reasoning,
     thinking_arguments,
 )
 from services.gateway.turns import Turns
@@ -273,6 +274,7 @@ def all_options(request: ResponseRequest) -> Options:
     arguments = thinking_arguments(request.enable_thinking, request.thinking, request.think) | arguments
     if effort is not None:
         arguments.setdefault("enable_thinking", effort != "none")
+    limit_reasoning(options, request.thinking)
     if request.text is not None and request.text.verbosity is not None:
         arguments.setdefault("verbosity", request.text.verbosity)
     if arguments:

@@ -262,17 +262,27 @@ class ReasoningBudget(google.protobuf.message.Message):
     MAX_TOKENS_FIELD_NUMBER: builtins.int
     CLOSING_FIELD_NUMBER: builtins.int
     OPENING_FIELD_NUMBER: builtins.int
+    AGAIN_FIELD_NUMBER: builtins.int
+    BLANK_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
-    """Tokens between the markers."""
+    """Tokens between the markers, of all reasoning together."""
     @property
     def closing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The marker that ends it, whose first id stands for nothing else; 1 to 16 ids."""
 
     @property
     def opening(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The marker that begins it, at most 4 tokens from the beginning of the output; at most 16 ids. Empty: the prompt has
-        begun it.
+        """The marker that begins it, at the beginning of the output or behind tokens of blank; at most 16 ids. Empty: the
+        prompt has begun it.
         """
+
+    @property
+    def again(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The marker that begins reasoning anywhere in the output; at most 16 ids. Empty: reasoning can only come first."""
+
+    @property
+    def blank(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Tokens of white space, of which at most 16 may precede opening; at most 1024 ids."""
 
     def __init__(
         self,
@@ -280,8 +290,10 @@ class ReasoningBudget(google.protobuf.message.Message):
         max_tokens: builtins.int = ...,
         closing: collections.abc.Iterable[builtins.int] | None = ...,
         opening: collections.abc.Iterable[builtins.int] | None = ...,
+        again: collections.abc.Iterable[builtins.int] | None = ...,
+        blank: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["closing", b"closing", "max_tokens", b"max_tokens", "opening", b"opening"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["again", b"again", "blank", b"blank", "closing", b"closing", "max_tokens", b"max_tokens", "opening", b"opening"]) -> None: ...
 
 global___ReasoningBudget = ReasoningBudget
 

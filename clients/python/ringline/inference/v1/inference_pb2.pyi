@@ -538,9 +538,9 @@ class StoppingParams(google.protobuf.message.Message):
     ignore_eos: builtins.bool
     """Treat the model's eos tokens like any other. Default: false."""
     max_reasoning_tokens: builtins.int
-    """Tokens of reasoning after which its end is forced, those of its markers not counted; 0: none. Needs output.parse, and
-    markers that are tokens of their own; a model without a format of reasoning keeps any limit. Default: no limit. This
-    is the capability reasoning_budget.
+    """Tokens of reasoning after which its end is forced, those of its markers not counted; 0: none. All reasoning of a
+    choice counts together. Needs output.parse, and markers that are tokens of their own; a model without a format of
+    reasoning keeps any limit. Default: no limit. This is the capability reasoning_budget.
     """
     stop_in_reasoning: builtins.bool
     """Whether stop strings and stop tokens count within the reasoning of an answer that is divided into parts, too.
