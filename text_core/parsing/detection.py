@@ -34,16 +34,21 @@ def calls_shown(chat: str, prompt: str) -> str:
 
     ``prompt``: the chat before the call, with what begins an answer.
     """
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chat, prompt, strict=False))
-    before = chat[: sum(1 for _ in same)]
-    if before != prompt:  # what follows differs, perhaps within a marker
-        before = before[: max(before.rfind(end) for end in "\n>]") + 1]
-    answer = chat[len(before) :]
+    answer = chat[len(before_answer(chat, prompt)) :]
     for name, form in TOOL_FORMATS.items():
         opened = prompt.endswith(form.opened_by) or answer.startswith(form.opened_by)
         if opened and (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
             return name
     return NONE
+
+
+def before_answer(chat: str, prompt: str) -> str:
+    """What comes before the last message in a rendered chat; ``prompt`` as in ``calls_shown``."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chat, prompt, strict=False))
+    before = chat[: sum(1 for _ in same)]
+    if before != prompt:  # what follows differs, perhaps within a marker
+        before = before[: max(before.rfind(end) for end in "\n>]") + 1]
+    return before
 
 
 def _is_read_by(name: str, answer: str) -> bool:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as HFTokenizer
 
 from tests.text_core import chat_template_samples, family_templates
+from tests.text_core.parsing.byte_tokenizers import byte_tokenizer
 from tests.text_core.parsing.call_templates import CALL_TEMPLATES, OTHER_FORMS
-from tests.text_core.parsing.parsing import merged, options_of, parse, shown
+from tests.text_core.parsing.parsing import merged, options_of, parse, shown, tokens_parsed
 from tests.text_core.parsing.samples import MALFORMED, WHOLE, Shown
 from text_core.chat_templates import ChatTemplates, TemplateSource
-from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
 from text_core.parsing import json_calls, tagged_calls, text_parser
-from text_core.parsing.choice_parser import ChoiceParser
 from text_core.parsing.formats import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -26,7 +22,7 @@ from text_core.parsing.formats import (
     marker_texts,
 )
 from text_core.parsing.marks import mark
-from text_core.parsing.parts import ParseOptions, Part, PartWriter, ToolCallPiece, call_id
+from text_core.parsing.parts import ParseOptions, PartWriter, ToolCallPiece, call_id
 from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import ReadingParser
 from text_core.tokenizer import Tokenizer
@@ -56,18 +52,9 @@ def test_the_end_of_an_answer_may_cut_what_closes_its_last_call(name: str, text:
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[bool, Tokenizer]:
     """A token for each byte; the formats' markers are special tokens or not."""
-    forms = [*TOOL_FORMATS.values(), *REASONING_FORMATS.values()]
-    markers = dict.fromkeys(marker for form in forms for marker in form.markers)
-    made = {}
-    for special in (False, True):
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        library = HFTokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        library.decoder = decoders.ByteLevel()
-        if special:
-            library.add_special_tokens([AddedToken(marker, special=True) for marker in markers])
-        made[special] = Tokenizer.from_files({"tokenizer.json": library.to_str().encode()})
-    return made
+    known = [form.markers for form in TOOL_FORMATS.values()] + [form.markers for form in REASONING_FORMATS.values()]
+    markers = dict.fromkeys(marker for each in known for marker in each)
+    return {False: byte_tokenizer(), True: byte_tokenizer(markers)}
 
 
 @pytest.mark.parametrize(
@@ -83,20 +70,6 @@ def test_an_answer_cut_at_every_byte(
     ids = tokenizer.encode(text)
     for cuts in (range(1, len(ids) + 1), [len(ids)]):
         assert shown(merged(tokens_parsed(tokenizer, options, ids, cuts))) == parts
-
-
-def tokens_parsed(
-    tokenizer: Tokenizer, options: ParseOptions, ids: Sequence[int], cuts: Sequence[int]
-) -> Iterator[Part]:
-    decode = DecodeOptions()
-    decoder = ChoiceDecoder(tokenizer.pieces(), decode)
-    parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=True)
-    for begin, end in zip([0, *cuts], cuts, strict=False):
-        delta = decoder.feed(ids[begin:end])
-        if delta is not None:
-            yield from parser.feed(delta)
-    yield from parser.feed(decoder.finish(), last=True)
-    yield from parser.finish()
 
 
 def test_changed_answers_are_parsed_alike_however_they_are_cut() -> None:
