@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from text_core.grammar.lark import literal
@@ -31,7 +32,7 @@ class Tags:
     """The texts around calls, names, keys and values."""
 
     begin: tuple[str, ...]
-    """What begins one or more calls; a model writes the first."""
+    """What begins one or more calls, by model."""
     end: tuple[str, ...]
     """What ends them, in the same order."""
     name: tuple[str, str]
@@ -49,6 +50,8 @@ class Tags:
     """Whether a line break at either end of a value is not of the value."""
     several: bool = False
     """Whether further calls stand within the same ``begin`` and ``end``."""
+    python: bool = False
+    """Whether templates write ``True``, ``False`` and ``None``."""
 
     def spelled(self, *texts: str) -> list[str]:
         """``texts`` with marks in place of none, some and all of their markers: any may be a special token."""
@@ -248,9 +251,14 @@ def tagged_grammar(
     tags: Tags, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker, format_name: str
 ) -> str:
     """The grammar of an answer; see ``format.MakeGrammar``."""
-    rules = marked(marker(tags.begin[0]), required=required, single=single or tags.several, between=_LINE)
+    same = "".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*tags.begin, strict=False)))
+    rules = marked(marker(same), required=required, single=single or tags.several, between=_LINE)
     more = f" ({_LINE} one)*" if tags.several and not single else ""
-    rules += [f"call: {_LINE} one{more} {_LINE} {marker(tags.end[0])}"]
+    ways = []
+    for begin, end in zip(tags.begin, tags.end, strict=True):
+        rest = literal(begin.removeprefix(same)) if begin != same else ""
+        ways.append(f"{rest} {_LINE} one{more} {_LINE} {marker(end)}")
+    rules += [f"call: {' | '.join(ways)}"]
     closing = f" {_LINE} {marker(tags.call_end)}" if tags.call_end else ""
     before, after = (f"{marker(tag)} " if tag else "" for tag in tags.name)
     calls = []
@@ -302,7 +310,10 @@ class _ValueRules:
         for number, (begin, types) in enumerate(self._tags.value or (("", None),)):
             way = f"{name}_{number}"
             glue = f"{_LINE} {self._marker(begin)} " if begin and types is None else begin and f"{self._marker(begin)} "
-            made = free_value(way, self._end) if schema is None else value_rules(way, schema, self._end, field, types)
+            if schema is None:
+                made = free_value(way, self._end)
+            else:
+                made = value_rules(way, schema, self._end, field, types, python=self._tags.python)
             if made:
                 ways.append(f"{glue}{self._line}{way}")
                 rules += made
