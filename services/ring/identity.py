@@ -29,6 +29,7 @@ FORMAT_CAPABILITIES = (
     "calls.hy3",
     "calls.kimi_k2",
     "calls.lfm2",
+    "calls.minicpm5",
     "calls.minimax_m2",
     "calls.minimax_m3",
     "calls.nemotron_json",

@@ -29,6 +29,7 @@ CALLS = {
     "minimax_m2": "MiniMax-M2",
     "minimax_m3": "MiniMax-M3",
     "seed_oss": "Seed-OSS",
+    "minicpm5": "MiniCPM5",
     "kimi_k2": "Kimi K2",
     "solar_open": "Solar Open",
     "deepseek": "DeepSeek V3, R1, V3.1",

@@ -56,6 +56,7 @@ CALLS_OF_F = {
         "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
     ],
     "seed_oss": ["<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>"],
+    "minicpm5": ['<function name="f"><param name="a">1</param></function>'],
     "solar_open": [
         "<|tool_calls|><|tool_call:begin|>abcdefghij<|tool_call:name|>f<|tool_call:args|>"
         '{"a": 1}<|tool_call:end|><|calls|>'
@@ -136,7 +137,7 @@ def test_words_of_python_stand_for_those_of_json_where_templates_write_them() ->
         tool = ToolSpec("f", {"properties": {"a": schema}, "required": ["a"]})
         return compiled(AnswerForm(ToolCalls((tool,), required=True), tool_calls=name))
 
-    for name in ("qwen3_coder", "seed_oss"):
+    for name in ("qwen3_coder", "seed_oss", "minicpm5"):
         (call,) = CALLS_OF_F[name]
         said = {word: call.replace("1", word) for word in ("true", "True", "False", "None", "null", "yes")}
         flag = demanded(name, {"type": "boolean"})

@@ -59,9 +59,13 @@ def _is_read_by(name: str, answer: str) -> bool:
     parser.feed(answer, 0)
     parser.finish()
     pieces = [part for part in writer.take() if isinstance(part, ToolCallPiece)]
-    if [piece.name for piece in pieces if piece.name] != [PROBED_NAME]:
-        return False
-    try:
-        return bool(json.loads("".join(piece.arguments for piece in pieces)) == PROBED_ARGUMENTS)
+    arguments: list[str] = []
+    for piece in pieces:
+        if piece.name not in ("", PROBED_NAME):
+            return False
+        arguments += [""] if piece.name else []
+        arguments[-1] += piece.arguments
+    try:  # a template may show it twice, as MiniCPM5's does
+        return bool(arguments) and all(json.loads(each) == PROBED_ARGUMENTS for each in arguments)
     except ValueError:
         return False

@@ -58,6 +58,8 @@ class ValueEnd:
     """The tag, which no value contains."""
     closing: str
     """Its grammar expression, with a line break before it if one does not belong to the value."""
+    forbidden: str = ""
+    """A class of characters that no text has; empty: it may have all."""
 
     @property
     def terminals(self) -> tuple[str, str]:
@@ -68,7 +70,9 @@ class ValueEnd:
     @property
     def excluded(self) -> str:
         """An expression for the texts that a value cannot be; empty if that goes without saying."""
-        return f" & ~/(?s:.*){regex_text(self.text)}(?s:.*)/" if self.terminals[1].strip() == "" else ""
+        forbidden = [regex_text(self.text)] if self.terminals[1].strip() == "" else []
+        forbidden += [self.forbidden] if self.forbidden else []
+        return "".join(f" & ~/(?s:.*){each}(?s:.*)/" for each in forbidden)
 
 
 def free_value(name: str, end: ValueEnd) -> list[str]:

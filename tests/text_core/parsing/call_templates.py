@@ -73,6 +73,9 @@ CALL_TEMPLATES = {
         _tagged('<invoke name="F">', '<parameter name="K">', "V</parameter>", "</invoke>"),
         ("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
+    "minicpm5": _template(
+        _tagged('<function name="F">', '<param name="K">', "V</param>", "</function>", quoted="string")
+    ),
     "minimax_m3": _ELEMENTS
     + _template(
         ']<]minimax[>[<invoke name="{{ f.name }}">{{ elements(f.arguments) }}]<]minimax[>[</invoke>\n',
@@ -122,7 +125,7 @@ CALL_TEMPLATES = {
 OTHER_FORMS = {
     "mcp": _template("<use_mcp_tool><tool_name>{{ f.name }}</tool_name>{{ f.arguments | tojson }}</use_mcp_tool>"),
     "yaml": _template("<tool_call>\nname: {{ f.name }}\narguments: {{ f.arguments }}\n</tool_call>"),
-    "elements": _template(_tagged('<function name="F">', '<param name="K">', "V</param>", "</function>")),
+    "elements": _template(_tagged('<call name="F">', '<param name="K">', "V</param>", "</call>")),
     "lines": _template("{{ f.name }}\n{{ f.arguments | tojson }}"),
     "recipients": _template(">>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "numbered json": _template("<tool_call>1. " + _JSON + "</tool_call>"),

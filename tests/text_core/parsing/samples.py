@@ -183,6 +183,17 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             ["So", ("f", '{"a": "x\\ny", "n": 7, "b": false}')],
         ),
     ],
+    "minicpm5": [
+        (
+            'So\n<function name="f"><param name="a"><![CDATA[<b> & ]] \n]]></param><param name="n">7</param>'
+            '<param name="b">False</param></function>\n<function name="g"></function>',
+            ["So", ("f", '{"a": "<b> & ]] \\n", "n": 7, "b": false}'), ("g", "{}")],
+        ),
+        (
+            '<function name="g"><param name="o"><![CDATA[{"k": "<"}]]></param><param name="n"> 5 </param></function>',
+            [("g", '{"o": {"k": "<"}, "n": " 5 "}')],
+        ),
+    ],
     "solar_open": [
         (
             "So<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>"
@@ -353,6 +364,10 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         (']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[</a>', [("f", "{"), "]<]minimax[>[</a>"]),
     ],
     "seed_oss": [("<seed:tool_call>none", ["<seed:tool_call>none"])],
+    "minicpm5": [
+        ('<function name="f" none', ['<function name="f" none']),
+        ('<function name="f"><param name="a"><![CDATA[x</param></function>', [("f", '{"a": "x</param></function>')]),
+    ],
     "solar_open": [
         ("<|tool_calls|>none", ["<|tool_calls|>none"]),
         ("<|tool_call:begin|>x<|tool_call:name|>f none", ["<|tool_call:begin|>x<|tool_call:name|>f none"]),

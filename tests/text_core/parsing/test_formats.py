@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import pytest
 
@@ -49,22 +50,19 @@ def test_the_end_of_an_answer_may_cut_what_closes_its_last_call(name: str, text:
         assert all(end == parts for end in ends[ends.index(parts) :])
 
 
-@pytest.fixture(scope="module")
-def tokenizers() -> dict[bool, Tokenizer]:
-    """A token for each byte; the formats' markers are special tokens or not."""
-    known = [form.markers for form in TOOL_FORMATS.values()] + [form.markers for form in REASONING_FORMATS.values()]
-    markers = dict.fromkeys(marker for each in known for marker in each)
-    return {False: byte_tokenizer(), True: byte_tokenizer(markers)}
+@cache
+def tokenizer_of(name: str, special: bool) -> Tokenizer:
+    """A token for each byte; the markers of the format and those of all reasoning are special tokens or not."""
+    reasoning = [marker for form in REASONING_FORMATS.values() for marker in form.markers]
+    return byte_tokenizer(dict.fromkeys([*TOOL_FORMATS[name].markers, *reasoning]) if special else ())
 
 
 @pytest.mark.parametrize(
     ("special", "name", "text", "parts"),
     [(False, *sample) for sample in SAMPLES] + [(True, *sample) for sample in WITH_SPECIAL_TOKENS],
 )
-def test_an_answer_cut_at_every_byte(
-    tokenizers: dict[bool, Tokenizer], special: bool, name: str, text: str, parts: Shown
-) -> None:
-    tokenizer, options = tokenizers[special], options_of(name)
+def test_an_answer_cut_at_every_byte(special: bool, name: str, text: str, parts: Shown) -> None:
+    tokenizer, options = tokenizer_of(name, special), options_of(name)
     if special and '"</tool_call>' in text:
         return  # a special token does not stand for the same text within a string
     ids = tokenizer.encode(text)
@@ -180,15 +178,16 @@ APRIEL = [
 
 
 @pytest.mark.parametrize(("text", "parts"), APRIEL)
-def test_reasoning_before_a_final_response(tokenizers: dict[bool, Tokenizer], text: str, parts: Shown) -> None:
+def test_reasoning_before_a_final_response(text: str, parts: Shown) -> None:
+    tokenizer = tokenizer_of("hunyuan_a13b", special=False)
     options = options_of("hunyuan_a13b", reasoning="apriel")
     *known, whole = parse(text, options)
     assert shown(whole) == parts
     for at in range(1, len(text)):
         first, second, end = parse([text[:at], text[at:]], options)
         assert (first, second, end) == (known[at - 1], known[-1], whole), at
-    ids = tokenizers[False].encode(text)
-    assert merged(tokens_parsed(tokenizers[False], options, ids, range(1, len(ids) + 1))) == whole
+    ids = tokenizer.encode(text)
+    assert merged(tokens_parsed(tokenizer, options, ids, range(1, len(ids) + 1))) == whole
     begun = text.removeprefix("Here are my reasoning steps:\n")
     if begun != text:
         assert parse(begun, options_of("hunyuan_a13b", reasoning="apriel", inside=True))[-1] == whole
@@ -213,14 +212,13 @@ SOLAR_OPEN = [
 
 @pytest.mark.parametrize(("text", "parts"), SOLAR_OPEN)
 @pytest.mark.parametrize("special", [False, True])
-def test_reasoning_in_a_message_of_its_own(
-    tokenizers: dict[bool, Tokenizer], special: bool, text: str, parts: Shown
-) -> None:
+def test_reasoning_in_a_message_of_its_own(special: bool, text: str, parts: Shown) -> None:
+    tokenizer = tokenizer_of("solar_open", special)
     options = options_of("solar_open", reasoning="solar_open")
-    ids = tokenizers[special].encode(text)
-    whole = merged(tokens_parsed(tokenizers[special], options, ids, [len(ids)]))
+    ids = tokenizer.encode(text)
+    whole = merged(tokens_parsed(tokenizer, options, ids, [len(ids)]))
     assert shown(whole) == parts
-    assert merged(tokens_parsed(tokenizers[special], options, ids, range(1, len(ids) + 1))) == whole
+    assert merged(tokens_parsed(tokenizer, options, ids, range(1, len(ids) + 1))) == whole
     assert {part.id for part in whole if isinstance(part, ToolCallPiece)} <= {"a"}
 
 

@@ -84,6 +84,7 @@ TRIGGERS = {
     "minimax_m2": "Hi <minimax:tool_call>",
     "minimax_m3": "Hi ]<]minimax[>[<tool_call>",
     "seed_oss": "Hi <seed:tool_call>",
+    "minicpm5": 'Hi <function name="',
     "solar_open": "Hi <|tool_calls|>",
     "harmony": " to=functions.",
     "deepseek": "Hi <｜tool▁calls▁begin｜>",
