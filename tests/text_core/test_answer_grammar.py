@@ -41,6 +41,8 @@ CALLS_OF_F = {
     "hunyuan_a13b": ['<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>'],
     "phi4_mini_json": [f"<|tool_call|>{call}<|/tool_call|>" for call in (_JSON_CALL, f"[{_JSON_CALL}]")],
     "granite": [f"<|tool_call|>[{_JSON_CALL}]"],
+    "functools": [f"functools[{_JSON_CALL}]"],
+    "minimax_m1": [f"<tool_calls>\n{_JSON_CALL}{more}\n</tool_calls>" for more in ("", f"\n{_JSON_CALL}")],
     "qwen3_coder": ["<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"],
     "glm45": ["<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"],
     "deepseek_v32": [
@@ -74,7 +76,7 @@ CALLS_OF_F = {
     ],
     "hermes": ['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'],
     "pythonic": ["[f(a=1)]"],
-    "llama3_json": ['{"name": "f", "parameters": {"a": 1}}'],
+    "llama3_json": ["; ".join(['{"name": "f", "parameters": {"a": 1}}'] * count) for count in (1, 2)],
 }
 UNMARKED = {"harmony", "pythonic", "llama3_json", "functionary_v32"}
 """Formats in which an answer may begin with a call that has no marker."""
@@ -122,14 +124,15 @@ def test_calls_in_channels_may_follow_reasoning_that_the_prompt_began() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(formats.TOOL_FORMATS) - UNMARKED))
-def test_line_breaks_may_come_before_demanded_calls(name: str) -> None:
-    """As templates write them: some before calls, some before reasoning, others after it."""
+def test_white_space_may_come_before_demanded_calls(name: str) -> None:
+    """As templates write it: some before calls, some before reasoning, others after it."""
     calls = compiled(AnswerForm(CALLS, True, "think", tool_calls=name))
     for call in CALLS_OF_F[name]:
         assert calls.accepts(f"\n\n{call}")
         assert calls.accepts(f"\n<think>so</think>\n\n\n{call}")
         assert not calls.accepts(f"\n\n\n{call}")
-        assert not calls.accepts(f" {call}")
+        assert calls.accepts(f" {call}")
+        assert not calls.accepts(f"  {call}")
 
 
 def test_words_of_python_stand_for_those_of_json_where_templates_write_them() -> None:
@@ -146,6 +149,22 @@ def test_words_of_python_stand_for_those_of_json_where_templates_write_them() ->
         assert [word for word, text in said.items() if optional.accepts(text)] == ["None", "null"]
         listed = demanded(name, {"enum": [True, None]})
         assert [word for word, text in said.items() if listed.accepts(text)] == ["true", "null"]
+
+
+def test_plain_values_of_pythons_calls_may_be_as_python_writes_them() -> None:
+    schema = {"properties": {"s": {"type": "string"}, "b": {"type": "boolean"}, "e": {"enum": ["x"]}}}
+    calls = compiled(AnswerForm(ToolCalls((ToolSpec("f", schema),), required=True), tool_calls="lfm2"))
+    for arguments in (r"s='a \'b\' \n', b=True, e='x'", 's="a", b=true, e="x"'):
+        assert calls.accepts(f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>")
+    for arguments in ("s='a", "b='True'", "b=None", "e='y'", "s='a\nb'"):
+        assert not calls.accepts(f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>")
+
+
+def test_arguments_of_gemma_are_sorted_by_name_as_its_template_shows_them() -> None:
+    schema = {"properties": {"b": {"type": "integer"}, "a": {"type": "integer"}}}
+    calls = compiled(AnswerForm(ToolCalls((ToolSpec("f", schema),), required=True), tool_calls="gemma4"))
+    assert calls.accepts("<|tool_call>call:f{a:1,b:2}<tool_call|>")
+    assert not calls.accepts("<|tool_call>call:f{b:2,a:1}<tool_call|>")
 
 
 def test_calls_of_newer_mistral_models_may_have_ids() -> None:

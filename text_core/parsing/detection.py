@@ -29,17 +29,20 @@ def calls_in(template: str) -> str:
     return next((name for name, form in marked if form.is_in(template)), NONE)
 
 
-def calls_shown(chat: str, prompt: str) -> str:
+def calls_shown(chat: str, prompt: str, template: str = "") -> str:
     """Name of the format of the probed call in a rendered chat; ``none`` if no format fits exactly.
 
-    ``prompt``: the chat before the call, with what begins an answer.
+    ``prompt``: the chat before the call, with what begins an answer. A call without markers counts only if the words of
+    ``template`` speak of no format with markers.
     """
     answer = chat[len(before_answer(chat, prompt)) :]
     for name, form in TOOL_FORMATS.items():
         opened = prompt.endswith(form.opened_by) or answer.startswith(form.opened_by)
         if opened and (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
-            return name
-    return NONE
+            words = calls_in(template) if form.needs_names else NONE
+            return name if words == NONE else words
+    # Python's calls are shown with values that are not Python's: texts without quotes, or all in quotes
+    return "pythonic" if answer.lstrip().startswith(f"[{PROBED_NAME}(") else NONE
 
 
 def before_answer(chat: str, prompt: str) -> str:

@@ -96,7 +96,7 @@ def value_rules(
     if not types:
         return []
     if types == others and written is None:
-        words = [f"{name}_json", *(_words_of_python(schema, types) if python else ())]
+        words = [f"{name}_json", *(words_of_python(schema, types) if python else ())]
         return [f"{name}: ({' | '.join(words)}) {end.closing}", f"{name}_json: %json {_json(schema, field)}"]
     texts = []
     if types != others:
@@ -114,7 +114,7 @@ def value_rules(
     ]
 
 
-def _words_of_python(schema: Any, types: Types) -> list[str]:
+def words_of_python(schema: Any, types: Types) -> list[str]:
     """Literals of Python's words that ``schema`` allows; none if it says more than types."""
     if not isinstance(schema, Mapping) or not _MORE_THAN_TYPES.isdisjoint(schema):
         return []

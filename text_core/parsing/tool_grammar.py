@@ -77,11 +77,12 @@ def json_calls(tools: Sequence[ToolSpec], required: bool, arguments_key: str, mo
 def marked(marker: str, *, required: bool, single: bool, between: str = "") -> list[str]:
     """Rules of an answer whose calls are the expression ``marker`` followed by the rule ``call``.
 
-    ``between``: an expression for the text between required calls. Line breaks may precede these, as in templates.
+    ``between``: an expression for the text between required calls. White space may precede these, as in
+    templates.
     """
     if required:
         more = "" if single else f" ({between} {marker} call)*"
-        return [rf"start: /\n{{0,2}}/ {marker} call{more}"]
+        return [rf"start: / ?\n{{0,2}}/ {marker} call{more}"]
     first, rest = leading_terminal(marker)
     is_special = first.startswith("<")  # text never contains it
     reached = f"reached: TEXT {first}" if is_special else f"reached[lazy]: {until(first)}"

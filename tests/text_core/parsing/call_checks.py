@@ -62,6 +62,7 @@ _WRONG: dict[str, Calls] = {
 """Calls that must not be allowed where calls are demanded."""
 _IDS = {"kimi_k2": "functions.{1}:{0}", "solar_open": "abc000000{}"}
 """The form of ids that models write themselves."""
+_PYTHONIC = ("pythonic", "lfm2", "olmo3")
 _TOKENS = re.compile(r"\s+|<[^<>\n]{1,40}>(?:assistant)?|\[[^\[\]\s]{1,40}[\[\]]", re.IGNORECASE)
 """Tokens that end a turn, or begin another one."""
 
@@ -71,13 +72,15 @@ def check_calls(checked: Checked, templates: ChatTemplates, text: str) -> None:
     demanded = _Demanded(text)
     id_form = _IDS.get(checked.calls, "call0000{}")
     for (name, calls), beside in itertools.product(_SHOWN.items(), _BESIDE):
+        if "content" in beside and checked.calls in ("pythonic", "llama3_json"):
+            continue  # a text before it hides a call
         try:
             shown = _Shown.of(checked, templates, calling(calls, id_form, **beside))
         except ChatTemplateError as error:
             checked.note(f"{name}: {error}")
             continue
-        if any(called not in shown.answer for called, _ in calls):
-            checked.note("shows no calls" if len(calls) == 1 else "shows one call of two")
+        if fault := shown.fault_of_template(calls, beside):
+            checked.note(fault)
             continue
         what = ", ".join([name, *beside])
         faults = [*shown.faults_of_reading(calls, beside), *shown.faults_of_cuts()]
@@ -87,6 +90,8 @@ def check_calls(checked: Checked, templates: ChatTemplates, text: str) -> None:
             continue
         if (fault := demanded.fault(shown)) is None:
             checked.demanded += 1
+        elif fault.endswith("from '' on"):
+            checked.note("leaves out what ends calls")
         elif shown.has_notation_of_its_own(calls):
             checked.note("writes values in another notation than JSON's")
         else:
@@ -109,12 +114,11 @@ class _Shown:
 
     @classmethod
     def of(cls, checked: Checked, templates: ChatTemplates, message: Message) -> _Shown:
-        for tools in (None, TOOLS):
-            chat = templates.render([QUESTION, message], tools=tools, add_generation_prompt=False)
-            prompt = templates.render([QUESTION], tools=tools)
-            answer = chat[len(before_answer(chat, prompt)) :]
-            if message["tool_calls"][0]["function"]["name"] in answer:
-                break
+        answer = ""
+        with suppress(ChatTemplateError):  # some fail without tools, or show no calls
+            answer = _answer(templates, message, None)
+        if message["tool_calls"][0]["function"]["name"] not in answer:
+            answer = _answer(templates, message, TOOLS)
         form = TOOL_FORMATS[checked.calls]
         types = tuple(listed_types(SCHEMAS, 4 if form.nests_text else None)) if form.writes_text else ()
         inside = False  # the prompt has opened the reasoning
@@ -128,6 +132,22 @@ class _Shown:
             answer = answer.removesuffix(end)
             *_, whole = parse([answer], options)
         return cls(answer, options, whole)
+
+    def fault_of_template(self, calls: Calls, beside: dict[str, str]) -> str | None:
+        """Why the answer cannot be read back, where that is the template's."""
+        if all(name not in self.answer for name, _ in calls):
+            return "shows no calls beside text" if "content" in beside else "shows no calls"
+        if any(name not in self.answer for name, _ in calls):
+            return "shows one call of two"
+        form = TOOL_FORMATS[self.options.tool_calls]
+        if not form.needs_names and not form.is_in(self.answer):
+            return "shows calls in another form"
+        if self.options.tool_calls in _PYTHONIC:
+            for key, value in itertools.chain(*(arguments.items() for _, arguments in calls)):
+                written = (json.dumps(value, ensure_ascii=False), repr(value))
+                if not any(f"{key}={each}{end}" in self.answer for each in written for end in (", ", ")")):
+                    return "shows values otherwise than Python does"
+        return None
 
     def faults_of_reading(self, calls: Calls, beside: dict[str, str]) -> Iterator[str]:
         read = [part for part in self.whole if isinstance(part, ToolCallPiece)]
@@ -160,7 +180,8 @@ class _Shown:
     def has_notation_of_its_own(self, calls: Calls) -> bool:
         """Whether an object or list is not in JSON as models are to write it."""
         values = [value for _, arguments in calls for value in arguments.values() if isinstance(value, list | dict)]
-        return any(json.dumps(value, ensure_ascii=False) not in self.answer for value in values)
+        in_lines = re.search(r'[\[{,]\n +"', self.answer) is not None
+        return in_lines or any(json.dumps(value, ensure_ascii=False) not in self.answer for value in values)
 
 
 class _Demanded:
@@ -204,6 +225,14 @@ class _Demanded:
             self._matchers[inside] = LLMatcher(self._table, answer_grammar(form, self._marker), log_level=0)
         self._matchers[inside].reset()
         return self._matchers[inside]
+
+
+def _answer(templates: ChatTemplates, message: Message, tools: Any) -> str:
+    """The last message of a rendered chat, without the blanks of a template's own lines."""
+    chat = templates.render([QUESTION, message], tools=tools, add_generation_prompt=False)
+    prompt = templates.render([QUESTION], tools=tools)
+    chat, prompt = (re.sub(" {2,}(?=<)|(?<=<s>)\n +", "", text) for text in (chat, prompt))
+    return chat[len(before_answer(chat, prompt)) :]
 
 
 def _bare(text: str) -> str:

@@ -121,11 +121,12 @@ def check_prompts(checked: Checked, templates: ChatTemplates, text: str) -> None
         expected = _of_transformers(text, chat, tools, prompt)
         if tools and any("Does look_up" in each for each in expected):
             checked.tools = "own"
-        elif tools and not shows_calls and not ours.startswith("refused: "):
+        elif tools and not shows_calls:
             texts = [tools_as_text(chat, tools, in_system=in_system) for in_system in (True, False)]
             expected = [shown for chat in texts for shown in _of_transformers(text, chat, None, prompt)]
             checked.tools = "as text"
-        if not expected and ours.startswith("refused: "):
+        is_refused = ours.startswith("refused: ")
+        if is_refused and not (expected and _of_transformers(text, chat, None, prompt)):  # some fail without tools
             refused += 1
         elif ours in expected or (not expected and "call" in name):  # some forms of calls only Ringline knows
             checked.prompts += 1

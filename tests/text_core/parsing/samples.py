@@ -92,6 +92,18 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ('<|tool_call|>{"name": "f", "arguments": {"a": "1"}}<|/tool_call|>', [("f", '{"a": "1"}')]),
         ('So <|tool_call|>[{"name": "g", "arguments": {}}]<|/tool_call|>', ["So", ("g", "{}")]),
     ],
+    "functools": [
+        (
+            'So functools[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "minimax_m1": [
+        (
+            'So\n<tool_calls>\n{"name": "f", "arguments": {"a": "1"}}\n{"name": "g", "arguments": {}}\n</tool_calls>',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
     "granite": [
         (
             '<|tool_call|>[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
@@ -319,6 +331,14 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "nemotron_json": [("<TOOLCALL>none", ["<TOOLCALL>none"])],
     "hunyuan_a13b": [("<tool_calls>none", ["<tool_calls>none"])],
     "phi4_mini_json": [("<|tool_call|>none", ["<|tool_call|>none"])],
+    "functools": [
+        ("functools and [more]", ["functools and [more]"]),
+        ('functools[{"name": "f"}, none]', [("f", "{}"), ", none]"]),
+    ],
+    "minimax_m1": [
+        ('<tool_calls>[{"name": "f"}]</tool_calls>', ['<tool_calls>[{"name": "f"}]</tool_calls>']),
+        ('<tool_calls>{"name": "f"}\n{none}', [("f", "{}"), "\n{none}"]),
+    ],
     "granite": [("<|tool_call|>[none", ["<|tool_call|>[none"])],
     "qwen3_coder": [
         ("It is <tool_call>.", ["It is <tool_call>."]),

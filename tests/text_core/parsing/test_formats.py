@@ -130,6 +130,27 @@ def test_a_template_that_shows_calls_tells_their_format(name: str) -> None:
     assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == name
 
 
+@pytest.mark.parametrize("value", ["{{ v }}", '"{{ v }}"'])
+def test_calls_of_python_are_found_though_their_values_are_not_pythons(value: str) -> None:
+    """As templates of vLLM show those of Llama 3.2 and 4."""
+    template = TemplateSource(CALL_TEMPLATES["pythonic"].replace("{{ v | tojson }}", value))
+    assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "pythonic"
+
+
+def test_words_of_a_format_with_markers_count_more_than_a_call_without_markers() -> None:
+    """As in the template of vLLM for Phi-4-mini."""
+    words = '{# Call functions as functools[{"name": … #}'
+    for text, name in ((CALL_TEMPLATES["llama3_json"], "llama3_json"), (CALL_TEMPLATES["hermes"], "hermes")):
+        told = ChatTemplates({"default": TemplateSource(words + text)}).formats(None, has_tools=True)[0]
+        assert told == ("functools" if name == "llama3_json" else name)
+
+
+def test_a_template_may_show_a_call_twice() -> None:
+    """As that of MiniCPM5."""
+    template = TemplateSource(CALL_TEMPLATES["minicpm5"].replace("{% for call in m", "{% for call in 2 * m"))
+    assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "minicpm5"
+
+
 def test_a_prompt_may_end_with_what_begins_a_call() -> None:
     template = TemplateSource(CALL_TEMPLATES["functionary_v32"] + ">>>")
     assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "functionary_v32"

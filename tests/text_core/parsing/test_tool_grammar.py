@@ -78,6 +78,8 @@ TRIGGERS = {
     "hunyuan_a13b": "Hi <tool_calls>",
     "phi4_mini_json": "Hi <|tool_call|>",
     "granite": "Hi <|tool_call|>",
+    "functools": "Hi functools",
+    "minimax_m1": "Hi <tool_calls>",
     "qwen3_coder": "Hi <tool_call>",
     "glm45": "Hi <tool_call>",
     "deepseek_v32": "Hi <｜DSML｜function_calls>",
