@@ -8,16 +8,19 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ringline.inference.v1 import inference_pb2_grpc
 
 from services.common.telemetry.metrics_endpoint import MetricsEndpoint
 from services.detokenizer.metrics import DetokenizerMetrics
 from services.processor.live_page.pages import pages
+from services.ring.identity import GATEWAY_HEADER
 from tests.browser import Browser, browsing
 from tests.ring import Ring
 from tests.services.streams import ask
@@ -112,6 +115,39 @@ def test_it_shows_no_prompt_and_no_tenant_and_loads_nothing_else(ring: Ring, loa
     addresses = set(re.findall(r"""(?:https?:)?//[\w.-]+""", html))
     assert addresses <= {"http://www.w3.org"}, "that is a name, not an address"
     assert len(html) < 64 << 10
+
+
+def snapshot_of(ring: Ring) -> dict[str, Any]:
+    with urllib.request.urlopen(page_of(ring) + "ring.json", timeout=30) as answer:
+        told: dict[str, Any] = json.load(answer)
+    return told
+
+
+def wait_gateways(ring: Ring, until: Callable[[dict[str, dict[str, float]]], bool]) -> None:
+    end = time.monotonic() + 60
+    while not until(gateways := {each["name"]: each for each in snapshot_of(ring)["gateways"]}):
+        assert time.monotonic() < end, gateways
+        time.sleep(0.1)
+
+
+def test_gateways_are_known_from_their_start_to_their_end_with_what_they_ask_for(ring: Ring) -> None:
+    wait_gateways(ring, lambda gateways: set(gateways) == {"gateway-0"})
+    with grpc.insecure_channel(ring.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(  # type: ignore[attr-defined]
+            health_pb2.HealthCheckRequest(), metadata=((GATEWAY_HEADER, "gateway-9"),)
+        )
+        wait_gateways(ring, lambda gateways: set(gateways) == {"gateway-0", "gateway-9"})
+        watch.cancel()
+    wait_gateways(ring, lambda gateways: set(gateways) == {"gateway-0"})
+    body = {"messages": [{"role": "user", "content": "load"}], "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    asked = urllib.request.Request(
+        ring.http + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=60):
+        wait_gateways(
+            ring, lambda of: of["gateway-0"]["live_requests"] == 1 and of["gateway-0"]["tokens_per_second"] > 0
+        )
+    wait_gateways(ring, lambda gateways: gateways["gateway-0"]["live_requests"] == 0)
 
 
 @pytest.mark.parametrize("size", [(320, 568), DESKTOP])
