@@ -83,6 +83,17 @@ def _import_vllm_engine_api() -> ModuleType:
     return service
 
 
+def _session_limits(settings: ProcessorSettings) -> SessionLimits:
+    server = settings.server
+    return SessionLimits(
+        max_live_requests=settings.max_live_requests,
+        max_message_bytes=server.max_message_bytes,
+        stall_timeout=server.stall_timeout,
+        drain_grace=server.drain_grace,
+        max_age=_SESSION_AGE * settings.max_connection_age,
+    )
+
+
 class _Processor:
     """The process's parts, constructed bottom up: a part calls only those constructed before it."""
 
@@ -148,15 +159,9 @@ class _Processor:
         self._snapshot = LivePageSnapshot(
             me.name, self._peers, self._routes, self._metrics, gateways, self._intake.streams
         )
-        session_limits = SessionLimits(
-            max_live_requests=settings.max_live_requests,
-            max_message_bytes=server.max_message_bytes,
-            stall_timeout=server.stall_timeout,
-            drain_grace=server.drain_grace,
-            max_age=_SESSION_AGE * settings.max_connection_age,
-        )
+        limits = _session_limits(settings)
         service = InferenceService(
-            self._models, self._intake, self._queue, self._metrics, session_limits, settings.tenant_header, policies
+            self._models, self._intake, self._queue, self._metrics, limits, settings.tenant_header, policies
         )
         self._server.add_service(DESCRIPTION, service)
         if vllm is not None:
