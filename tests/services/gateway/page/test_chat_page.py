@@ -333,6 +333,10 @@ def test_it_fits_a_phone_by_day_and_night_and_bears_long_answers(browser: Browse
         click(browser, opened)
         inner, outer = browser.run(WIDTHS)
         assert inner <= outer == PHONE[0]
+    assert browser.run(ACTIVE) == "close"
+    click(browser, "Close the settings")
+    assert browser.run("document.querySelector('#panel').hidden")
+    assert browser.run(ACTIVE) == "settings"
 
 
 def test_nothing_but_the_page_is_allowed_and_it_is_sent_once(ring: Ring) -> None:
