@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from services.ring.errors import Code, Reason, Refused, invalid_field
 
 PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+GATEWAY_HEADER = "x-ringline-gateway"
+"""Metadata key under which a gateway tells processors its name."""
 MIN_VERSION, MAX_VERSION = 1, 1
 """The contract versions that this code speaks."""
 MAX_REQUEST_ID_LENGTH = 64

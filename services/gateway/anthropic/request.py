@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
-from ringline.options import Message, Options, TokenizeOptions
+from ringline.options import Message, Options, Parse, TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
@@ -247,7 +247,8 @@ def all_options(request: MessageRequest) -> Options:
     chosen = {"tool_calls": request.tool_call_parser, "reasoning": request.reasoning_parser}
     if not calls_allowed:
         chosen["tool_calls"] = "none"
-    options["parse"] = {name: value for name, value in chosen.items() if value is not None} or True
+    formats = {name: value for name, value in chosen.items() if value is not None}
+    options["parse"] = cast("Parse", formats) if formats else True
     return options
 
 

@@ -44,7 +44,7 @@ async def model_of(call: Call, name: str | None) -> Model:
 
 
 def _object(model: Model) -> dict[str, Any]:
-    """A model, with OpenAI's, vLLM's and Anthropic's members."""
+    """A model, with OpenAI's, vLLM's and Anthropic's members, and two of Ringline's own at the end."""
     return {
         "id": model.name,
         "object": "model",
@@ -58,6 +58,8 @@ def _object(model: Model) -> dict[str, Any]:
         "lifecycle": "active",
         "created_at": "1970-01-01T00:00:00Z",
         "max_input_tokens": model.max_model_len,
+        "default_sampling": dict(model.default_sampling),
+        "num_parameters": model.num_parameters,
     }
 
 
