@@ -340,6 +340,8 @@ class ModelSpec:
     dtype: str
     default_sampling: dict[str, float] = field(default_factory=dict)
     """From generation_config.json, where present: temperature, top_k, top_p, min_p, repetition_penalty."""
+    num_parameters: int = 0
+    """Numbers that the weights consist of; 0 until they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class Startup:
         self._workers.start_steps(concurrent_steps, largest_step_seconds)
         is_here = not self._workers.places
         return StartedModel(
-            checkpoint.spec,
+            replace(checkpoint.spec, num_parameters=loaded.num_parameters),
             cache,
             unwritten_bytes if is_here else 0,
             step_bytes if is_here else 0,
@@ -194,7 +194,10 @@ class Startup:
             model = models[0]
             require_equal([{"numerics": each.numerics} for each in models], names)
             stage.bytes = sum(each.weight_bytes for each in models)
-            digest = model.model_digest if on_disk is None else self._digest_of_parts(*on_disk.result(), models)
+            digest, parameters = model.model_digest, model.num_parameters
+            if on_disk is not None:
+                weights, digest_on_disk = on_disk.result()
+                digest, parameters = self._digest_of_parts(weights, digest_on_disk, models), weights.num_parameters
             assert digest is not None
             grammars = self._open_grammars(models, checkpoint.spec)
             of_grammars = [] if isinstance(grammars, str) else [grammar_numerics()]
@@ -204,7 +207,7 @@ class Startup:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
             if len(models) > 1:
                 stage.detail += "; " + self._by_rank([size(each.weight_bytes) for each in models])
-            return _Loaded(models, digest, numerics, grammars)
+            return _Loaded(models, parameters, digest, numerics, grammars)
 
     def _digest_of_parts(self, weights: WeightsOnDisk, digest: str, models: Sequence[ModelReport]) -> str:
         """The model's ``digest``, once verified that every rank has taken its part of that very model."""
@@ -326,6 +329,8 @@ class _Loaded:
 
     reports: Sequence[ModelReport]
     """By rank."""
+    num_parameters: int
+    """Of all ranks together: what several ranks have in common counts once."""
     digest: str
     numerics: str
     grammars: GrammarCompiler | str

@@ -27,10 +27,8 @@ MAX_LIST_ITEMS = 1024
 """Limit on the entries of ``logit_bias`` and ``stop_token_ids``, and on all tokens of ``bad_words_token_ids``."""
 
 MAX_REASONING_TOKENS = 2**31 - 1
-_MOST_MARKER = 16
-"""Tokens of a marker around reasoning."""
-_MOST_BLANK = 4096
-"""Tokens of white space that may come before it."""
+MAX_MARKER_TOKENS = 16
+"""Limit on a marker around reasoning."""
 _INTEGERS = ("seed", "n", "max_tokens", "min_tokens")
 _OPTIONAL_INTEGERS = ("top_k", "logprobs", "prompt_logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
@@ -192,14 +190,12 @@ def _check_budget(budget: ReasoningBudget, model: ModelSpec) -> None:
     if not 0 <= budget.max_tokens <= MAX_REASONING_TOKENS:
         _refuse("reasoning_budget", f"{written(budget.max_tokens)} tokens", f"from 0 to {MAX_REASONING_TOKENS}")
     longest = max(map(len, (budget.opening, budget.closing, budget.again)))
-    if not budget.closing or longest > _MOST_MARKER:
+    if not budget.closing or longest > MAX_MARKER_TOKENS:
         problem = f"has a marker that closes of {len(budget.closing)} tokens, and the longest marker has {longest}"
         raise InvalidRequestError(
-            "reasoning_budget", f"{problem}; expected at most {_MOST_MARKER}, and at least one that closes"
+            "reasoning_budget", f"{problem}; expected at most {MAX_MARKER_TOKENS}, and at least one that closes"
         )
-    if len(budget.blank) > _MOST_BLANK:
-        problem = f"has {len(budget.blank)} tokens of white space; expected at most {_MOST_BLANK}"
-        raise InvalidRequestError("reasoning_budget", problem)
+    _check_count("reasoning_budget", budget.blank)
     ids = (*budget.opening, *budget.closing, *budget.again, *budget.blank)
     _check_ids("reasoning_budget", ids, model.vocab_size)
 

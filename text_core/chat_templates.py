@@ -257,7 +257,7 @@ class ChatTemplates:
             question, call = map(form.of, _PROBE)
             shown = self._probed(name, [question, call], add_generation_prompt=False)
             prompt = self._probed(name, [question])
-            calls = calls_shown(shown, prompt) if PROBED_NAME in shown else calls_in(source)
+            calls = calls_shown(shown, prompt, source) if PROBED_NAME in shown else calls_in(source)
             with_tools = self._probed(name, [question], tools=_PROBED_TOOLS)
             with_system = self._probed(name, [{"role": "system", "content": PROBED_NAME}, question])
             self._formats[name] = _Detected(

@@ -120,6 +120,7 @@ class WeightsOnDisk:
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Raise as ``load_weights`` does."""
         model, self._digest = model_outline(checkpoint), WeightsDigest()
+        self.num_parameters = model.num_weights
         self._checkpoint = checkpoint
         self._weights: SafetensorsWeights | GgufWeights | None = None
         if checkpoint.load_format != "dummy":

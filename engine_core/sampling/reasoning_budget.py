@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from engine_core.request import ReasoningBudget, SamplingParams
 from engine_core.sampling.base import Array, Ids, Index, SamplingOps
 from engine_core.sampling.logits_processors import Applies, LogitsProcessor, SamplingRows, Tokens
+from engine_core.structured_output.compiler import GrammarCompiler
 
+_MOST_BYTES = 4
+"""Of a character in UTF-8, and so the most tokens that it may have."""
 _MOST_BEFORE = 16
 """Tokens of white space that may precede the marker that opens the reasoning."""
 
 
-def forced_and_banned(budget: ReasoningBudget, output: Sequence[int] | Tokens) -> tuple[int | None, int | None]:
-    """The token that must follow ``output``, and one that must not: it would begin what can only be ended at once."""
+def forced_and_banned(
+    budget: ReasoningBudget, output: Sequence[int] | Tokens, within: Callable[[Sequence[int]], bool] | None = None
+) -> tuple[int | None, int | None]:
+    """The token that must follow ``output``, and one that must not: it would begin what can only be ended at once.
+
+    ``within``: whether token ids end within a character, which is then ended first; None: that makes no difference.
+    """
     tokens = np.asarray(output, np.int32)
     start, left, closing = _start(budget, tokens), budget.max_tokens, budget.closing
     spent = False
     while start is not None:
         end, own = start + left, _find(tokens, closing[:1], start)
+        while within is not None and start < end <= len(tokens) and within(tokens[start:end][-_MOST_BYTES:].tolist()):
+            end += 1
         if own is not None and own < end:  # the model has ended it
             left -= own - start
             behind = own + 1
@@ -62,28 +72,34 @@ def _find(tokens: Tokens, marker: tuple[int, ...], begin: int) -> int | None:
     return next((int(at) for at in places if tokens[at : at + len(marker)].tolist() == [*marker]), None)
 
 
-class ReasoningBudgets(LogitsProcessor[ReasoningBudget]):
-    """``reasoning_budget``. The last processor: a forced token is drawn whatever others say of it."""
+class ReasoningBudgets(LogitsProcessor[tuple[ReasoningBudget, GrammarCompiler | None]]):
+    """``reasoning_budget``. The last processor: a forced token is drawn whatever others say of it.
+
+    A grammar's free text has whole characters: there reasoning ends behind the character that its last token begins.
+    """
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         budget = params.reasoning_budget
         if budget is None:
             return None
-        self._of_slot[slot] = budget
+        self._of_slot[slot] = budget, None if params.grammar is None else self._setup.grammars
         if budget.again:
             return Applies(reads_tokens=True)
         before = len(budget.opening) + _MOST_BEFORE if budget.opening else 0
-        return Applies(before + budget.max_tokens + len(budget.closing), reads_tokens=True)
+        most = before + budget.max_tokens + _MOST_BYTES + len(budget.closing)
+        return Applies(most, reads_tokens=True)
 
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
         forced: dict[int, int] = {}
         banned: dict[int, int] = {}
         for row in chosen.tolist():
-            budget, output = self._of_slot[int(rows.slots[row])], rows.tokens_before(row)
-            output = output[int(rows.num_prompt_tokens[row]) :]
+            budget, grammars = self._of_slot[int(rows.slots[row])]
+            output = rows.tokens_before(row)[int(rows.num_prompt_tokens[row]) :]
             if len(output) < budget.max_tokens:  # most steps: long reasoning is not read again at each of them
                 continue
-            must, must_not = forced_and_banned(budget, output)
+            must, must_not = forced_and_banned(
+                budget, output, None if grammars is None else grammars.ends_within_character
+            )
             if must is not None:
                 forced[row] = must
             elif must_not is not None:

@@ -96,6 +96,15 @@ class GrammarCompiler:
         """Whether a grammar must name the token by its id."""
         return self._tokenizer.is_special_token(token_id)
 
+    def ends_within_character(self, token_ids: Sequence[int]) -> bool:
+        """Whether the last of the tokens' bytes begin a character in UTF-8 and do not end it."""
+        for count, byte in enumerate(reversed(self._tokenizer.decode_bytes(list(token_ids))[-4:]), 1):
+            if byte < 0x80:
+                return False
+            if byte >= 0xC0:
+                return count < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+        return False
+
     def has(self, grammar: str) -> bool:
         """Whether ``grammar`` is compiled, or being compiled."""
         return _digest(grammar.encode(errors="replace")) in self._compiled

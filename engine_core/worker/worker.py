@@ -64,6 +64,8 @@ class ModelReport:
     """The part of the model that a worker has loaded."""
 
     weight_bytes: int
+    num_parameters: int
+    """Numbers that the weights consist of."""
     bytes_per_block: int
     """In this worker's KV cache."""
     kv_cache_layout: str
@@ -223,6 +225,7 @@ class Worker:
         numerics = numerics_of(checkpoint.dtype, device, model, spec, rank)
         report = ModelReport(
             model.weight_bytes,
+            model.num_weights,
             bytes_per_block,
             layout,
             numerics,

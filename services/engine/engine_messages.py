@@ -207,6 +207,7 @@ def model_message(
         max_num_queued_reqs=scheduler.max_num_queued_reqs,
         max_num_seqs=scheduler.max_num_seqs,
         capabilities=capabilities,
+        num_parameters=spec.num_parameters,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelSpec
-from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS
+from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS, MAX_MARKER_TOKENS
 from services.common.rpc.message_limits import MessageLimits
 from services.ring.errors import invalid_field
 from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, check_requires
@@ -58,6 +58,10 @@ def check_size(
     _check("bad_words", len(submit.bad_words), "words", 0, MAX_BAD_WORDS)
     _check("bad_words", sum(len(word.ids) for word in submit.bad_words), "ids together", 0, MAX_LIST_ITEMS)
     _check("stop_token_ids", len(submit.stop_token_ids), "ids", 0, MAX_STOP_TOKEN_IDS)
+    for name in ("opening", "closing", "again"):
+        size = len(getattr(submit.reasoning_budget, name))
+        _check(f"reasoning_budget.{name}", size, "ids", 0, MAX_MARKER_TOKENS)
+    _check("reasoning_budget.blank", len(submit.reasoning_budget.blank), "ids", 0, MAX_LIST_ITEMS)
     _check("tenant", len(submit.tenant.encode()), "bytes", 0, MAX_TENANT_BYTES)
     _check("cache_salt", len(submit.cache_salt), "bytes", 0, MAX_CACHE_SALT_BYTES)
     _check("logprobs", submit.logprobs, "alternatives", 0, MAX_LOGPROBS)

@@ -183,6 +183,8 @@ def options_of(request: msgspec.Struct) -> dict[str, Any]:
 
 _PARTS = ("generate.", "sampling.", "stopping.", "output.", "chat.", "constraint.")
 """Levels of the ring's request; HTTP APIs have one."""
+PARSERS = {"output.parse.tool_calls": "tool_call_parser", "output.parse.reasoning": "reasoning_parser"}
+"""The ring's fields of formats, to those of requests."""
 
 
 def naming(bodies: Iterable[type[msgspec.Struct]], others: Mapping[str, str]) -> Callable[[str], str]:

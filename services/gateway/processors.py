@@ -11,6 +11,7 @@ from ringline.security import Security
 from services.common.config.settings import GatewaySettings
 from services.common.security.credentials import reloaded_tls_files
 from services.common.security.file_reload import ReloadedFile
+from services.ring.identity import GATEWAY_HEADER
 
 _PINNED_FLAG = "--processor-cert-file"
 
@@ -21,6 +22,8 @@ class Processors:
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises ``FatalError`` for unusable files."""
         tls, pinned = settings.tls, settings.processor_cert_file
+        self.metadata = {GATEWAY_HEADER: settings.name}
+        """Of all calls: their live pages show who calls."""
         self.addresses = settings.processors
         self._security = Security()
         ca = pinned or tls.tls_ca_file
@@ -33,7 +36,9 @@ class Processors:
     def client(self) -> AsyncClient:
         """A client without a caller's token."""
         of = self._security
-        return AsyncClient(self.addresses, ca=of.ca, cert=of.cert, key=of.key, server_name=of.server_name)
+        return AsyncClient(
+            self.addresses, ca=of.ca, cert=of.cert, key=of.key, server_name=of.server_name, metadata=self.metadata
+        )
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """A channel like the client's, to one of ``addresses``, for the gateway's own calls."""

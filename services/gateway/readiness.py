@@ -51,7 +51,8 @@ class Readiness:
                     response_deserializer=health_pb2.HealthCheckResponse.FromString,
                 )
                 with suppress(grpc.RpcError):
-                    async for health in watch(health_pb2.HealthCheckRequest()):
+                    metadata = tuple(self._processors.metadata.items())
+                    async for health in watch(health_pb2.HealthCheckRequest(), metadata=metadata):
                         self._found.add(address)
                         serving = health.status == health_pb2.HealthCheckResponse.SERVING
                         (self._serving.add if serving else self._serving.discard)(address)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.output_stream import OutputStream
+from services.processor.gateways import Gateway
 from services.processor.inference_messages import refusal, write_update
 from services.processor.request import Request
 from services.processor.tracing import RequestTrace
@@ -46,6 +47,8 @@ class ClientStream(OutputStream):
         self.ending = False
         """Whether its grace period is over: new requests are refused, and the stream ends with its last one."""
         self.carrier = carrier or {}
+        self.gateway: Gateway | None = None
+        """The client, if it is a gateway."""
         self._by_client_request_id: dict[str, Request] = {}
         self._by_request_id: dict[str, Request] = {}
         self._refusals: list[inference_pb2.GenerateResponse] = []

@@ -16,6 +16,7 @@ from services.common.telemetry.tracing import carrier_of
 from services.processor.admission.admission import Admission
 from services.processor.admission.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
 from services.processor.client_stream import ClientStream
+from services.processor.gateways import Gateways
 from services.processor.in_flight import InFlightRequests
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal
@@ -40,6 +41,7 @@ class Intake:
         max_live_requests: int,
         outboxes: Outboxes,
         traces: RequestTraces,
+        gateways: Gateways,
     ) -> None:
         """``max_live_requests``: per session. ``outboxes`` bound the clients' unread output."""
         self._me = me
@@ -49,6 +51,7 @@ class Intake:
         self._max_live_requests = max_live_requests
         self._outboxes = outboxes
         self._traces = traces
+        self._gateways = gateways
         self._counter = itertools.count(1)
         self.streams: set[ClientStream] = set()
         self.draining = False
@@ -66,12 +69,14 @@ class Intake:
 
     def open(self, principal: Principal, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:
         stream = ClientStream(principal.tenant, principal.is_valid, self._outboxes, carrier_of(metadata))
+        stream.gateway = self._gateways.enter(metadata)
         self.streams.add(stream)
         return stream
 
     def close(self, stream: ClientStream) -> None:
         """The stream is over: cancel its requests and free its state."""
         self.streams.discard(stream)
+        self._gateways.leave(stream.gateway)
         self.cancel(stream)
         stream.clear()
 
@@ -103,6 +108,7 @@ class Intake:
             ordinal=ordinal,
             tenant=stream.tenant,
             stream=stream,
+            gateway=stream.gateway,
             arrived_at=arrived_at,
             deadline=min(deadlines, default=None),
         )

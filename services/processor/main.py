@@ -31,6 +31,7 @@ from services.processor.authentication import client_authorizers
 from services.processor.detokenizer_link import DetokenizerLink
 from services.processor.dispatcher import Dispatcher
 from services.processor.failover import Failover
+from services.processor.gateways import Gateways
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
@@ -82,6 +83,17 @@ def _import_vllm_engine_api() -> ModuleType:
     return service
 
 
+def _session_limits(settings: ProcessorSettings) -> SessionLimits:
+    server = settings.server
+    return SessionLimits(
+        max_live_requests=settings.max_live_requests,
+        max_message_bytes=server.max_message_bytes,
+        stall_timeout=server.stall_timeout,
+        drain_grace=server.drain_grace,
+        max_age=_SESSION_AGE * settings.max_connection_age,
+    )
+
+
 class _Processor:
     """The process's parts, constructed bottom up: a part calls only those constructed before it."""
 
@@ -91,6 +103,7 @@ class _Processor:
         self._settings = settings
         policies = TenantPolicies(settings.auth.tenants_file)
         vllm = _import_vllm_engine_api() if settings.vllm_engine_api else None
+        gateways = Gateways()
         services = [DESCRIPTION, *([] if vllm is None else [vllm.DESCRIPTION])]
         self._server = Server(
             server,
@@ -98,6 +111,7 @@ class _Processor:
             credentials=listening_credentials(settings, internal=False),
             authorizers=[*certificate_authorizers(settings, internal=False), *client_authorizers(settings.auth)],
             max_connection_age=settings.max_connection_age,
+            on_watch=gateways.watched,
         )
         self._tracing = start_tracing(settings)
         self._metrics = ProcessorMetrics(lambda: self._server.open_calls)
@@ -139,18 +153,15 @@ class _Processor:
             max_live_requests=settings.max_live_requests,
             outboxes=Outboxes(settings.readers.max_unread_bytes),
             traces=RequestTraces(self._tracing),
+            gateways=gateways,
         )
         self._discoveries = self._discover_peers(me)
-        self._snapshot = LivePageSnapshot(me.name, self._peers, self._routes, self._metrics)
-        session_limits = SessionLimits(
-            max_live_requests=settings.max_live_requests,
-            max_message_bytes=server.max_message_bytes,
-            stall_timeout=server.stall_timeout,
-            drain_grace=server.drain_grace,
-            max_age=_SESSION_AGE * settings.max_connection_age,
+        self._snapshot = LivePageSnapshot(
+            me.name, self._peers, self._routes, self._metrics, gateways, self._intake.streams
         )
+        limits = _session_limits(settings)
         service = InferenceService(
-            self._models, self._intake, self._queue, self._metrics, session_limits, settings.tenant_header, policies
+            self._models, self._intake, self._queue, self._metrics, limits, settings.tenant_header, policies
         )
         self._server.add_service(DESCRIPTION, service)
         if vllm is not None:

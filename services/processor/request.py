@@ -15,6 +15,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.output_stream import OutputStream
+from services.processor.gateways import Gateway
 from services.processor.served_models import generation_of
 from services.processor.tracing import NO_TRACE, RequestTrace
 from services.ring.delivery import Delivery
@@ -121,6 +122,8 @@ class Request:
     arrived_at: float
     deadline: float | None = None
     deadline_timer: asyncio.TimerHandle | None = None
+    gateway: Gateway | None = None
+    """The client, if it is a gateway."""
     trace: RequestTrace = NO_TRACE
     message: RequestMessage | None = None
     """The client's message; None until the limits are checked, and again from admission on."""

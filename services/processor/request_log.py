@@ -22,6 +22,8 @@ def count_delta(metrics: ProcessorMetrics, request: Request, choice: int, tokens
     A request's first delta also counts the tokens of its prompt and resumed ids.
     """
     computed = tokens
+    if request.gateway is not None:
+        request.gateway.delivered_tokens += tokens
     if not request.last_delta_at:
         request.first_delta_at = now
         prompt_tokens = request.resolved.prompt_tokens

@@ -19,6 +19,7 @@ from services.common.rpc.message_limits import is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import abort, status_from_proto
 from services.processor.admission.prompt_resolution import render_chat
+from services.processor.admission.request_resolution import resolve_sampling
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse
@@ -390,6 +391,8 @@ def list_models(served_model: ServedModel | None) -> inference_pb2.ListModelsRes
                 tokenizer_digest=model.tokenizer_digest,
                 model_digest=model.model_digest,
                 capabilities=sorted(served_model.capabilities),
+                default_sampling=resolve_sampling(inference_pb2.SamplingParams(), model.default_sampling),
+                num_parameters=model.num_parameters,
             )
             for name in dict.fromkeys((model.model, *served_model.limits.aliases))
         ]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from services.ring.errors import Code, Reason, Refused, invalid_field
 
 PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+GATEWAY_HEADER = "x-ringline-gateway"
+"""Metadata key under which a gateway tells processors its name."""
 MIN_VERSION, MAX_VERSION = 1, 1
 """The contract versions that this code speaks."""
 MAX_REQUEST_ID_LENGTH = 64
@@ -20,6 +22,7 @@ FORMAT_CAPABILITIES = (
     "calls.deepseek_v32",
     "calls.functionary",
     "calls.functionary_v32",
+    "calls.functools",
     "calls.gemma4",
     "calls.gigachat3",
     "calls.gigachat3_roles",
@@ -29,6 +32,8 @@ FORMAT_CAPABILITIES = (
     "calls.hy3",
     "calls.kimi_k2",
     "calls.lfm2",
+    "calls.minicpm5",
+    "calls.minimax_m1",
     "calls.minimax_m2",
     "calls.minimax_m3",
     "calls.nemotron_json",

@@ -13,7 +13,7 @@ import pytest
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError
 from engine_core.offline.sampling_params import read_params
-from engine_core.request import Request, SamplingParams
+from engine_core.request import ReasoningBudget, Request, SamplingParams
 from engine_core.validation import MAX_CHOICES, MAX_LOGPROBS, validate_request
 
 NAN, INF = math.nan, math.inf
@@ -75,6 +75,18 @@ def refused(request=GOOD, **params):
             [((),), ((5,), ()), ((100,),), ((5, -1),), ((5,) * 2000,), ((5,),) * 2000],
         ),
         ("allowed_token_ids", [(0,), tuple(range(100))], [(), (100,), (5, -1), tuple(range(100)) * 2]),
+        (
+            "reasoning_budget",
+            [None, ReasoningBudget(0, (5,)), ReasoningBudget(2**31 - 1, (0,) * 16, (99,), (99,), frozenset({0, 99}))],
+            [
+                ReasoningBudget(-1, (5,)),
+                ReasoningBudget(2**31, (5,)),
+                ReasoningBudget(1, ()),
+                *(replace(ReasoningBudget(1, (5,)), **{name: (5,) * 17}) for name in ("closing", "opening", "again")),
+                *(replace(ReasoningBudget(1, (5,)), **{name: (100,)}) for name in ("closing", "opening", "again")),
+                *(ReasoningBudget(1, (5,), blank=frozenset(blank)) for blank in ([100], [-1], range(2000))),
+            ],
+        ),
         ("request_id", ["r"], [""]),
         ("deadline", [0.0, 10**400], [NAN, INF]),
     ],
@@ -110,6 +122,21 @@ def test_values_beyond_the_edges_of_a_range_are_refused_by_field(field, taken, w
         ("stop_token_ids", [[5], frozenset({5.0}), frozenset({"5"}), None]),
         ("bad_words_token_ids", ["ab", (5,), ((5.0,),), ((True,),), ("ab",), None]),
         ("allowed_token_ids", ["ab", (5.0,), (True, 6), {5}]),
+        (
+            "reasoning_budget",
+            [
+                5,
+                {},
+                ReasoningBudget(1.0, (5,)),
+                ReasoningBudget(True, (5,)),
+                *(
+                    replace(ReasoningBudget(1, (5,)), **{name: "ab"})
+                    for name in ("closing", "opening", "again", "blank")
+                ),
+                *(replace(ReasoningBudget(1, (5,)), **{name: (5.0,)}) for name in ("closing", "opening", "again")),
+                ReasoningBudget(1, (5,), blank=frozenset({5.5})),
+            ],
+        ),
         ("request_id", [None, 5]),
         ("prompt_token_ids", ["ab", (5, 6.0), (5, True), (5, "6"), (5, None), (math.nan,), None, {5}]),
         ("params", [None, {}]),

@@ -6,10 +6,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from llguidance import LLMatcher
 
 from tests.text_core.grammar.matching import Compiled, checker
+from tests.text_core.parsing.byte_tokenizers import byte_tokenizer
 from text_core.answer_grammar import AnswerForm, ToolCalls, answer_grammar
+from text_core.grammar.checker import GrammarChecker
 from text_core.grammar.constraints import ConstraintError, JsonObject, JsonSchema, Regex
+from text_core.grammar.token_table import token_table
 from text_core.parsing import formats
 from text_core.parsing.tool_grammar import ToolSpec
 
@@ -37,11 +41,14 @@ CALLS_OF_F = {
     "hunyuan_a13b": ['<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>'],
     "phi4_mini_json": [f"<|tool_call|>{call}<|/tool_call|>" for call in (_JSON_CALL, f"[{_JSON_CALL}]")],
     "granite": [f"<|tool_call|>[{_JSON_CALL}]"],
+    "functools": [f"functools[{_JSON_CALL}]"],
+    "minimax_m1": [f"<tool_calls>\n{_JSON_CALL}{more}\n</tool_calls>" for more in ("", f"\n{_JSON_CALL}")],
     "qwen3_coder": ["<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"],
     "glm45": ["<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"],
     "deepseek_v32": [
-        '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">1'
-        "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>"
+        f'<｜DSML｜{calls}><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">1'
+        f"</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜{calls}>"
+        for calls in ("function_calls", "tool_calls")
     ],
     "minimax_m2": [
         '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>'
@@ -51,6 +58,7 @@ CALLS_OF_F = {
         "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
     ],
     "seed_oss": ["<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>"],
+    "minicpm5": ['<function name="f"><param name="a">1</param></function>'],
     "solar_open": [
         "<|tool_calls|><|tool_call:begin|>abcdefghij<|tool_call:name|>f<|tool_call:args|>"
         '{"a": 1}<|tool_call:end|><|calls|>'
@@ -63,11 +71,15 @@ CALLS_OF_F = {
     "deepseek": [
         '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
     ],
-    "mistral": ['[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]'],
+    "mistral": [
+        f'[TOOL_CALLS] [{{"name": "f", "arguments": {{"a": 1}}{with_id}}}]' for with_id in ("", ', "id": "aBcDeFgHi"')
+    ],
     "hermes": ['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'],
     "pythonic": ["[f(a=1)]"],
-    "llama3_json": ['{"name": "f", "parameters": {"a": 1}}'],
+    "llama3_json": ["; ".join(['{"name": "f", "parameters": {"a": 1}}'] * count) for count in (1, 2)],
 }
+UNMARKED = {"harmony", "pythonic", "llama3_json", "functionary_v32"}
+"""Formats in which an answer may begin with a call that has no marker."""
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 
@@ -109,6 +121,63 @@ def test_calls_in_channels_may_follow_reasoning_that_the_prompt_began() -> None:
     assert inside.accepts(f"hm<|end|><|start|>assistant{call}")
     assert not inside.accepts(call)
     assert compiled(AnswerForm(CALLS, True, "harmony", tool_calls="harmony")).accepts(call)
+
+
+@pytest.mark.parametrize("name", sorted(set(formats.TOOL_FORMATS) - UNMARKED))
+def test_white_space_may_come_before_demanded_calls(name: str) -> None:
+    """As templates write it: some before calls, some before reasoning, others after it."""
+    calls = compiled(AnswerForm(CALLS, True, "think", tool_calls=name))
+    for call in CALLS_OF_F[name]:
+        assert calls.accepts(f"\n\n{call}")
+        assert calls.accepts(f"\n<think>so</think>\n\n\n{call}")
+        assert not calls.accepts(f"\n\n\n{call}")
+        assert calls.accepts(f" {call}")
+        assert not calls.accepts(f"  {call}")
+
+
+def test_words_of_python_stand_for_those_of_json_where_templates_write_them() -> None:
+    def demanded(name: str, schema: dict[str, object]) -> Compiled:
+        tool = ToolSpec("f", {"properties": {"a": schema}, "required": ["a"]})
+        return compiled(AnswerForm(ToolCalls((tool,), required=True), tool_calls=name))
+
+    for name in ("qwen3_coder", "seed_oss", "minicpm5"):
+        (call,) = CALLS_OF_F[name]
+        said = {word: call.replace("1", word) for word in ("true", "True", "False", "None", "null", "yes")}
+        flag = demanded(name, {"type": "boolean"})
+        assert [word for word, text in said.items() if flag.accepts(text)] == ["true", "True", "False"]
+        optional = demanded(name, {"type": ["integer", "null"]})
+        assert [word for word, text in said.items() if optional.accepts(text)] == ["None", "null"]
+        listed = demanded(name, {"enum": [True, None]})
+        assert [word for word, text in said.items() if listed.accepts(text)] == ["true", "null"]
+
+
+def test_plain_values_of_pythons_calls_may_be_as_python_writes_them() -> None:
+    schema = {"properties": {"s": {"type": "string"}, "b": {"type": "boolean"}, "e": {"enum": ["x"]}}}
+    calls = compiled(AnswerForm(ToolCalls((ToolSpec("f", schema),), required=True), tool_calls="lfm2"))
+    for arguments in (r"s='a \'b\' \n', b=True, e='x'", 's="a", b=true, e="x"'):
+        assert calls.accepts(f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>")
+    for arguments in ("s='a", "b='True'", "b=None", "e='y'", "s='a\nb'"):
+        assert not calls.accepts(f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>")
+
+
+def test_arguments_of_gemma_are_sorted_by_name_as_its_template_shows_them() -> None:
+    schema = {"properties": {"b": {"type": "integer"}, "a": {"type": "integer"}}}
+    calls = compiled(AnswerForm(ToolCalls((ToolSpec("f", schema),), required=True), tool_calls="gemma4"))
+    assert calls.accepts("<|tool_call>call:f{a:1,b:2}<tool_call|>")
+    assert not calls.accepts("<|tool_call>call:f{b:2,a:1}<tool_call|>")
+
+
+def test_calls_of_newer_mistral_models_may_have_ids() -> None:
+    tokenizer = byte_tokenizer(["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "</s>"])
+    end = [tokenizer.token_id("</s>") or 0]
+    marker = GrammarChecker(tokenizer, tokenizer.vocab_size, end).marker
+    table = token_table(tokenizer, tokenizer.vocab_size, end, with_slices=False)
+    grammar = answer_grammar(AnswerForm(CALLS, tool_calls="mistral"), marker)
+    said = {"[CALL_ID]a1B2c3D4e[ARGS]": True, "[ARGS]": True, "[CALL_ID]a1[ARGS]": False, "": False}
+    for between, allowed in said.items():
+        matcher = LLMatcher(table, grammar, log_level=0)
+        ids = tokenizer.encode(f'[TOOL_CALLS]f{between}{{"a": 1}}')
+        assert (matcher.try_consume_tokens(ids) == len(ids)) == allowed
 
 
 @pytest.mark.parametrize("name", formats.TOOL_FORMATS)

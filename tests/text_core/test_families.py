@@ -18,6 +18,7 @@ from tests.text_core.families import FAMILIES
 from tests.text_core.test_chat_templates import CALLS, LAST, PARTS, PLAIN, REASONED, SYSTEM, TOOLS, outcome
 from text_core.chat_templates import ChatTemplateError, ChatTemplates
 from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
+from text_core.message_turns import in_turns
 from text_core.tokenizer import Tokenizer
 
 each_family = pytest.mark.parametrize("name", FAMILIES)
@@ -100,6 +101,11 @@ def test_chats_become_the_ids_of_transformers(name, loaded):
         documents = [{"doc_id": "7", "text": "a text"}] if tools is None else None
         same = {"tools": tools, "documents": documents, "add_generation_prompt": prompt}
         expected = outcome(theirs.apply_chat_template, messages, tokenize=False, **same, **arguments)
+        if expected == "refused" and (joined := in_turns(messages)) != messages:
+            messages, expected = (
+                joined,
+                outcome(theirs.apply_chat_template, joined, tokenize=False, **same, **arguments),
+            )
         text = outcome(chat.render, messages, template_args=arguments, **same)
         assert text == expected, (messages, tools, prompt, arguments)
         if text != "refused" and text not in rendered:
@@ -116,11 +122,14 @@ def test_a_family_without_template_takes_texts_only(loaded):
         chat.render(PLAIN)
 
 
+SAID_TWICE = [*PLAIN[:1], {"role": "assistant", "content": "Hm"}, {"role": "assistant", "content": "Well"}]
+
+
 @pytest.mark.parametrize(
     ("name", "messages", "message"),
     [
-        ("gemma3_text", TWICE, "user and assistant must take turns, but user is number 2"),
-        ("mixtral", TWICE, "roles must alternate"),
+        ("gemma3_text", SAID_TWICE, "user and assistant must take turns, but assistant is number 3"),
+        ("mixtral", SAID_TWICE, "roles must alternate"),
         ("mixtral", CALLS, "Tool call IDs must be 9 characters long"),
         ("gpt_oss", [{"role": "tool", "content": "21"}], "a tool answers without a call"),
     ],

@@ -80,8 +80,8 @@ def after_reasoning(
     """A grammar of reasoning in free text up to ``closing``, and then of ``answer``, after at most two line breaks.
 
     ``answer``: an expression of ``parts``, as in ``with_parts``. ``begins_inside``: the prompt has opened the
-    reasoning. Otherwise reasoning is optional, and begins with ``opening``, if any. ``answer_begin`` may come before
-    ``answer``.
+    reasoning. Otherwise reasoning is optional, and begins with ``opening``, if any, after a blank and line breaks at
+    most. ``answer_begin`` may come before ``answer``.
     """
     close = marker(closing)
     if close.startswith("<"):  # text never contains a special token
@@ -91,7 +91,7 @@ def after_reasoning(
         rules, reasoning = [f"reasoning[lazy]: {until(first)}"], f"reasoning{rest}"
     reasoning += r" /\n{0,2}/"  # models are used to them
     if not begins_inside:
-        reasoning = f"({marker(opening)} {reasoning})?" if opening else f"({reasoning})?"
+        reasoning = rf"(/ ?\n{{0,2}}/ {marker(opening)} {reasoning})?" if opening else f"({reasoning})?"
     if answer_begin:
         answer = f"({marker(answer_begin)})? {answer}"
     return with_parts("\n".join([f"start: {reasoning} {answer}", *rules]), parts)

@@ -26,8 +26,9 @@ MAX_OPTIONAL = 500
 ANY_TEXT = "(?s:.*)"
 
 _NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t-\r\x20"}
-_WIDE = {"d": r"\d", "w": r"\w\p{N}", "s": r"\s\x{1c}-\x{1f}\x{feff}"}
-"""The union of the dialects' sets, for complements."""
+_WIDE = {"d": r"\p{Nd}", "w": r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\p{Join_Control}", "s": r"\s\x{1c}-\x{1f}\x{feff}"}
+"""The union of the dialects' sets, for complements. llguidance reads \\d and \\w in schemas as ASCII."""
+_NO_LINE_END = r"[^\x{a}\x{d}\x{2028}\x{2029}]"
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _BACKSPACE = "\b"
 _LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
@@ -228,7 +229,7 @@ class _Reader:
             case "$":
                 return _Edge.END
             case ".":
-                return _Part(self._flagged("."), 1)
+                return _Part(self._flagged("." if "s" in self.flags else _NO_LINE_END), 1)
             case "\\":
                 return self._escape()
             case "*" | "+" | "?":

@@ -29,21 +29,29 @@ def calls_in(template: str) -> str:
     return next((name for name, form in marked if form.is_in(template)), NONE)
 
 
-def calls_shown(chat: str, prompt: str) -> str:
+def calls_shown(chat: str, prompt: str, template: str = "") -> str:
     """Name of the format of the probed call in a rendered chat; ``none`` if no format fits exactly.
 
-    ``prompt``: the chat before the call, with what begins an answer.
+    ``prompt``: the chat before the call, with what begins an answer. A call without markers counts only if the words of
+    ``template`` speak of no format with markers.
     """
+    answer = chat[len(before_answer(chat, prompt)) :]
+    for name, form in TOOL_FORMATS.items():
+        opened = prompt.endswith(form.opened_by) or answer.startswith(form.opened_by)
+        if opened and (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
+            words = calls_in(template) if form.needs_names else NONE
+            return name if words == NONE else words
+    # Python's calls are shown with values that are not Python's: texts without quotes, or all in quotes
+    return "pythonic" if answer.lstrip().startswith(f"[{PROBED_NAME}(") else NONE
+
+
+def before_answer(chat: str, prompt: str) -> str:
+    """What comes before the last message in a rendered chat; ``prompt`` as in ``calls_shown``."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chat, prompt, strict=False))
     before = chat[: sum(1 for _ in same)]
     if before != prompt:  # what follows differs, perhaps within a marker
         before = before[: max(before.rfind(end) for end in "\n>]") + 1]
-    answer = chat[len(before) :]
-    for name, form in TOOL_FORMATS.items():
-        opened = prompt.endswith(form.opened_by) or answer.startswith(form.opened_by)
-        if opened and (form.needs_names or form.is_in(answer)) and _is_read_by(name, answer):
-            return name
-    return NONE
+    return before
 
 
 def _is_read_by(name: str, answer: str) -> bool:
@@ -54,9 +62,13 @@ def _is_read_by(name: str, answer: str) -> bool:
     parser.feed(answer, 0)
     parser.finish()
     pieces = [part for part in writer.take() if isinstance(part, ToolCallPiece)]
-    if [piece.name for piece in pieces if piece.name] != [PROBED_NAME]:
-        return False
-    try:
-        return bool(json.loads("".join(piece.arguments for piece in pieces)) == PROBED_ARGUMENTS)
+    arguments: list[str] = []
+    for piece in pieces:
+        if piece.name not in ("", PROBED_NAME):
+            return False
+        arguments += [""] if piece.name else []
+        arguments[-1] += piece.arguments
+    try:  # a template may show it twice, as MiniCPM5's does
+        return bool(arguments) and all(json.loads(each) == PROBED_ARGUMENTS for each in arguments)
     except ValueError:
         return False

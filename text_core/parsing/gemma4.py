@@ -92,7 +92,7 @@ def _quoted(name: str, quote: str, texts: Sequence[str]) -> list[str]:
 
 
 class _Values(NestedValues):
-    """Makes the rules of one strict tool's arguments."""
+    """Makes the rules of one strict tool's arguments, sorted by name as templates show them."""
 
     def __init__(self, tool: ToolSpec, index: int, quote: str) -> None:
         super().__init__(tool, index, "gemma4")
@@ -136,7 +136,7 @@ class _Values(NestedValues):
         if not properties:
             return "any_pairs" if schema.get("additionalProperties", True) is not False else '""'
         name, count = self._new(), len(properties)
-        for number, (key, own) in enumerate(properties.items()):
+        for number, (key, own) in enumerate(sorted(properties.items(), key=lambda each: each[0].lower())):
             if _BARE.match(key) is None:
                 raise ConstraintError(self._field, f"{key!r}: expected a name of letters, digits, _, . and -")
             pair = f"{literal(key + ':')} {self._value(own)} {name}_more_{number + 1}"

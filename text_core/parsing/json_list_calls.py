@@ -25,7 +25,9 @@ class JsonForm:
     may_stand_alone: bool = False
     """Whether a single call may be without a list."""
     is_list: bool = True
-    """Whether several calls are a list; otherwise there is one."""
+    """Whether several calls are a list; otherwise there is one, or they stand in lines."""
+    in_lines: bool = False
+    """Without ``is_list``: whether there may be several."""
     id_key: str = ""
     """The key of a call's number, which comes first; empty: none."""
 
@@ -56,8 +58,14 @@ class JsonListParser(JsonCallParser):
 
     def _read_calls(self) -> Reading[bool]:
         """Read a list of calls, or one call."""
-        if (yield from self._read_one("[")) is None:
-            return (yield from self._read_one_call())
+        if self._form.in_lines or (yield from self._read_one("[")) is None:
+            is_read = yield from self._read_one_call()
+            while is_read and self._form.in_lines:
+                yield from self._read_run(SPACE)
+                if (yield from self._peek()) != "{":
+                    break
+                is_read = yield from self._read_one_call()
+            return is_read
         separator: str | None = ","
         while separator == ",":
             yield from self._read_run(SPACE)
@@ -81,6 +89,8 @@ def json_list_grammar(
     more = "" if single else r' ("," SPACE object)*'
     end = f" {marker(form.end)}" if form.end else ""
     calls_rule = f'"[" SPACE object{more} SPACE "]"' if form.is_list else "object"
+    if form.in_lines and not single:
+        calls_rule = r'object ("\n" object)*'
     if form.may_stand_alone:
         calls_rule += " | object"
     calls = [f"{_beginning(form, tool)} arguments_{index}" for index, tool in enumerate(tools)]

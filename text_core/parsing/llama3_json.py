@@ -39,8 +39,8 @@ class Llama3JsonParser(JsonCallParser):
                 return
             yield from self._read_run(SPACE)
             self._drop()
-            if not (yield from self._read_one(";", ",")):
-                return
+            if not (yield from self._read_one(";", ",")) and (yield from self._peek()) != "{":
+                return  # templates of Llama 4 put nothing between calls
 
 
 def is_in(template: str) -> bool:
@@ -50,7 +50,7 @@ def is_in(template: str) -> bool:
 
 def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
     """The grammar of an answer; see ``format.MakeGrammar``."""
-    calls = "calls: object" if single else 'calls: object ("; " object)*'
+    calls = "calls: object" if single else 'calls: object ("; "? object)*'
     rules = unmarked(r'\s*\{\s*"name"', marker(MARKERS[0]), required=required)
     return "\n".join([*rules, calls, *json_calls(tools, required, "parameters")])
 

@@ -67,17 +67,19 @@ def is_in(template: str) -> bool:
 
 
 def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
-    """The grammar of an answer; see ``format.MakeGrammar``."""
+    """The grammar of an answer; see ``format.MakeGrammar``. Calls may have ids, as templates show them."""
     rules = marked(marker(_CALLS), required=required, single=single)
-    args = marker(_ARGS)
-    if args.startswith("<"):  # only newer models have this token
-        calls = [f"{literal(tool.name)} {args} arguments_{index}" for index, tool in enumerate(tools)]
+    args, call_id = marker(_ARGS), marker(_ID)
+    if args.startswith("<"):  # only newer models have this token, and some of these the other
+        before = f"({call_id} ID)? {args}" if call_id.startswith("<") else args
+        calls = [f"{literal(tool.name)} {before} arguments_{index}" for index, tool in enumerate(tools)]
         rules += [f"call: {' | '.join(calls)}", *argument_rules(tools)]
     else:
         rules = marked(marker(_CALLS), required=required, single=True)
         objects = "object" if single else 'object (", " object)*'
-        rules += [f'call: " "? "[" {objects} "]"', *json_calls(tools, required, "arguments")]
-    return "\n".join(rules)
+        with_id = " ".join([literal(', "id": "'), "ID", literal('"')])
+        rules += [f'call: " "? "[" {objects} "]"', *json_calls(tools, required, "arguments", f"({with_id})?")]
+    return "\n".join([*rules, "ID: /[A-Za-z0-9]{9}/"])
 
 
 TOOL_FORMAT = ToolFormat(MistralParser, MARKERS, is_in, grammar, call_id=partial(call_id, prefix="", length=9))

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import literal
+from text_core.parsing.argument_types import ALL, JsonType, TypeReader
 from text_core.parsing.described_arguments import described_arguments
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
+from text_core.parsing.nested_values import PLAIN
 from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.python_scanner import ArgumentsScanner
 from text_core.parsing.text_parser import MAX_NAME, MAX_SPACE, Reading, search_for
+from text_core.parsing.text_values import words_of_python
 from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, regex_text, unmarked
 
 _NAME = re.compile(r"[\w.-]+")
+_TEXT = r"""/'([^'\\\x00-\x1f]|\\['"\\nrt])*'/"""
+"""A text in single quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ def is_in(template: str) -> bool:
 
 
 def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
-    """The grammar of an answer; see ``format.MakeGrammar``. Values are JSON, which means the same here."""
+    """The grammar of an answer; see ``format.MakeGrammar``. Values are JSON or, the plainest, as Python writes them."""
     names = "|".join(regex_text(tool.name) for tool in tools)
     rules = unmarked(rf"\s*\[\s*(?:{names})\(", marker(LLAMA4.begin), required=required)
     # "[f(" is one terminal, because free text that begins with "[" would be taken for the longer one
@@ -152,7 +158,8 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
     rules = []
     for number, each in enumerate(arguments):
         schema = checked_schema(json.dumps(each.schema), field=f"tools[{index}].parameters_json")
-        rules.append(f"value_{index}_{number}: %json {schema}")
+        ways = [f"value_{index}_{number}_json", *_of_python(each.schema)]
+        rules += [f"value_{index}_{number}: {' | '.join(ways)}", f"value_{index}_{number}_json: %json {schema}"]
         here = f"{literal(each.name + '=')} value_{index}_{number} more_{index}_{number + 1}"
         first, more = f"first_{index}_{number}: {here}", f'more_{index}_{number}: ", " {here}'
         if not each.required:
@@ -160,6 +167,18 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
         rules += [first, more]
     count = len(arguments)
     return [*rules, f"first_{index}_{count}: ", f"more_{index}_{count}: ", f"arguments_{index}: first_{index}_0"]
+
+
+def _of_python(schema: Any) -> list[str]:
+    """Expressions for values that ``schema`` allows and Python writes otherwise than JSON, of the plainest schemas."""
+    types = TypeReader(schema).types(schema)
+    if not isinstance(schema, Mapping) or types == ALL:
+        return []
+    ways = words_of_python(schema, types)
+    if schema.keys() <= {"type", "enum", *PLAIN} and JsonType.STRING in types:
+        listed = [each for each in schema.get("enum", ()) if isinstance(each, str)]
+        ways += [literal(repr(each)) for each in listed] if "enum" in schema else [_TEXT]
+    return ways
 
 
 TOOL_FORMAT = ToolFormat(PythonicParser, LLAMA4.markers, is_in, grammar, needs_names=True)

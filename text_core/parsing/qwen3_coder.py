@@ -20,6 +20,7 @@ TAGS = Tags(
     value=(),
     value_end="</parameter>",
     markers=MARKERS,
+    python=True,
     in_lines=True,
 )
 

@@ -17,6 +17,7 @@ TAGS = Tags(
     value=(),
     value_end="</parameter>",
     markers=MARKERS,
+    python=True,
 )
 
 

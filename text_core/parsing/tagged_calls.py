@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from text_core.grammar.lark import literal
@@ -24,6 +25,7 @@ from text_core.parsing.text_values import ValueEnd, free_value, value_rules
 from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
 
 _LINE = r'"\n"?'
+_CDATA, _END_CDATA = "<![CDATA[", "]]>"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Tags:
     """The texts around calls, names, keys and values."""
 
     begin: tuple[str, ...]
-    """What begins one or more calls; a model writes the first."""
+    """What begins one or more calls, by model."""
     end: tuple[str, ...]
     """What ends them, in the same order."""
     name: tuple[str, str]
@@ -49,6 +51,10 @@ class Tags:
     """Whether a line break at either end of a value is not of the value."""
     several: bool = False
     """Whether further calls stand within the same ``begin`` and ``end``."""
+    python: bool = False
+    """Whether templates write ``True``, ``False`` and ``None``."""
+    cdata: bool = False
+    """Whether a text may stand in CDATA; one with ``<``, ``&`` or line breaks must."""
 
     def spelled(self, *texts: str) -> list[str]:
         """``texts`` with marks in place of none, some and all of their markers: any may be a special token."""
@@ -66,6 +72,11 @@ class Tags:
     def value_ends(self) -> re.Pattern[str]:
         """Finds ``value_end``, with the line break before it that is not of the value."""
         return search_for_texts(self.spelled(self.value_end), before=r"\n" if self.in_lines else "", most=1)
+
+    @cached_property
+    def cdata_ends(self) -> re.Pattern[str]:
+        """Finds ``value_end`` behind CDATA."""
+        return search_for_texts(self.spelled(_END_CDATA + self.value_end), before="")
 
     @cached_property
     def names(self) -> re.Pattern[str]:
@@ -161,12 +172,14 @@ class TaggedCallParser(JsonCallParser):
                 yield from self._read_closing_of(*own)
                 return False
             types = own[marker_text(begun)]
+        in_cdata = tags.cdata and (yield from self._read_tag(_CDATA))
         if tags.in_lines:
             yield from self._read_one("\n")
         self._drop()
         self._writer.arguments(separator + json.dumps(key, ensure_ascii=False) + ": ")
         self._value = TextValue(self._writer.arguments, self._types.of(tool, key) if types is None else types)
-        ended = (yield from self._read_until(tags.value_ends, self._value.add)) is None
+        ends = tags.cdata_ends if in_cdata else tags.value_ends
+        ended = (yield from self._read_until(ends, self._value.add)) is None
         if not ended:
             self._value.finish()
         self._value = None
@@ -248,9 +261,14 @@ def tagged_grammar(
     tags: Tags, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker, format_name: str
 ) -> str:
     """The grammar of an answer; see ``format.MakeGrammar``."""
-    rules = marked(marker(tags.begin[0]), required=required, single=single or tags.several, between=_LINE)
+    same = "".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*tags.begin, strict=False)))
+    rules = marked(marker(same), required=required, single=single or tags.several, between=_LINE)
     more = f" ({_LINE} one)*" if tags.several and not single else ""
-    rules += [f"call: {_LINE} one{more} {_LINE} {marker(tags.end[0])}"]
+    ways = []
+    for begin, end in zip(tags.begin, tags.end, strict=True):
+        rest = literal(begin.removeprefix(same)) if begin != same else ""
+        ways.append(f"{rest} {_LINE} one{more} {_LINE} {marker(end)}")
+    rules += [f"call: {' | '.join(ways)}"]
     closing = f" {_LINE} {marker(tags.call_end)}" if tags.call_end else ""
     before, after = (f"{marker(tag)} " if tag else "" for tag in tags.name)
     calls = []
@@ -270,8 +288,13 @@ class _ValueRules:
         self._tags = tags
         self._marker = marker
         line = "\n" if tags.in_lines else ""
-        self._end = ValueEnd(tags.value_end, marker(line + tags.value_end))
         self._line = f"{literal(line)} " if line else ""
+        self._end = ValueEnd(tags.value_end, marker(line + tags.value_end), "[<&\\n]" if tags.cdata else "")
+        self._ways = [(begin, types, self._end) for begin, types in tags.value or (("", None),)]
+        """What begins a value, the types that may be written so (None: those of the schema), and what ends it."""
+        if tags.cdata:
+            end = _END_CDATA + tags.value_end
+            self._ways.append((_CDATA, TEXT, ValueEnd(end, marker(end))))
 
     def of_tool(self, tool: ToolSpec, index: int, format_name: str) -> list[str]:
         """A rule ``arguments_<index>``, and those that it refers to."""
@@ -299,10 +322,13 @@ class _ValueRules:
     def rules(self, name: str, schema: Any, field: str) -> list[str]:
         """A rule ``name`` for a value, with what begins and ends it; ``schema`` None: any value."""
         ways, rules = [], []
-        for number, (begin, types) in enumerate(self._tags.value or (("", None),)):
+        for number, (begin, types, end) in enumerate(self._ways):
             way = f"{name}_{number}"
             glue = f"{_LINE} {self._marker(begin)} " if begin and types is None else begin and f"{self._marker(begin)} "
-            made = free_value(way, self._end) if schema is None else value_rules(way, schema, self._end, field, types)
+            if schema is None:
+                made = free_value(way, end)
+            else:
+                made = value_rules(way, schema, end, field, types, python=self._tags.python)
             if made:
                 ways.append(f"{glue}{self._line}{way}")
                 rules += made

@@ -46,6 +46,8 @@ _LOOKS: Mapping[JsonType, str] = {
 """Texts that may be read as JSON of a type, where it is allowed beside text."""
 _OF_TEXTS = ("minLength", "maxLength", "pattern", "format")
 _BRANCHES = ("anyOf", "oneOf")
+_MORE_THAN_TYPES = frozenset({"enum", "const", "$ref", "allOf", *_BRANCHES, "not", "if"})
+"""Keywords that may exclude a value whose type is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class ValueEnd:
     """The tag, which no value contains."""
     closing: str
     """Its grammar expression, with a line break before it if one does not belong to the value."""
+    forbidden: str = ""
+    """A class of characters that no text has; empty: it may have all."""
 
     @property
     def terminals(self) -> tuple[str, str]:
@@ -66,7 +70,9 @@ class ValueEnd:
     @property
     def excluded(self) -> str:
         """An expression for the texts that a value cannot be; empty if that goes without saying."""
-        return f" & ~/(?s:.*){regex_text(self.text)}(?s:.*)/" if self.terminals[1].strip() == "" else ""
+        forbidden = [regex_text(self.text)] if self.terminals[1].strip() == "" else []
+        forbidden += [self.forbidden] if self.forbidden else []
+        return "".join(f" & ~/(?s:.*){each}(?s:.*)/" for each in forbidden)
 
 
 def free_value(name: str, end: ValueEnd) -> list[str]:
@@ -74,11 +80,13 @@ def free_value(name: str, end: ValueEnd) -> list[str]:
     return _text_rules(name, [FREE_TEXT], end)
 
 
-def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Types | None = None) -> list[str]:
+def value_rules(
+    name: str, schema: Any, end: ValueEnd, field: str, written: Types | None = None, *, python: bool = False
+) -> list[str]:
     """A rule ``name`` for a value that ``schema`` allows, with its end; none if there is no such value.
 
-    ``written``: the types that may be written so; None: all, if they can be told apart. Raises ``ConstraintError`` with
-    ``field``.
+    ``written``: the types that may be written so; None: all, if they can be told apart. ``python``: ``True``, ``False``
+    and ``None`` may stand for JSON's words where no text is allowed. Raises ``ConstraintError`` with ``field``.
     """
     reader = TypeReader(schema)
     types = reader.types(schema)
@@ -88,7 +96,8 @@ def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Type
     if not types:
         return []
     if types == others and written is None:
-        return [f"{name}: {name}_json {end.closing}", f"{name}_json: %json {_json(schema, field)}"]
+        words = [f"{name}_json", *(words_of_python(schema, types) if python else ())]
+        return [f"{name}: ({' | '.join(words)}) {end.closing}", f"{name}_json: %json {_json(schema, field)}"]
     texts = []
     if types != others:
         others_look = dict.fromkeys(_LOOKS[each] for each in sorted(others)) if written is None else ()
@@ -103,6 +112,14 @@ def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Type
         f"{name}_json: %json {_json(narrowed, field)}",
         *(_text_rules(f"{name}_text", texts, end) if texts else ()),
     ]
+
+
+def words_of_python(schema: Any, types: Types) -> list[str]:
+    """Literals of Python's words that ``schema`` allows; none if it says more than types."""
+    if not isinstance(schema, Mapping) or not _MORE_THAN_TYPES.isdisjoint(schema):
+        return []
+    words = ["True", "False"] if JsonType.BOOLEAN in types else []
+    return [literal(word) for word in (*words, *(["None"] if JsonType.NULL in types else []))]
 
 
 def text_expressions(schema: Any, reader: TypeReader, end: ValueEnd, field: str) -> list[str]:

@@ -60,24 +60,29 @@ def argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
     return [f"arguments_{index}: %json {schema}" for index, schema in enumerate(schemas)]
 
 
-def json_calls(tools: Sequence[ToolSpec], required: bool, arguments_key: str) -> list[str]:
-    """A rule ``object`` for a call that is a JSON object, and the rules it refers to."""
+def json_calls(tools: Sequence[ToolSpec], required: bool, arguments_key: str, more: str = "") -> list[str]:
+    """A rule ``object`` for a call that is a JSON object, and the rules it refers to.
+
+    ``more``: an expression for what the object has behind the arguments.
+    """
     pieces = ["{", '"name"', ": "], [", ", f'"{arguments_key}"', ": "]
     if not required:  # terminals must be longer than those of free text
         pieces = ['{"name": '], [f', "{arguments_key}": ']
     begin, key = (" ".join(map(literal, each)) for each in pieces)
     names = [literal(json_text(tool.name)) for tool in tools]
     calls = [f"{name} {key} arguments_{index}" for index, name in enumerate(names)]
-    return [f"object: {begin} ({' | '.join(calls)}) {literal('}')}", *argument_rules(tools)]
+    return [f"object: {begin} ({' | '.join(calls)}) {more} {literal('}')}", *argument_rules(tools)]
 
 
 def marked(marker: str, *, required: bool, single: bool, between: str = "") -> list[str]:
     """Rules of an answer whose calls are the expression ``marker`` followed by the rule ``call``.
 
-    ``between``: an expression for the text between required calls.
+    ``between``: an expression for the text between required calls. White space may precede these, as in
+    templates.
     """
     if required:
-        return [f"start: {marker} call" if single else f"start: {marker} call ({between} {marker} call)*"]
+        more = "" if single else f" ({between} {marker} call)*"
+        return [rf"start: / ?\n{{0,2}}/ {marker} call{more}"]
     first, rest = leading_terminal(marker)
     is_special = first.startswith("<")  # text never contains it
     reached = f"reached: TEXT {first}" if is_special else f"reached[lazy]: {until(first)}"

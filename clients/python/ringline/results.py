@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from google.protobuf.message import Message as ProtoMessage
@@ -176,6 +176,10 @@ class Model:
     """Equal for equal models, weights included."""
     capabilities: frozenset[str]
     """Names that ``requires`` accepts."""
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+    """What a request gets that gives no sampling options, by their names; empty if the server does not tell."""
+    num_parameters: int | None = None
+    """Numbers that the weights consist of; None if the server does not tell."""
 
 
 FINISH_REASONS = {
@@ -191,8 +195,8 @@ def admitted_from(message: pb.Admitted) -> Admitted:
     """The request as admitted; scalars absent from the message are absent from ``options`` too."""
     options: dict[str, object] = {}
     for params in (message.sampling, message.stopping, message.output):
-        for field, value in params.ListFields():
-            options[field.name] = _plain(value)
+        for option, value in params.ListFields():
+            options[option.name] = _plain(value)
     if message.HasField("constraint"):
         options |= _constraint_options(message.constraint)
     return Admitted(
@@ -205,7 +209,7 @@ def admitted_from(message: pb.Admitted) -> Admitted:
 
 
 def _constraint_options(constraint: constraint_pb2.Constraint) -> dict[str, object]:
-    options = {field.name: _plain(value) for field, value in constraint.ListFields()}
+    options = {option.name: _plain(value) for option, value in constraint.ListFields()}
     if "choice" in options:
         options["choice"] = list(constraint.choice.texts)
     if "tool_calls" in options:
@@ -280,6 +284,11 @@ def pieces_from(message: pb.DetokenizeResponse, asked: int) -> tuple[bytes, ...]
     return tuple(message.pieces)
 
 
+def _decimal(value: float) -> float:
+    """The decimal number that was meant by a float of 32 bits: 0.8 and not 0.800000011920929."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
 def models_from(message: pb.ListModelsResponse) -> tuple[Model, ...]:
     """The answer of ``ListModels``."""
     return tuple(
@@ -293,6 +302,8 @@ def models_from(message: pb.ListModelsResponse) -> tuple[Model, ...]:
             model.tokenizer_digest,
             model.model_digest,
             frozenset(model.capabilities),
+            {option.name: _decimal(value) for option, value in model.default_sampling.ListFields()},
+            model.num_parameters or None,
         )
         for model in message.models
     )

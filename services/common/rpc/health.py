@@ -6,7 +6,7 @@ Liveness: does the process make progress? If not, it has to be killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -21,15 +21,18 @@ MAX_NAME_LENGTH = 256
 """Characters of a service's name: gRPC keeps it while a client watches it."""
 LIVENESS = "liveness"
 """The service name that liveness probes ask for."""
+OnWatch = Callable[[Iterable[tuple[str, str | bytes]]], Callable[[], None]]
+"""Called with the metadata of each Watch that begins; what it returns is called at the watch's end."""
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health(health.aio.HealthServicer):
     """gRPC's health service, with the additional service name ``LIVENESS`` and a limit on the length of names."""
 
-    def __init__(self, services: Sequence[str]) -> None:
+    def __init__(self, services: Sequence[str], on_watch: OnWatch = lambda _: lambda: None) -> None:
         """``services``: full names; all of them become ready at once."""
         super().__init__()
+        self._on_watch = on_watch
         self._services = ("", *services)
         self._liveness = health.aio.HealthServicer()  # separate: a drain ends readiness, not liveness
         self._ready, self._alive, self._draining = False, True, False
@@ -69,9 +72,13 @@ class Health(health.aio.HealthServicer):
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         _check_name(request)
-        if request.service == LIVENESS:
-            return await self._liveness.Watch(request, context)
-        return await super().Watch(request, context)
+        on_end = self._on_watch(context.invocation_metadata() or ())
+        try:
+            if request.service == LIVENESS:
+                return await self._liveness.Watch(request, context)
+            return await super().Watch(request, context)
+        finally:
+            on_end()
 
 
 def _page(holds: Callable[[], bool]) -> Page:

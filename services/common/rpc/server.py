@@ -25,7 +25,7 @@ from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.connections import ConnectionGuard, allowed_connections
 from services.common.rpc.grpc_options import server_options
 from services.common.rpc.handlers import Authorize, rpc_handlers
-from services.common.rpc.health import Health
+from services.common.rpc.health import Health, OnWatch
 from services.common.rpc.memory_guard import MemoryGuard
 from services.common.rpc.open_calls import CallRegistry
 
@@ -49,15 +49,17 @@ class Server:
         credentials: grpc.ServerCredentials | None = None,
         authorizers: Sequence[Authorize] = (),
         max_connection_age: float | None = None,
+        on_watch: OnWatch = lambda _: lambda: None,
     ) -> None:
         """``services``: full names of the services that will be registered. Needs a running event loop.
 
         Without ``credentials`` it speaks plain text. ``authorizers``: see ``CallInterceptor``. After
-        ``max_connection_age`` seconds clients make new calls on another connection; open calls continue.
+        ``max_connection_age`` seconds clients make new calls on another connection; open calls continue. ``on_watch``:
+        of its ``Health``.
         """
         self._settings = settings
         self._max_connections = allowed_connections(settings.max_connections)
-        self.health = Health(services)
+        self.health = Health(services, on_watch)
         self.drain = Drain(settings.drain_grace)
         """Ends ``run``."""
         self._has_served = False

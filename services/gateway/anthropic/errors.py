@@ -8,7 +8,7 @@ from http import HTTPStatus
 import msgspec
 
 from services.gateway.anthropic.request import MessageRequest
-from services.gateway.fields import naming
+from services.gateway.fields import PARSERS, naming
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Dialect
 from services.gateway.turns import naming_turns
@@ -49,7 +49,7 @@ _IN_TOOLS = re.compile(r"^(tools\[\d+\])\.parameters(_json)?\b")
 
 def _name_of(field: str) -> str:
     """Anthropic's name for a field of the ring."""
-    return _IN_TOOLS.sub(r"\1.input_schema", _NAME_OF(field))
+    return PARSERS.get(field) or _IN_TOOLS.sub(r"\1.input_schema", _NAME_OF(field))
 
 
 ANTHROPIC = Dialect(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
-from ringline.options import Message, Options, TokenizeOptions
+from ringline.options import Message, Options, Parse, TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
@@ -174,6 +174,12 @@ class MessageRequest(CountRequest):
             option="max_reasoning_tokens",
         ),
     ] = None
+    tool_call_parser: Annotated[
+        str | None, supported("Format in which the model writes calls; default: the model's.")
+    ] = None
+    reasoning_parser: Annotated[
+        str | None, supported("Format in which the model writes its reasoning; default: the model's.")
+    ] = None
     n_predict: Limit = None
     num_predict: Limit = None
     max_new_tokens: Limit = None
@@ -238,7 +244,11 @@ def all_options(request: MessageRequest) -> Options:
     options["max_tokens"] = request.max_tokens
     options["json_schema"] = _schema(request)
     calls_allowed = "tools" in options and options.get("tool_choice") != "none"
-    options["parse"] = True if calls_allowed else {"tool_calls": "none"}
+    chosen = {"tool_calls": request.tool_call_parser, "reasoning": request.reasoning_parser}
+    if not calls_allowed:
+        chosen["tool_calls"] = "none"
+    formats = {name: value for name, value in chosen.items() if value is not None}
+    options["parse"] = cast("Parse", formats) if formats else True
     return options
 
 

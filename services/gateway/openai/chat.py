@@ -24,7 +24,7 @@ from ringline import (
 from ringline.parts import Joints
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import ignored, passed, refused, supported
+from services.gateway.fields import PARSERS, ignored, passed, refused, supported
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError, invalid
 from services.gateway.http.call import Call, Endpoint
@@ -121,10 +121,6 @@ class ChatRequest(SamplingFields):
     return_prompt_text: Annotated[Any, refused("/tokenize with return_token_strs shows the prompt", False)] = None
 
 
-_PARSERS = {"output.parse.tool_calls": "tool_call_parser", "output.parse.reasoning": "reasoning_parser"}
-"""The ring's fields, to those of requests."""
-
-
 def _asks(request: ChatRequest) -> Sequence[Ask]:
     return [Ask(_options(request), messages=ring_messages(request.messages))]
 
@@ -186,7 +182,7 @@ def _naming(request: ChatRequest) -> Callable[[str], str]:
     if request.max_completion_tokens is None:
         names["max_tokens"] = given.get("max_tokens", "max_tokens")
     name_of = openai_naming(names, ChatRequest)
-    return lambda field: _PARSERS.get(field) or name_of(field)
+    return lambda field: PARSERS.get(field) or name_of(field)
 
 
 def finish_reason(reason: FinishReason | None, *, called: bool) -> str:

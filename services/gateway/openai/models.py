@@ -57,7 +57,7 @@ def _none_yet() -> ApiError:
 
 
 def _object(model: Model) -> dict[str, Any]:
-    """A model, with OpenAI's, vLLM's and Anthropic's members."""
+    """A model, with OpenAI's, vLLM's and Anthropic's members, and two of Ringline's own at the end."""
     return {
         "id": model.name,
         "object": "model",
@@ -71,6 +71,8 @@ def _object(model: Model) -> dict[str, Any]:
         "lifecycle": "active",
         "created_at": "1970-01-01T00:00:00Z",
         "max_input_tokens": model.max_model_len,
+        "default_sampling": dict(model.default_sampling),
+        "num_parameters": model.num_parameters,
     }
 
 

@@ -15,7 +15,7 @@ from text_core.parsing.formats import NONE, REASONING_FORMATS, TOOL_FORMATS
 from text_core.tokenizer import Tokenizer
 
 _FIELD = "stopping.max_reasoning_tokens"
-_MOST_BLANK = 4096
+_MOST_BLANK = 1024
 """The most tokens of white space that an engine takes."""
 
 

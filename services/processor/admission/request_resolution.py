@@ -90,7 +90,9 @@ def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) 
     check_token_ids("prompt", prompt, limits)  # a tokenizer may have more tokens than the model
     room = limits.max_model_len - len(prompt)
     resumed = _resumed(request, room, limits)
-    sampling = _resolve_sampling(request.sampling, model.default_sampling)
+    sampling = resolve_sampling(request.sampling, model.default_sampling)
+    if not sampling.HasField("seed"):
+        sampling.seed = secrets.randbits(64)
     stopping = _resolve_stopping(request.stopping, room, is_resume=request.HasField("resume"))
     output = _resolve_output(request.output)
     for field, words in (("stopping.stop", stopping.stop), ("stopping.bad_words", stopping.bad_words)):
@@ -224,17 +226,16 @@ def _resumed(request: inference_pb2.GenerateRequest, room: int, limits: ModelLim
     return choices
 
 
-def _resolve_sampling(
+def resolve_sampling(
     given: inference_pb2.SamplingParams, model: engine_pb2.SamplingDefaults
 ) -> inference_pb2.SamplingParams:
+    """What is ``given``, with every default filled in but the seed's, which is drawn for each request."""
     resolved = inference_pb2.SamplingParams()
     resolved.CopyFrom(given)
     for name, neutral in _NEUTRAL.items():
         if not given.HasField(name):  # type: ignore[arg-type]
             has_default = name in _MODEL_DEFAULTS and model.HasField(name)  # type: ignore[arg-type]
             setattr(resolved, name, getattr(model, name) if has_default else neutral)
-    if not given.HasField("seed"):
-        resolved.seed = secrets.randbits(64)
     return resolved
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from services.processor.client_stream import ClientStream
+from services.processor.gateways import Gateway, Gateways
 from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.ring.routing_logic import Routes
@@ -46,15 +48,27 @@ class _Rate:
 class LivePageSnapshot:
     """Samples every second, and serves the latest sample as JSON."""
 
-    def __init__(self, name: str, peers: LinkedPeers, routes: Routes, metrics: ProcessorMetrics) -> None:
+    def __init__(
+        self,
+        name: str,
+        peers: LinkedPeers,
+        routes: Routes,
+        metrics: ProcessorMetrics,
+        gateways: Gateways,
+        streams: Collection[ClientStream],
+    ) -> None:
+        """``streams``: those that clients have open now."""
         self._name = name
         self._peers = peers
         self._routes = routes
         self._metrics = metrics
+        self._gateways = gateways
+        self._streams = streams
         self._started = time.time()
         self._next = 0.0
         self._delivered, self._ended = _Rate(), _Rate()
         self._computed: dict[str, _Rate] = {}
+        self._by_gateway: dict[str, _Rate] = {}
         self._tokens: deque[float] = deque(maxlen=HISTORY)
         self._live: deque[int] = deque(maxlen=HISTORY)
         self._first_tokens: deque[tuple[int, ...]] = deque(maxlen=LATENCY_SAMPLES + 1)
@@ -96,6 +110,7 @@ class LivePageSnapshot:
                 "tokens_per_second": list(self._tokens),
                 "live_requests": list(self._live),
             },
+            "gateways": self._gateway_views(now),
             **self._by_service(now),
             "missing": {"engines": list(missing.engines), "detokenizers": list(missing.detokenizers)},
             "others": self._others(),
@@ -123,6 +138,22 @@ class LivePageSnapshot:
                 }
             )
         return views
+
+    def _gateway_views(self, now: float) -> list[Mapping[str, Any]]:
+        """Every gateway, ordered by name."""
+        live = Counter[Gateway | None]()
+        for stream in self._streams:
+            live[stream.gateway] += stream.num_live
+        known = self._gateways.all()
+        self._by_gateway = {each.name: self._by_gateway.get(each.name) or _Rate() for each in known}
+        return [
+            {
+                "name": each.name,
+                "live_requests": live[each],
+                "tokens_per_second": self._by_gateway[each.name].add(now, each.delivered_tokens),
+            }
+            for each in known
+        ]
 
     def _others(self) -> list[str]:
         """Other processes attached to the engines: mostly other processors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -136,3 +137,44 @@ def test_an_engine_counts_what_begins_again(max_tokens: int) -> None:
         rest = run(engine, prompts, dict.fromkeys(resumes, params), resumes)
         for at in resumes:
             assert whole[: int(at)] + rest[at, 0].token_ids == whole, at
+
+
+@given(drawn=st.lists(st.sampled_from([1, 2, 3, 7]), max_size=24), max_tokens=st.integers(0, 6))
+def test_a_character_that_has_begun_is_ended_first(drawn: list[int], max_tokens: int) -> None:
+    """Where 2 begins a character of two tokens, and 3 one of three."""
+
+    def within(token_ids: Sequence[int]) -> bool:
+        return 2 in token_ids[-1:] or 3 in token_ids[-2:]
+
+    budget = ReasoningBudget(max_tokens, CLOSE)
+    output: list[int] = []
+    for token in drawn:
+        inside = within(output) and token in (2, 3, 7)  # what a grammar does not admit there
+        forced, _ = forced_and_banned(budget, output, within)
+        output.append(forced if forced is not None else 1 if inside else token)
+    if CLOSE[0] in output:
+        at = output.index(CLOSE[0])
+        assert at <= max_tokens + 2
+        assert not within(output[:at])
+        assert at <= max_tokens or within(output[:max_tokens])
+    else:
+        assert len(output) <= max_tokens or within(output[:max_tokens])
+
+
+@pytest.mark.parametrize("max_tokens", [3, 4])
+def test_a_grammar_goes_on_behind_reasoning_that_ends_within_a_character(max_tokens: int) -> None:
+    first_byte, close = 130, 2558  # of é, a token of its own; and <tool_call>
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=12,
+        logit_bias={first_byte: 100.0},
+        grammar=f'start: /(?s:.*)/ <[{close}]> "done"',
+        reasoning_budget=ReasoningBudget(max_tokens, (close,)),
+    )
+    with started("checkpoints/tiny", max_model_len=256) as engine:
+        whole = run(engine, {"p": [11, 12]}, {"p": params})["p", 0]
+        assert whole.token_ids.index(close) == 4
+        assert whole.token_ids[0] == first_byte
+        for at in (1, 3, 4, 5):
+            resumed = run(engine, {"p": [11, 12]}, {"p": params}, resume={"p": {0: tuple(whole.token_ids[:at])}})
+            assert whole.token_ids[:at] + resumed["p", 0].token_ids == whole.token_ids, at

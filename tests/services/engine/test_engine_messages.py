@@ -13,7 +13,7 @@ from ringline.types.v1 import sampling_pb2
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError, QueueFullError
-from engine_core.request import Finish, Request, SamplingParams
+from engine_core.request import Finish, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_CHOICES, validate_request
 from services.engine.engine_messages import end_of, status_of, submission_of
@@ -55,6 +55,9 @@ def test_every_field_arrives() -> None:
             min_tokens=1,
             logprobs=0,
             prompt_logprobs=2,
+            reasoning_budget=engine_pb2.ReasoningBudget(
+                max_tokens=7, closing=[1], opening=[2, 3], again=[2, 3], blank=[5, 6, 7]
+            ),
             priority=-3,
             tenant="t",
             cache_salt=b"s",
@@ -66,7 +69,8 @@ def test_every_field_arrives() -> None:
         MODEL,
         now=100.0,
     )
-    assert submission.num_ids == 2 + 2 + 1 + 2 * 1 + 2 + 1, "prompt, allowed, stop, biased, bad words, resumed"
+    others = 2 + 2 + 1 + 2 * 1 + 2 + 1
+    assert submission.num_ids == others + 8, "prompt, allowed, stop, biased, bad words, resumed; of the budget"
     assert submission.core_request.core == Request(
         request_id="1-1",
         prompt_token_ids=(5, 6),
@@ -89,6 +93,7 @@ def test_every_field_arrives() -> None:
             ignore_eos=True,
             logprobs=0,
             prompt_logprobs=2,
+            reasoning_budget=ReasoningBudget(7, (1,), (2, 3), (2, 3), frozenset({5, 6, 7})),
         ),
         priority=-3,
         tenant="t",
@@ -139,6 +144,10 @@ def test_what_is_absent_is_neutral() -> None:
         ),
         ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 300_000)]}, "bad_words"),
         ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 5)] * 205}, "bad_words"),
+        *(
+            ({"reasoning_budget": engine_pb2.ReasoningBudget(**{name: [7] * 300_000})}, f"reasoning_budget.{name}")
+            for name in ("opening", "closing", "again", "blank")
+        ),
         ({"tenant": "é" * 257}, "tenant"),
     ],
 )

@@ -12,6 +12,7 @@ from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import MAX_WAITING_BYTES, TokenizationQueue
 from services.processor.dispatcher import Dispatcher
 from services.processor.failover import Failover
+from services.processor.gateways import Gateways
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
@@ -69,6 +70,7 @@ class ProcessorCore:
         )
         self.text_output = TextOutput(self.in_flight, self.failover, self.admission, self.peers, self.metrics)
         self.link_events = LinkEvents(self.models, self.routes, self.peers, self.failover, self.text_output)
+        self.gateways = Gateways()
         self.intake = Intake(
             self.me,
             self.admission,
@@ -77,4 +79,5 @@ class ProcessorCore:
             max_live_requests=max_live_requests,
             outboxes=outboxes or Outboxes(),
             traces=RequestTraces(None),
+            gateways=self.gateways,
         )

@@ -75,6 +75,8 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, ["0.5", "1"], ["0", "1.1"]),
     ({"type": "integer", "multipleOf": 7}, ["-14", "0", "21"], ["20"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"éé"', '"abc"'], ['"a"', '"abcd"']),
+    ({"type": "string", "pattern": r"^\D\W$"}, ['"a-"', '"é "'], ['"٣-"', '"aé"', '"a中"', '"a٣"']),
+    ({"type": "string", "pattern": "^.$"}, ['"é"'], ['"\\r"', '"\u2028"']),
     ({"type": "string", "pattern": "b|^a"}, ['"ax"', '"xb"'], ['"xa"']),
     # in JSON, a class is what it is for quotes and backslashes, too
     ({"type": "string", "pattern": '^[^"]*$'}, ['"a\\\\b\\n"'], [r'"\""']),

@@ -73,6 +73,9 @@ CALL_TEMPLATES = {
         _tagged('<invoke name="F">', '<parameter name="K">', "V</parameter>", "</invoke>"),
         ("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
+    "minicpm5": _template(
+        _tagged('<function name="F">', '<param name="K">', "V</param>", "</function>", quoted="string")
+    ),
     "minimax_m3": _ELEMENTS
     + _template(
         ']<]minimax[>[<invoke name="{{ f.name }}">{{ elements(f.arguments) }}]<]minimax[>[</invoke>\n',
@@ -105,9 +108,11 @@ CALL_TEMPLATES = {
         ("<|tools_prefix|>[", "]<|tools_suffix|>"),
     ),
     "nemotron_json": _template(_LIST, ("<TOOLCALL>[", "]</TOOLCALL>")),
+    "minimax_m1": _template(_JSON + "\n", ("<tool_calls>\n", "</tool_calls>")),
     "hunyuan_a13b": _template(_LIST, ("<tool_calls>[", "]</tool_calls>")),
     "phi4_mini_json": _template(_LIST, ("<|tool_call|>[", "]<|/tool_call|>")),
     "granite": _template(_LIST, ("<|tool_call|>[", "]")),
+    "functools": _template(_LIST, ("functools[", "]")),
     "gigachat3": _template("<|function_call|>" + _JSON),
     "gigachat3_roles": _template("<|message_sep|>\n\nfunction call<|role_sep|>\n" + _JSON + "<|message_sep|>\n\n"),
     "functionary": _template("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
@@ -122,7 +127,7 @@ CALL_TEMPLATES = {
 OTHER_FORMS = {
     "mcp": _template("<use_mcp_tool><tool_name>{{ f.name }}</tool_name>{{ f.arguments | tojson }}</use_mcp_tool>"),
     "yaml": _template("<tool_call>\nname: {{ f.name }}\narguments: {{ f.arguments }}\n</tool_call>"),
-    "elements": _template(_tagged('<function name="F">', '<param name="K">', "V</param>", "</function>")),
+    "elements": _template(_tagged('<call name="F">', '<param name="K">', "V</param>", "</call>")),
     "lines": _template("{{ f.name }}\n{{ f.arguments | tojson }}"),
     "recipients": _template(">>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "numbered json": _template("<tool_call>1. " + _JSON + "</tool_call>"),

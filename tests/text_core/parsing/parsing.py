@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
 from text_core.parsing.argument_types import listed_types
+from text_core.parsing.choice_parser import ChoiceParser
 from text_core.parsing.content_tokens import ContentTokens
 from text_core.parsing.formats import call_ids, make_parser
 from text_core.parsing.parts import Content, ParseOptions, Part, PartWriter, Reasoning, ToolCallPiece
 from text_core.parsing.reasoning_meter import ReasoningMeter
+from text_core.tokenizer import Tokenizer
 
 NAMES = ("f", "g", "get_weather")
 TYPES = tuple(
@@ -55,6 +58,21 @@ def parse(pieces: Iterable[str], options: ParseOptions) -> list[list[Part]]:
     parser.finish()
     add()
     return known[1:]
+
+
+def tokens_parsed(
+    tokenizer: Tokenizer, options: ParseOptions, ids: Sequence[int], cuts: Sequence[int]
+) -> Iterator[Part]:
+    """The pieces of an answer of tokens, which come in pieces that end at ``cuts``."""
+    decode = DecodeOptions()
+    decoder = ChoiceDecoder(tokenizer.pieces(), decode)
+    parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=True)
+    for begin, end in zip([0, *cuts], cuts, strict=False):
+        delta = decoder.feed(ids[begin:end])
+        if delta is not None:
+            yield from parser.feed(delta)
+    yield from parser.feed(decoder.finish(), last=True)
+    yield from parser.finish()
 
 
 def _with_checked_tokens(part: Part, text: str) -> Part:

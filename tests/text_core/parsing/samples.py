@@ -92,6 +92,18 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ('<|tool_call|>{"name": "f", "arguments": {"a": "1"}}<|/tool_call|>', [("f", '{"a": "1"}')]),
         ('So <|tool_call|>[{"name": "g", "arguments": {}}]<|/tool_call|>', ["So", ("g", "{}")]),
     ],
+    "functools": [
+        (
+            'So functools[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "minimax_m1": [
+        (
+            'So\n<tool_calls>\n{"name": "f", "arguments": {"a": "1"}}\n{"name": "g", "arguments": {}}\n</tool_calls>',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
     "granite": [
         (
             '<|tool_call|>[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
@@ -181,6 +193,17 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             "So\n<seed:tool_call>\n<function=f>\n<parameter=a>x\ny</parameter>\n<parameter=n>7</parameter>\n"
             "<parameter=b>False</parameter>\n</function>\n</seed:tool_call>",
             ["So", ("f", '{"a": "x\\ny", "n": 7, "b": false}')],
+        ),
+    ],
+    "minicpm5": [
+        (
+            'So\n<function name="f"><param name="a"><![CDATA[<b> & ]] \n]]></param><param name="n">7</param>'
+            '<param name="b">False</param></function>\n<function name="g"></function>',
+            ["So", ("f", '{"a": "<b> & ]] \\n", "n": 7, "b": false}'), ("g", "{}")],
+        ),
+        (
+            '<function name="g"><param name="o"><![CDATA[{"k": "<"}]]></param><param name="n"> 5 </param></function>',
+            [("g", '{"o": {"k": "<"}, "n": " 5 "}')],
         ),
     ],
     "solar_open": [
@@ -308,6 +331,14 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "nemotron_json": [("<TOOLCALL>none", ["<TOOLCALL>none"])],
     "hunyuan_a13b": [("<tool_calls>none", ["<tool_calls>none"])],
     "phi4_mini_json": [("<|tool_call|>none", ["<|tool_call|>none"])],
+    "functools": [
+        ("functools and [more]", ["functools and [more]"]),
+        ('functools[{"name": "f"}, none]', [("f", "{}"), ", none]"]),
+    ],
+    "minimax_m1": [
+        ('<tool_calls>[{"name": "f"}]</tool_calls>', ['<tool_calls>[{"name": "f"}]</tool_calls>']),
+        ('<tool_calls>{"name": "f"}\n{none}', [("f", "{}"), "\n{none}"]),
+    ],
     "granite": [("<|tool_call|>[none", ["<|tool_call|>[none"])],
     "qwen3_coder": [
         ("It is <tool_call>.", ["It is <tool_call>."]),
@@ -353,6 +384,10 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         (']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[</a>', [("f", "{"), "]<]minimax[>[</a>"]),
     ],
     "seed_oss": [("<seed:tool_call>none", ["<seed:tool_call>none"])],
+    "minicpm5": [
+        ('<function name="f" none', ['<function name="f" none']),
+        ('<function name="f"><param name="a"><![CDATA[x</param></function>', [("f", '{"a": "x</param></function>')]),
+    ],
     "solar_open": [
         ("<|tool_calls|>none", ["<|tool_calls|>none"]),
         ("<|tool_call:begin|>x<|tool_call:name|>f none", ["<|tool_call:begin|>x<|tool_call:name|>f none"]),

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from functools import cache
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as HFTokenizer
 
 from tests.text_core import chat_template_samples, family_templates
+from tests.text_core.parsing.byte_tokenizers import byte_tokenizer
 from tests.text_core.parsing.call_templates import CALL_TEMPLATES, OTHER_FORMS
-from tests.text_core.parsing.parsing import merged, options_of, parse, shown
+from tests.text_core.parsing.parsing import merged, options_of, parse, shown, tokens_parsed
 from tests.text_core.parsing.samples import MALFORMED, WHOLE, Shown
 from text_core.chat_templates import ChatTemplates, TemplateSource
-from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
 from text_core.parsing import json_calls, tagged_calls, text_parser
-from text_core.parsing.choice_parser import ChoiceParser
 from text_core.parsing.formats import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -26,7 +23,7 @@ from text_core.parsing.formats import (
     marker_texts,
 )
 from text_core.parsing.marks import mark
-from text_core.parsing.parts import ParseOptions, Part, PartWriter, ToolCallPiece, call_id
+from text_core.parsing.parts import ParseOptions, PartWriter, ToolCallPiece, call_id
 from text_core.parsing.reasoning_meter import ReasoningMeter
 from text_core.parsing.text_parser import ReadingParser
 from text_core.tokenizer import Tokenizer
@@ -53,31 +50,19 @@ def test_the_end_of_an_answer_may_cut_what_closes_its_last_call(name: str, text:
         assert all(end == parts for end in ends[ends.index(parts) :])
 
 
-@pytest.fixture(scope="module")
-def tokenizers() -> dict[bool, Tokenizer]:
-    """A token for each byte; the formats' markers are special tokens or not."""
-    forms = [*TOOL_FORMATS.values(), *REASONING_FORMATS.values()]
-    markers = dict.fromkeys(marker for form in forms for marker in form.markers)
-    made = {}
-    for special in (False, True):
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        library = HFTokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        library.decoder = decoders.ByteLevel()
-        if special:
-            library.add_special_tokens([AddedToken(marker, special=True) for marker in markers])
-        made[special] = Tokenizer.from_files({"tokenizer.json": library.to_str().encode()})
-    return made
+@cache
+def tokenizer_of(name: str, special: bool) -> Tokenizer:
+    """A token for each byte; the markers of the format and those of all reasoning are special tokens or not."""
+    reasoning = [marker for form in REASONING_FORMATS.values() for marker in form.markers]
+    return byte_tokenizer(dict.fromkeys([*TOOL_FORMATS[name].markers, *reasoning]) if special else ())
 
 
 @pytest.mark.parametrize(
     ("special", "name", "text", "parts"),
     [(False, *sample) for sample in SAMPLES] + [(True, *sample) for sample in WITH_SPECIAL_TOKENS],
 )
-def test_an_answer_cut_at_every_byte(
-    tokenizers: dict[bool, Tokenizer], special: bool, name: str, text: str, parts: Shown
-) -> None:
-    tokenizer, options = tokenizers[special], options_of(name)
+def test_an_answer_cut_at_every_byte(special: bool, name: str, text: str, parts: Shown) -> None:
+    tokenizer, options = tokenizer_of(name, special), options_of(name)
     if special and '"</tool_call>' in text:
         return  # a special token does not stand for the same text within a string
     ids = tokenizer.encode(text)
@@ -93,20 +78,6 @@ def test_reasoning_that_begins_behind_content_is_cut_at_every_byte(
     ids = tokenizers[True].encode(f"So {form.opening}a{form.closing}b")
     for cuts in (range(1, len(ids) + 1), [len(ids)]):
         assert shown(merged(tokens_parsed(tokenizers[True], options, ids, cuts))) == ["So ", "think: a", "b"]
-
-
-def tokens_parsed(
-    tokenizer: Tokenizer, options: ParseOptions, ids: Sequence[int], cuts: Sequence[int]
-) -> Iterator[Part]:
-    decode = DecodeOptions()
-    decoder = ChoiceDecoder(tokenizer.pieces(), decode)
-    parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=True)
-    for begin, end in zip([0, *cuts], cuts, strict=False):
-        delta = decoder.feed(ids[begin:end])
-        if delta is not None:
-            yield from parser.feed(delta)
-    yield from parser.feed(decoder.finish(), last=True)
-    yield from parser.finish()
 
 
 def test_changed_answers_are_parsed_alike_however_they_are_cut() -> None:
@@ -169,6 +140,27 @@ def test_a_template_that_shows_calls_tells_their_format(name: str) -> None:
     assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == name
 
 
+@pytest.mark.parametrize("value", ["{{ v }}", '"{{ v }}"'])
+def test_calls_of_python_are_found_though_their_values_are_not_pythons(value: str) -> None:
+    """As templates of vLLM show those of Llama 3.2 and 4."""
+    template = TemplateSource(CALL_TEMPLATES["pythonic"].replace("{{ v | tojson }}", value))
+    assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "pythonic"
+
+
+def test_words_of_a_format_with_markers_count_more_than_a_call_without_markers() -> None:
+    """As in the template of vLLM for Phi-4-mini."""
+    words = '{# Call functions as functools[{"name": … #}'
+    for text, name in ((CALL_TEMPLATES["llama3_json"], "llama3_json"), (CALL_TEMPLATES["hermes"], "hermes")):
+        told = ChatTemplates({"default": TemplateSource(words + text)}).formats(None, has_tools=True)[0]
+        assert told == ("functools" if name == "llama3_json" else name)
+
+
+def test_a_template_may_show_a_call_twice() -> None:
+    """As that of MiniCPM5."""
+    template = TemplateSource(CALL_TEMPLATES["minicpm5"].replace("{% for call in m", "{% for call in 2 * m"))
+    assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "minicpm5"
+
+
 def test_a_prompt_may_end_with_what_begins_a_call() -> None:
     template = TemplateSource(CALL_TEMPLATES["functionary_v32"] + ">>>")
     assert ChatTemplates({"default": template}).formats(None, has_tools=True)[0] == "functionary_v32"
@@ -217,15 +209,16 @@ APRIEL = [
 
 
 @pytest.mark.parametrize(("text", "parts"), APRIEL)
-def test_reasoning_before_a_final_response(tokenizers: dict[bool, Tokenizer], text: str, parts: Shown) -> None:
+def test_reasoning_before_a_final_response(text: str, parts: Shown) -> None:
+    tokenizer = tokenizer_of("hunyuan_a13b", special=False)
     options = options_of("hunyuan_a13b", reasoning="apriel")
     *known, whole = parse(text, options)
     assert shown(whole) == parts
     for at in range(1, len(text)):
         first, second, end = parse([text[:at], text[at:]], options)
         assert (first, second, end) == (known[at - 1], known[-1], whole), at
-    ids = tokenizers[False].encode(text)
-    assert merged(tokens_parsed(tokenizers[False], options, ids, range(1, len(ids) + 1))) == whole
+    ids = tokenizer.encode(text)
+    assert merged(tokens_parsed(tokenizer, options, ids, range(1, len(ids) + 1))) == whole
     begun = text.removeprefix("Here are my reasoning steps:\n")
     if begun != text:
         assert parse(begun, options_of("hunyuan_a13b", reasoning="apriel", inside=True))[-1] == whole
@@ -250,14 +243,13 @@ SOLAR_OPEN = [
 
 @pytest.mark.parametrize(("text", "parts"), SOLAR_OPEN)
 @pytest.mark.parametrize("special", [False, True])
-def test_reasoning_in_a_message_of_its_own(
-    tokenizers: dict[bool, Tokenizer], special: bool, text: str, parts: Shown
-) -> None:
+def test_reasoning_in_a_message_of_its_own(special: bool, text: str, parts: Shown) -> None:
+    tokenizer = tokenizer_of("solar_open", special)
     options = options_of("solar_open", reasoning="solar_open")
-    ids = tokenizers[special].encode(text)
-    whole = merged(tokens_parsed(tokenizers[special], options, ids, [len(ids)]))
+    ids = tokenizer.encode(text)
+    whole = merged(tokens_parsed(tokenizer, options, ids, [len(ids)]))
     assert shown(whole) == parts
-    assert merged(tokens_parsed(tokenizers[special], options, ids, range(1, len(ids) + 1))) == whole
+    assert merged(tokens_parsed(tokenizer, options, ids, range(1, len(ids) + 1))) == whole
     assert {part.id for part in whole if isinstance(part, ToolCallPiece)} <= {"a"}
 
 

@@ -57,6 +57,7 @@ def test_answers_are_those_of_one_process(ranks: LLM, checkpoint: Path) -> None:
     with LLM(checkpoint, **OPTIONS) as alone:  # type: ignore[arg-type]
         assert ranks.generate(PROMPTS, PARAMS) == alone.generate(PROMPTS, PARAMS)
         assert (ranks.numerics, ranks.model_digest) == (alone.numerics, alone.model_digest)
+        assert ranks.model.num_parameters == alone.model.num_parameters > 0
 
 
 def test_grammars_are_compiled_here_and_on_the_rank_that_samples(ranks: LLM, checkpoint: Path) -> None:

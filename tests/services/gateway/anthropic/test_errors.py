@@ -54,3 +54,4 @@ def test_names_of_fields() -> None:
     assert ANTHROPIC.name_of("constraint.json_schema") == "output_config.format.schema"
     assert ANTHROPIC.name_of("chat.tools[2].parameters_json") == "tools[2].input_schema"
     assert ANTHROPIC.name_of("chat.tools[2].name") == "tools[2].name"
+    assert ANTHROPIC.name_of("output.parse.tool_calls") == "tool_call_parser"

@@ -120,6 +120,12 @@ def test_tool_choice(choice: dict[str, Any], expected: object, parse: object) ->
     assert "parallel_tool_calls" not in options
 
 
+def test_a_message_may_choose_the_formats_of_calls_and_of_reasoning() -> None:
+    chosen = {"tool_call_parser": "hermes", "reasoning_parser": "think"}
+    assert all_options(request_of(tools=[LOOK], **chosen))["parse"] == {"tool_calls": "hermes", "reasoning": "think"}
+    assert all_options(request_of(**chosen))["parse"] == {"tool_calls": "none", "reasoning": "think"}
+
+
 def test_without_tools_nothing_is_read_as_a_call() -> None:
     options = all_options(request_of(tool_choice={"type": "auto"}, thinking={"type": "disabled"}))
     assert options["parse"] == {"tool_calls": "none"}

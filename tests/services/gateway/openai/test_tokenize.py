@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import httpx2
 import openai
 import pytest
 from ringline import Client
+from safetensors import safe_open
 
-from tests.ring import Ring
+from tests.ring import MODEL, Ring
 from tests.services.gateway.conftest import Post
 
 TEXT = "Once there was a €"
@@ -70,3 +74,22 @@ def test_models(door: openai.OpenAI, native: Client) -> None:
     assert door.get("/models/", cast_to=object) == door.get("/models", cast_to=object)
     with pytest.raises(openai.NotFoundError):
         door.models.retrieve("some/other")
+
+
+def test_a_model_says_how_it_samples_by_default_and_how_large_it_is(door: openai.OpenAI, native: Client) -> None:
+    """As generation_config.json of the bundled model and the sizes in its weights' header say."""
+    own = json.loads((MODEL / "generation_config.json").read_text())
+    model = native.models()[0]
+    neutral = {"top_k": 0, "min_p": 0, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "n": 1}
+    assert model.default_sampling == neutral | {"temperature": own["temperature"], "top_p": own["top_p"]}
+    with safe_open(MODEL / "model.safetensors", "np") as weights:
+        shapes = [weights.get_slice(name).get_shape() for name in weights.offset_keys()]
+    assert model.num_parameters == sum(map(math.prod, shapes))
+    (told,) = door.models.list().data
+    assert (
+        told.to_dict().items()
+        >= {
+            "default_sampling": model.default_sampling,
+            "num_parameters": model.num_parameters,
+        }.items()
+    )

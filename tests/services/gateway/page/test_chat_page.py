@@ -149,11 +149,33 @@ def test_an_answer_is_stopped_and_made_again(browser: Browser, ring: Ring) -> No
     assert browser.run("document.querySelectorAll('article').length") == 0
 
 
+PLACEHOLDERS = "['temperature', 'top_p', 'max_tokens'].map(name => document.getElementById(name).placeholder)"
+SAMPLES = "[...document.querySelectorAll('.samples button')].map(one => one.textContent)"
+TOY = "!document.querySelector('#toy').hidden"
+
+
+def test_an_empty_chat_offers_what_a_toy_can_do_and_settings_show_their_defaults(browser: Browser, ring: Ring) -> None:
+    open_page(browser, ring.http + "/")
+    click(browser, "New chat")
+    browser.wait(TOY)
+    assert "toy model of 2.7 million parameters" in browser.run("document.querySelector('.empty').textContent")
+    assert browser.run(PLACEHOLDERS) == ["0.8 (default)", "0.95 (default)", "rest of 2,048"]
+    samples = browser.run(SAMPLES)
+    assert len(samples) == 3
+    fill(browser, "temperature", "0")
+    click(browser, samples[-1])
+    (answer,) = answers(browser, 1)
+    assert answer == "17 + 25 = 42."
+    assert browser.run("document.querySelector('.user .text').textContent") == samples[-1]
+    assert browser.run(SAMPLES) == []
+
+
 class MadeUp:
     """A gateway without a ring: it wants a token, and its answers are written here."""
 
     def __init__(self) -> None:
         self.token = ""
+        self.model: dict[str, object] = {"id": "tiny"}
         self.asked: list[dict[str, object]] = []
         self.endpoints = [
             *page.ENDPOINTS,
@@ -167,7 +189,7 @@ class MadeUp:
 
     async def models(self, call: Call) -> Response:
         self.check(call)
-        return Response(json.dumps({"data": [{"id": "tiny"}]}))
+        return Response(json.dumps({"data": [self.model]}))
 
     async def chat(self, call: Call) -> Response:
         self.check(call)
@@ -248,6 +270,23 @@ def test_hostile_text_stays_text_and_tools_go_round(browser: Browser, made_up: t
     assert gateway.asked[-1]["tools"] == json.loads(TOOLS)
 
 
+def test_a_large_model_is_no_toy_and_what_is_not_told_is_not_made_up(
+    browser: Browser, made_up: tuple[MadeUp, str]
+) -> None:
+    gateway, url = made_up
+    open_page(browser, url)
+    assert browser.run(PLACEHOLDERS) == ["default"] * 3
+    samples = browser.run(SAMPLES)
+    for parameters, toy in ((49_999_999, True), (50_000_000, False)):
+        sampling = {"temperature": 0, "top_p": 1}
+        gateway.model |= {"default_sampling": sampling, "num_parameters": parameters, "max_model_len": 131072}
+        open_page(browser, url)
+        browser.wait(PLACEHOLDERS, lambda shown: shown == ["0 (default)", "1 (default)", "rest of 131,072"])
+        assert browser.run(TOY) is toy
+        assert ("toy" in browser.run("document.querySelector('#log').textContent")) is toy
+        assert (browser.run(SAMPLES) != samples) is toy
+
+
 def test_failures_are_told_and_can_be_tried_again(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
     gateway, url = made_up
     told = "document.querySelector('.problem span')?.textContent"
@@ -294,6 +333,10 @@ def test_it_fits_a_phone_by_day_and_night_and_bears_long_answers(browser: Browse
         click(browser, opened)
         inner, outer = browser.run(WIDTHS)
         assert inner <= outer == PHONE[0]
+    assert browser.run(ACTIVE) == "close"
+    click(browser, "Close the settings")
+    assert browser.run("document.querySelector('#panel').hidden")
+    assert browser.run(ACTIVE) == "settings"
 
 
 def test_nothing_but_the_page_is_allowed_and_it_is_sent_once(ring: Ring) -> None:

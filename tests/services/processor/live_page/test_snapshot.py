@@ -15,6 +15,7 @@ from ringline.types.v1 import link_pb2
 from services.cli.commands._live_page import read_live_page
 from services.cli.commands.status import ServiceStatus, StackStatus, stack_text
 from services.common.telemetry.metrics_endpoint import MetricsEndpoint, server_header
+from services.processor.gateways import Gateways
 from services.processor.link_events import LinkEvents
 from services.processor.linked_peers import MAX_EVENTS, LinkedPeers
 from services.processor.live_page.pages import pages
@@ -71,7 +72,7 @@ def told(snapshot: LivePageSnapshot) -> dict:
 
 def test_a_snapshot_has_the_peers_and_their_rates(peers, routes, links) -> None:
     metrics = ProcessorMetrics()
-    snapshot = LivePageSnapshot("me", peers, routes, metrics)
+    snapshot = LivePageSnapshot("me", peers, routes, metrics, Gateways(), ())
     joined(links)
     for second in range(4):
         load = engine_pb2.Load(
@@ -107,7 +108,7 @@ def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world
     load = engine_pb2.Load(running_choices=world.routes.loads()["engine-0"])
     stream = world.stream()
     world.link_events.engine_frame(stream, stream.engine.me, engine_pb2.AttachResponse(load=load))  # type: ignore[arg-type]
-    snapshot = LivePageSnapshot("me", world.peers, world.routes, world.metrics)
+    snapshot = LivePageSnapshot("me", world.peers, world.routes, world.metrics, world.gateways, world.intake.streams)
     live, waiting = len(world.in_flight), world.backlog.num_waiting
     snapshot.tick(0.0, ProcessorReading(live_requests=live, waiting_requests=waiting), serving=True)
     endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages(snapshot), name=server_header("processor"))
@@ -130,7 +131,7 @@ def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world
 
 
 def test_a_restarted_peer_has_no_negative_rate(peers, routes, links) -> None:
-    snapshot = LivePageSnapshot("me", peers, routes, ProcessorMetrics())
+    snapshot = LivePageSnapshot("me", peers, routes, ProcessorMetrics(), Gateways(), ())
     joined(links)
     for second, tokens in enumerate((1000, 2000, 10, 20)):
         load = engine_pb2.Load(generated_tokens=tokens)
@@ -140,7 +141,7 @@ def test_a_restarted_peer_has_no_negative_rate(peers, routes, links) -> None:
 
 
 def test_losses_are_events_and_old_events_are_forgotten(peers, routes, links) -> None:
-    snapshot = LivePageSnapshot("me", peers, routes, ProcessorMetrics())
+    snapshot = LivePageSnapshot("me", peers, routes, ProcessorMetrics(), Gateways(), ())
     for _ in range(MAX_EVENTS):
         joined(links)
         links.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(draining=link_pb2.Draining(grace_ms=1)))

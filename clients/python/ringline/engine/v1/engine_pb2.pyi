@@ -282,7 +282,7 @@ class ReasoningBudget(google.protobuf.message.Message):
 
     @property
     def blank(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Tokens of white space, of which at most 16 may precede opening; at most 4096 ids."""
+        """Tokens of white space, of which at most 16 may precede opening; at most 1024 ids."""
 
     def __init__(
         self,
@@ -984,6 +984,7 @@ class GetModelResponse(google.protobuf.message.Message):
     CAPABILITIES_FIELD_NUMBER: builtins.int
     TOOL_CALL_FORMAT_FIELD_NUMBER: builtins.int
     REASONING_FORMAT_FIELD_NUMBER: builtins.int
+    NUM_PARAMETERS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that clients ask for."""
     architecture: builtins.str
@@ -1024,6 +1025,8 @@ class GetModelResponse(google.protobuf.message.Message):
     """
     reasoning_format: builtins.str
     """Format of reasoning, likewise."""
+    num_parameters: builtins.int
+    """Numbers that the weights consist of, of all ranks together. 0: not known."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
@@ -1059,9 +1062,10 @@ class GetModelResponse(google.protobuf.message.Message):
         capabilities: collections.abc.Iterable[builtins.str] | None = ...,
         tool_call_format: builtins.str = ...,
         reasoning_format: builtins.str = ...,
+        num_parameters: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "numerics", b"numerics", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
 

@@ -1318,6 +1318,8 @@ class Model(google.protobuf.message.Message):
     TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CAPABILITIES_FIELD_NUMBER: builtins.int
+    DEFAULT_SAMPLING_FIELD_NUMBER: builtins.int
+    NUM_PARAMETERS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     architecture: builtins.str
@@ -1332,6 +1334,8 @@ class Model(google.protobuf.message.Message):
     """Opaque; equal where the tokenizer's files are equal."""
     model_digest: builtins.str
     """Opaque; equal where the model is the same, its weights included."""
+    num_parameters: builtins.int
+    """Numbers that the weights consist of. 0: not told."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
@@ -1339,6 +1343,12 @@ class Model(google.protobuf.message.Message):
     @property
     def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names that GenerateRequest.requires accepts for this model."""
+
+    @property
+    def default_sampling(self) -> global___SamplingParams:
+        """What a request gets that leaves its sampling to the server: the model's own defaults, and those stated at the fields
+        where it has none. Without the seed. Absent: not told.
+        """
 
     def __init__(
         self,
@@ -1352,7 +1362,10 @@ class Model(google.protobuf.message.Message):
         tokenizer_digest: builtins.str = ...,
         model_digest: builtins.str = ...,
         capabilities: collections.abc.Iterable[builtins.str] | None = ...,
+        default_sampling: global___SamplingParams | None = ...,
+        num_parameters: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "name", b"name", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "name", b"name", "num_parameters", b"num_parameters", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___Model = Model
