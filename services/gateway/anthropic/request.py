@@ -12,6 +12,7 @@ from services.gateway.fields import ignored, options_of, passed, refused, suppor
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.other_servers import Limit, RepeatPenalty, limit_reasoning
+from services.gateway.parsers import chosen_formats
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
@@ -244,10 +245,9 @@ def all_options(request: MessageRequest) -> Options:
     options["max_tokens"] = request.max_tokens
     options["json_schema"] = _schema(request)
     calls_allowed = "tools" in options and options.get("tool_choice") != "none"
-    chosen = {"tool_calls": request.tool_call_parser, "reasoning": request.reasoning_parser}
+    formats = chosen_formats(request.tool_call_parser, request.reasoning_parser)
     if not calls_allowed:
-        chosen["tool_calls"] = "none"
-    formats = {name: value for name, value in chosen.items() if value is not None}
+        formats["tool_calls"] = "none"
     options["parse"] = cast("Parse", formats) if formats else True
     return options
 
