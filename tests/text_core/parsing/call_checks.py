@@ -63,7 +63,7 @@ _WRONG: dict[str, Calls] = {
 _IDS = {"kimi_k2": "functions.{1}:{0}", "solar_open": "abc000000{}"}
 """The form of ids that models write themselves."""
 _PYTHONIC = ("pythonic", "lfm2", "olmo3")
-_TOKENS = re.compile(r"\s+|<[^<>\n]{1,40}>(?:assistant)?|\[[^\[\]\s]{1,40}[\[\]]", re.IGNORECASE)
+_TOKENS = re.compile(r"\s+|<[^<>\n]{1,40}>(?:assistant|message)?|\[[^\[\]\s]{1,40}[\[\]]", re.IGNORECASE)
 """Tokens that end a turn, or begin another one."""
 
 
