@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
-from ringline.options import Message, Options, TokenizeOptions
+from ringline.options import Message, Options, Parse, TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
@@ -244,10 +244,14 @@ def all_options(request: MessageRequest) -> Options:
         options.setdefault("max_reasoning_tokens", thinking.budget_tokens)
     options["json_schema"] = _schema(request)
     calls_allowed = "tools" in options and options.get("tool_choice") != "none"
-    chosen = {"tool_calls": request.tool_call_parser, "reasoning": request.reasoning_parser}
+    parse: Parse = {}
     if not calls_allowed:
-        chosen["tool_calls"] = "none"
-    options["parse"] = {name: value for name, value in chosen.items() if value is not None} or True
+        parse["tool_calls"] = "none"
+    elif request.tool_call_parser is not None:
+        parse["tool_calls"] = request.tool_call_parser
+    if request.reasoning_parser is not None:
+        parse["reasoning"] = request.reasoning_parser
+    options["parse"] = parse or True
     return options
 
 
