@@ -25,6 +25,7 @@ from text_core.parsing.text_values import ValueEnd, free_value, value_rules
 from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
 
 _LINE = r'"\n"?'
+_NUMBER = re.compile("[0-9]+")
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
 
 
@@ -51,6 +52,10 @@ class Tags:
     """Whether a line break at either end of a value is not of the value."""
     several: bool = False
     """Whether further calls stand within the same ``begin`` and ``end``."""
+    before: str = ""
+    """What may come before ``begin``, and is not of the answer."""
+    number: tuple[str, str] = ("", "")
+    """Around a call's number, behind its name; empty: it has none."""
     python: bool = False
     """Whether templates write ``True``, ``False`` and ``None``."""
     cdata: bool = False
@@ -66,7 +71,9 @@ class Tags:
     @cached_property
     def begins(self) -> re.Pattern[str]:
         """Finds a ``begin``."""
-        return search_for_texts(self.spelled(*self.begin))
+        return search_for_texts(
+            self.spelled(*self.begin, *(self.before + begin for begin in self.begin if self.before))
+        )
 
     @cached_property
     def value_ends(self) -> re.Pattern[str]:
@@ -128,6 +135,12 @@ class TaggedCallParser(JsonCallParser):
         name = yield from self._read_run(tags.names, MAX_NAME)
         if not is_name(name) or not (yield from self._read_tag(tags.name[1])):
             return False
+        if tags.number[0]:
+            if not (yield from self._read_tag(tags.number[0])):
+                return False
+            yield from self._read_run(_NUMBER, MAX_NAME)
+            if not (yield from self._read_tag(tags.number[1])):
+                return False
         if not tags.name[1]:
             yield from self._read_run(SPACE)
             if not (yield from self._follows(tags.key[0], *tags.end)):
@@ -271,6 +284,8 @@ def tagged_grammar(
     rules += [f"call: {' | '.join(ways)}"]
     closing = f" {_LINE} {marker(tags.call_end)}" if tags.call_end else ""
     before, after = (f"{marker(tag)} " if tag else "" for tag in tags.name)
+    if tags.number[0]:
+        after += f"{marker(tags.number[0])} /[0-9]{{1,3}}/ {marker(tags.number[1])} "
     calls = []
     values = _ValueRules(tags, marker)
     for index, tool in enumerate(tools):

@@ -244,11 +244,14 @@ def all_options(request: MessageRequest) -> Options:
     options["max_tokens"] = request.max_tokens
     options["json_schema"] = _schema(request)
     calls_allowed = "tools" in options and options.get("tool_choice") != "none"
-    chosen = {"tool_calls": request.tool_call_parser, "reasoning": request.reasoning_parser}
+    parse: Parse = {}
     if not calls_allowed:
-        chosen["tool_calls"] = "none"
-    formats = {name: value for name, value in chosen.items() if value is not None}
-    options["parse"] = cast("Parse", formats) if formats else True
+        parse["tool_calls"] = "none"
+    elif request.tool_call_parser is not None:
+        parse["tool_calls"] = request.tool_call_parser
+    if request.reasoning_parser is not None:
+        parse["reasoning"] = request.reasoning_parser
+    options["parse"] = parse or True
     return options
 
 

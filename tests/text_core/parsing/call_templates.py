@@ -47,6 +47,12 @@ _DSML = _tagged(
     "</｜DSML｜invoke>",
 )
 
+_K3 = (
+    "{% set type = 'string' if v is string else 'number' if v is number and v is not boolean else 'array' %}"
+    '<|open|>argument key="{{ k }}" type="{{ type }}"<|sep|>'
+    "{{ v if v is string else v | tojson }}<|close|>argument<|sep|>"
+)
+
 CALL_TEMPLATES = {
     "hermes": _template("<tool_call>\n" + _JSON + "\n</tool_call>"),
     "qwen3_coder": _template(
@@ -85,6 +91,11 @@ CALL_TEMPLATES = {
         "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
         "{{ f.arguments | tojson }}<|tool_call_end|>",
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    "kimi_k3": _template(
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        "{% for k, v in f.arguments | items %}" + _K3 + "{% endfor %}<|close|>call<|sep|>",
+        ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
     ),
     "solar_open": _template(
         "<|tool_call:begin|>{{ call.id }}<|tool_call:name|>{{ f.name }}<|tool_call:args|>{{ f.arguments | tojson }}"

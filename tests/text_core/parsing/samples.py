@@ -51,6 +51,19 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             ["think: x", ("f", "{}")],
         ),
     ],
+    "kimi_k3": [
+        (
+            'So<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="string"<|sep|>1'
+            '<|close|>argument<|sep|><|open|>argument key="n" type="number"<|sep|>7<|close|>argument<|sep|>'
+            '<|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+            ["So", ("f", '{"a": "1", "n": 7}'), ("g", "{}")],
+        ),
+        (
+            'So<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="g" index="1"<|sep|><|close|>call<|sep|>'
+            "<|close|>tools<|sep|>",
+            ["So", ("g", "{}")],
+        ),
+    ],
     "cohere": [
         (
             'So<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": "1"}},\n'
@@ -310,6 +323,14 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("<|tool_call_begin|>f none", ["<|tool_call_begin|>f none"]),
         ("<|tool_calls_section_begin|>none", ["<|tool_calls_section_begin|>none"]),
         ("<|tool_call_begin|>f<|tool_call_argument_begin|>1", ["<|tool_call_begin|>f<|tool_call_argument_begin|>1"]),
+    ],
+    "kimi_k3": [
+        ("<|open|>tools<|sep|>none", ["<|open|>tools<|sep|>none"]),
+        ('<|open|>tools<|sep|><|open|>call tool="f" id="1"', ['<|open|>tools<|sep|><|open|>call tool="f" id="1"']),
+        (
+            '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="date"<|sep|>1',
+            [("f", "{"), '<|open|>argument key="a" type="date"<|sep|>1'],
+        ),
     ],
     "cohere": [
         ('<|START_ACTION|>[{"name": "f"}]', ['<|START_ACTION|>[{"name": "f"}]']),

@@ -253,8 +253,30 @@ def test_reasoning_in_a_message_of_its_own(special: bool, text: str, parts: Show
     assert {part.id for part in whole if isinstance(part, ToolCallPiece)} <= {"a"}
 
 
+KIMI_K3 = [
+    ("Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>", "Yes."),
+    (
+        "Hm.<|close|>think<|sep|><|open|>response<|sep|>So<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="g" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>',
+        "So",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "content"), KIMI_K3)
+@pytest.mark.parametrize("special", [False, True])
+def test_reasoning_and_text_in_elements(special: bool, text: str, content: str) -> None:
+    tokenizer = tokenizer_of("kimi_k3", special)
+    options = options_of("kimi_k3", reasoning="kimi_k3", inside=True)
+    ids = tokenizer.encode(text)
+    whole = merged(tokens_parsed(tokenizer, options, ids, [len(ids)]))
+    assert shown(whole) == ["think: Hm.", content, *([("g", "{}")] if "tools" in text else [])]
+    assert merged(tokens_parsed(tokenizer, options, ids, range(1, len(ids) + 1))) == whole
+
+
 def test_a_prompt_without_reasoning_has_an_empty_message_of_it() -> None:
     assert has_ended_reasoning("solar_open", "<|begin|>assistant<|think|><|end|><|begin|>assistant")
+    assert has_ended_reasoning("kimi_k3", '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>')
     assert not has_ended_reasoning("solar_open", "<|begin|>user<|content|>Hi<|end|><|begin|>assistant")
 
 

@@ -69,6 +69,7 @@ TRIGGERS = {
     "gigachat3_roles": "Hi<|message_sep|>\n\nfunction call<|role_sep|>\n",
     "gigachat3": "Hi <|function_call|>",
     "gemma4": "Hi <|tool_call>",
+    "kimi_k3": "Hi <|open|>tools<|sep|>",
     "kimi_k2": "Hi <|tool_calls_section_begin|>",
     "cohere": "Hi <|START_ACTION|>",
     "lfm2": "Hi <|tool_call_start|>",
