@@ -24,6 +24,70 @@ _ESCAPES |= dict(zip("\\'\"/", "\\'\"/", strict=True))
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
+class StringScanner:
+    """Scans the text after a string's opening quote, up to the closing one. JSON's strings are read alike."""
+
+    def __init__(self, quote: str = '"') -> None:
+        self.done = False
+        self._quote = quote
+        self._out: list[str] = []
+        self._step: Callable[[str, int], int] = self._text
+        """Like ``ArgumentsScanner._step``."""
+        self._digits = ""
+        self._digits_left = 0
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        """Like ``JsonScanner.feed``; the JSON is without the opening quote."""
+        while at < len(text) and not self.done:
+            after = self._step(text, at)
+            if after == MALFORMED:
+                break
+            at = after
+        out, self._out = self._out, []
+        return at, "".join(out)
+
+    def _text(self, text: str, at: int) -> int:
+        run = _STRING_TEXT.match(text, at)
+        if run is not None:
+            self._out.append(run[0])
+            return run.end()
+        character = text[at]
+        if character == self._quote:
+            self._out.append('"')
+            self.done = True
+        elif character == "\\":
+            self._step = self._escape
+        elif "\ud800" <= character <= "\udfff":
+            return MALFORMED
+        else:
+            self._out.append(_json_text(character))
+        return at + 1
+
+    def _escape(self, text: str, at: int) -> int:
+        character = text[at]
+        if character in _HEX_DIGITS:
+            self._digits, self._digits_left, self._step = "", _HEX_DIGITS[character], self._hex
+            return at + 1
+        if "\ud800" <= character <= "\udfff":
+            return MALFORMED
+        self._out.append(_json_text(_ESCAPES.get(character, "\\" + character)))
+        self._step = self._text
+        return at + 1
+
+    def _hex(self, text: str, at: int) -> int:
+        if text[at] not in hexdigits:
+            return MALFORMED
+        self._digits += text[at]
+        self._digits_left -= 1
+        if not self._digits_left:
+            code = int(self._digits, 16)
+            if code > 0x10FFFF:
+                return MALFORMED
+            self._out.append(f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code))[1:-1])
+            self._step = self._text
+        return at + 1
+
+
 class ArgumentsScanner:
     """Scans the text after the opening parenthesis, up to the closing one."""
 
@@ -37,11 +101,9 @@ class ArgumentsScanner:
         self._first = True
         """Whether no item has followed the last opening bracket."""
         self._identifier = ""
-        self._quote = ""
+        self._string = StringScanner()
         self._is_key = False
         """Whether the string is a key of a dictionary."""
-        self._digits = ""
-        self._digits_left = 0
         self._word = ("", "")
         self._number = JsonScanner()
 
@@ -93,7 +155,7 @@ class ArgumentsScanner:
             self._step = self._value
             return at + 1
         if character in "'\"":
-            self._quote, self._step = character, self._string
+            self._string, self._step = StringScanner(character), self._in_string
             self._out.append('"')
         elif character in _CLOSING and len(self._stack) < MAX_DEPTH:
             self._stack.append(_CLOSING[character])
@@ -136,47 +198,15 @@ class ArgumentsScanner:
         self._step = self._value
         return at + 1
 
-    def _string(self, text: str, at: int) -> int:
-        run = _STRING_TEXT.match(text, at)
-        if run is not None:
-            self._out.append(run[0])
-            return run.end()
-        character = text[at]
-        if character == self._quote:
-            self._out.append('"')
+    def _in_string(self, text: str, at: int) -> int:
+        end, string = self._string.feed(text, at)
+        self._out.append(string)
+        if self._string.done:
             self._step = self._colon if self._is_key else self._next
             self._is_key = False
-        elif character == "\\":
-            self._step = self._escape
-        elif "\ud800" <= character <= "\udfff":
+        elif end == at:
             return MALFORMED
-        else:
-            self._out.append(_json_text(character))
-        return at + 1
-
-    def _escape(self, text: str, at: int) -> int:
-        character = text[at]
-        if character in _HEX_DIGITS:
-            self._digits, self._digits_left, self._step = "", _HEX_DIGITS[character], self._hex
-            return at + 1
-        if "\ud800" <= character <= "\udfff":
-            return MALFORMED
-        self._out.append(_json_text(_ESCAPES.get(character, "\\" + character)))
-        self._step = self._string
-        return at + 1
-
-    def _hex(self, text: str, at: int) -> int:
-        if text[at] not in hexdigits:
-            return MALFORMED
-        self._digits += text[at]
-        self._digits_left -= 1
-        if not self._digits_left:
-            code = int(self._digits, 16)
-            if code > 0x10FFFF:
-                return MALFORMED
-            self._out.append(f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code))[1:-1])
-            self._step = self._string
-        return at + 1
+        return end
 
     def _in_word(self, text: str, at: int) -> int:
         word, json_text = self._word
