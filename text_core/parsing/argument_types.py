@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 from text_core.parsing.json_scanner import JsonScanner
-from text_core.parsing.python_scanner import ArgumentsScanner
+from text_core.parsing.python_scanner import LiteralScanner
 
 
 class JsonType(IntEnum):
@@ -231,10 +231,10 @@ def json_of(text: str, types: Types) -> str | None:
     templates print, are read, too.
     """
     stripped = text.strip()
+    scanned = _scanned(JsonScanner(), stripped)
     if JsonType.STRING in types:
-        scanned = _scanned(stripped)
         return scanned if scanned is not None and _written_type(scanned) & (types - TEXT) else None
-    return _scanned(stripped) or _from_python(stripped)
+    return scanned or _scanned(LiteralScanner(), stripped)
 
 
 def _written_type(text: str) -> Types:
@@ -244,14 +244,7 @@ def _written_type(text: str) -> Types:
     return frozenset({JsonType.NUMBER, JsonType.INTEGER} if is_whole else {JsonType.NUMBER})
 
 
-def _scanned(text: str) -> str | None:
-    scanner = JsonScanner()
+def _scanned(scanner: JsonScanner | LiteralScanner, text: str) -> str | None:
+    """What ``scanner`` makes of ``text``, if it is one value."""
     end, scanned = scanner.feed(text + " ", 0)
     return scanned.strip() if text and scanner.done and end >= len(text) else None
-
-
-def _from_python(text: str) -> str | None:
-    """The JSON of one literal of Python."""
-    scanner = ArgumentsScanner()
-    end, scanned = scanner.feed(f"v={text})", 0)
-    return _scanned(scanned.removeprefix('{"v": ').removesuffix("}")) if scanner.done and end == len(text) + 3 else None

@@ -32,7 +32,7 @@ class StringScanner:
         self._quote = quote
         self._out: list[str] = []
         self._step: Callable[[str, int], int] = self._text
-        """Like ``ArgumentsScanner._step``."""
+        """Like ``LiteralScanner._step``."""
         self._digits = ""
         self._digits_left = 0
 
@@ -88,19 +88,18 @@ class StringScanner:
         return at + 1
 
 
-class ArgumentsScanner:
-    """Scans the text after the opening parenthesis, up to the closing one."""
+class LiteralScanner:
+    """Scans one literal; white space may precede it."""
 
     def __init__(self) -> None:
         self.done = False
-        self._stack = [")"]
+        self._stack: list[str] = []
         """Closing brackets of the open ones."""
-        self._step: Callable[[str, int], int] = self._item
+        self._step: Callable[[str, int], int] = self._value
         """Scans at an index; returns the index after what it scanned, or ``MALFORMED``."""
-        self._out = ["{"]
+        self._out: list[str] = []
         self._first = True
         """Whether no item has followed the last opening bracket."""
-        self._identifier = ""
         self._string = StringScanner()
         self._is_key = False
         """Whether the string is a key of a dictionary."""
@@ -127,27 +126,14 @@ class ArgumentsScanner:
         if not self._first:
             self._out.append(", ")
         self._first = False
-        if len(self._stack) == 1:
-            self._identifier, self._step = "", self._name
-            return at
-        if closing == "}":
-            if character not in "'\"":
+        return self._begin_item(text, at)
+
+    def _begin_item(self, text: str, at: int) -> int:
+        if self._stack[-1] == "}":
+            if text[at] not in "'\"":
                 return MALFORMED
             self._is_key = True
         return self._value(text, at)
-
-    def _name(self, text: str, at: int) -> int:
-        """The name of an argument."""
-        character = text[at]
-        if character == "=" and self._identifier:
-            self._out.append(json.dumps(self._identifier, ensure_ascii=False) + ": ")
-            self._step = self._value
-            return at + 1
-        longer = self._identifier + character
-        if len(longer) > _MAX_IDENTIFIER or not longer.isidentifier():
-            return MALFORMED
-        self._identifier = longer
-        return at + 1
 
     def _value(self, text: str, at: int) -> int:
         character = text[at]
@@ -173,6 +159,9 @@ class ArgumentsScanner:
 
     def _next(self, text: str, at: int) -> int:
         """After an item."""
+        if not self._stack:  # a word, a number or a string was all
+            self.done = True
+            return at
         if text[at].isspace():
             return at + 1
         if text[at] == self._stack[-1]:
@@ -183,11 +172,14 @@ class ArgumentsScanner:
         return at + 1
 
     def _close(self, at: int) -> int:
-        closing = self._stack.pop()
+        self._out.append(self._closed())
         self.done = not self._stack
-        self._out.append("}" if self.done or closing == "}" else "]")
         self._first, self._step = False, self._next
         return at + 1
+
+    def _closed(self) -> str:
+        """Close the last bracket; returns JSON's."""
+        return "}" if self._stack.pop() == "}" else "]"
 
     def _colon(self, text: str, at: int) -> int:
         if text[at].isspace():
@@ -226,6 +218,39 @@ class ArgumentsScanner:
         elif end == at:
             return MALFORMED
         return end
+
+
+class ArgumentsScanner(LiteralScanner):
+    """Scans the text after the opening parenthesis, up to the closing one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack, self._out = [")"], ["{"]
+        self._step = self._item
+        self._identifier = ""
+
+    def _begin_item(self, text: str, at: int) -> int:
+        if len(self._stack) > 1:
+            return super()._begin_item(text, at)
+        self._identifier, self._step = "", self._name
+        return at
+
+    def _name(self, text: str, at: int) -> int:
+        """The name of an argument."""
+        character = text[at]
+        if character == "=" and self._identifier:
+            self._out.append(json.dumps(self._identifier, ensure_ascii=False) + ": ")
+            self._step = self._value
+            return at + 1
+        longer = self._identifier + character
+        if len(longer) > _MAX_IDENTIFIER or not longer.isidentifier():
+            return MALFORMED
+        self._identifier = longer
+        return at + 1
+
+    def _closed(self) -> str:
+        closed = super()._closed()
+        return closed if self._stack else "}"
 
 
 def _json_text(text: str) -> str:
