@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from text_core.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
+from text_core.grammar.json_keywords import without_annotations
 from text_core.grammar.json_schema import checked_schema
 from text_core.parsing.tool_grammar import ToolSpec, object_schema
 
 _DEFINITIONS = ("$defs", "definitions")
-_KEYWORDS = frozenset(
-    ("type", "properties", "required", "additionalProperties", *_DEFINITIONS, "title", "description", "$schema")
-)
-"""Supported keywords of a tool's parameters: enforceable argument by argument, or without effect."""
+_KEYWORDS = frozenset(("type", "properties", "required", "additionalProperties"))
+"""Keywords of a tool's parameters that can be enforced argument by argument."""
+_BY_NAME = ("properties", "patternProperties", "dependencies", "dependentSchemas")
+"""Keywords with schemas by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def described_arguments(
     field = f"tools[{index}].parameters_json"
     schema = object_schema(tool, index)
     checked_schema(json.dumps(schema), field=field)  # the code below relies on a valid schema
-    if unknown := sorted(set(schema) - _KEYWORDS):
+    if unknown := sorted(without_annotations(schema).keys() - _KEYWORDS):
         raise ConstraintError(field, f"{unknown[0]}: is not supported in the format {format_name}")
     properties: Mapping[str, Any] = schema.get("properties", {})
     required = schema.get("required", [])
@@ -49,7 +50,8 @@ def described_arguments(
         raise ConstraintError(field, f"{wrong!r}: expected {expected}")
     definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
     referring = {name for name, value in properties.items() if _refers(value, field, format_name)}
-    _refers(list(definitions.values()), field, format_name)
+    for named in definitions.values():
+        _refers({"properties": named}, field, format_name)
     if (size := len(json.dumps(definitions)) * len(referring)) > MAX_TEXT_BYTES:
         problem = f"$defs: {size} bytes with a copy for each of {len(referring)} properties, which the format"
         raise ConstraintError(field, f"{problem} {format_name} needs: expected at most {MAX_TEXT_BYTES}")
@@ -64,9 +66,16 @@ def _refers(schema: object, field: str, format_name: str) -> bool:
     found, stack = False, [schema]
     while stack:
         part = stack.pop()
-        stack += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        reference = part.get("$ref") if isinstance(part, dict) else None
-        if isinstance(reference, str):
+        if isinstance(part, list):
+            stack += part
+        if not isinstance(part, dict):
+            continue
+        for keyword, value in without_annotations(part).items():
+            if keyword in _BY_NAME:
+                stack += value.values() if isinstance(value, dict) else ()
+            elif keyword not in ("const", "enum"):
+                stack.append(value)
+        if isinstance(reference := part.get("$ref"), str):
             found = True
             if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
                 problem = f"$ref: {reference[:80]!r} is not supported in the format {format_name}: expected #/$defs/…"

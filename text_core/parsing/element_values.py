@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from text_core.grammar.constraints import ConstraintError
+from text_core.grammar.json_keywords import without_annotations
 from text_core.grammar.lark import literal
 from text_core.parsing.argument_types import CONTAINERS, ITEM, JsonType
-from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, PLAIN, NestedValues
+from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValues
 from text_core.parsing.text_values import ValueEnd, free_value, value_rules
 from text_core.parsing.tool_grammar import Marker, ToolSpec
 
@@ -38,7 +39,7 @@ class ElementValues(NestedValues):
         self._definitions = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
 
     def _ways(self, schema: Any, name: str) -> list[str]:
-        if not isinstance(schema, Mapping) or not schema.keys() - PLAIN:
+        if not isinstance(schema, Mapping) or not without_annotations(schema):
             return ["any_value"]
         types = self._reader.types(schema)
         if not types & CONTAINERS:

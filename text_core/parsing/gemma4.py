@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from text_core.grammar.constraints import ConstraintError
+from text_core.grammar.json_keywords import without_annotations
 from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import FREE_TEXT, literal
 from text_core.parsing.argument_types import CONTAINERS, TEXT, JsonType
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.gemma_scanner import QUOTE, GemmaScanner
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
-from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, PLAIN, NestedValues
+from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValues
 from text_core.parsing.text_parser import MAX_NAME, Reading, search_for
 from text_core.parsing.text_values import ValueEnd, text_expressions
 from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
@@ -99,7 +100,7 @@ class _Values(NestedValues):
         self._quote = quote
 
     def _ways(self, schema: Any, name: str) -> list[str]:
-        if not isinstance(schema, Mapping) or not schema.keys() - PLAIN:
+        if not isinstance(schema, Mapping) or not without_annotations(schema):
             return ["any_value"]
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
@@ -125,8 +126,9 @@ class _Values(NestedValues):
         if JsonType.ARRAY in types:
             ways.append(f'"[" {self._items(schema)} "]"')
         if plain := types - TEXT - CONTAINERS:
-            others = {key: value for key, value in schema.items() if key not in (*OF_ITEMS, *OF_PROPERTIES, *PLAIN)}
-            own = others | {"type": sorted(each.name.lower() for each in plain)}
+            own = without_annotations(schema)
+            own = {key: value for key, value in own.items() if key not in (*OF_ITEMS, *OF_PROPERTIES)}
+            own |= {"type": sorted(each.name.lower() for each in plain)}
             self._rules.append(f"{name}_plain: %json {checked_schema(json.dumps(own), field=self._field)}")
             ways.append(f"{name}_plain")
         return ways

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from text_core.grammar.constraints import ConstraintError
+from text_core.grammar.json_keywords import without_annotations
 from text_core.grammar.json_schema import checked_schema
 from text_core.parsing.argument_types import TypeReader
 from text_core.parsing.tool_grammar import ToolSpec, object_schema
 
-PLAIN = ("title", "description", "default", "examples", "$schema", "$defs", "definitions", "deprecated", "readOnly")
-"""Keywords without effect on a value itself."""
 OF_ITEMS, OF_PROPERTIES = ("items", "minItems", "maxItems"), ("properties", "required", "additionalProperties")
 _MAX_SCHEMAS = 1_000
 """Schemas of one tool, each as often as it is referred to."""
@@ -94,6 +93,6 @@ class NestedValues(ABC):
             raise ConstraintError(self._field, problem)
 
     def _check(self, schema: Mapping[str, Any], known: Sequence[str]) -> None:
-        if unknown := sorted(schema.keys() - {*known, *PLAIN}):
+        if unknown := sorted(without_annotations(schema).keys() - set(known)):
             problem = f"{unknown[0]}: not supported beside {known[0]} in the format {self._format}"
             raise ConstraintError(self._field, problem)

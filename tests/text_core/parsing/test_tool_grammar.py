@@ -237,6 +237,55 @@ def test_objects_and_lists_within_arguments(
         jsonschema.validate(json.loads(call.arguments), NESTED.parameters)
 
 
+ANNOTATIONS: dict[str, object] = {
+    "$comment": "x",
+    "default": {"a": {"$ref": "#/nothing"}},
+    "examples": [{"$ref": "#/nothing"}],
+    "markdownDescription": "x",
+    "title": "x",
+    "type_": "integer",
+    "x-order": 1,
+}
+ANNOTATED: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "a": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]},
+        "b": {"type": ["boolean", "integer"]},
+        "title": {"type": "array", "items": {"$ref": "#/$defs/c"}, "maxItems": 2},
+        "d": {"type": "object", "properties": {"e": {"enum": ["x", 1]}}, "required": ["e"]},
+        "f": {"allOf": [{"$ref": "#/$defs/c"}]},
+        "g": {},
+    },
+    "required": ["a"],
+    "$defs": {"c": {"type": "object", "properties": {"default": {"type": "string"}}, "required": ["default"]}},
+}
+
+
+def annotated(schema: object) -> object:
+    """``schema`` with annotations at every depth."""
+    if not isinstance(schema, dict):
+        return [annotated(each) for each in schema] if isinstance(schema, list) else schema
+    own = {
+        keyword: {name: annotated(each) for name, each in value.items()}
+        if keyword in ("properties", "$defs")
+        else annotated(value)
+        for keyword, value in schema.items()
+    }
+    return {**ANNOTATIONS, **own}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_annotations_restrict_nothing(checker: GrammarChecker, name: str) -> None:
+    grammars = []
+    beside = {"$id": "https://example.com/x", "definitions": "none"}
+    with_annotations = annotated(ANNOTATED)
+    assert isinstance(with_annotations, dict)
+    for parameters in (ANNOTATED, {**with_annotations, **beside}):
+        tool = ToolSpec("f", parameters, strict=True)
+        grammars.append(TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker))
+    assert grammars[0] == grammars[1]
+
+
 def test_parameters_that_cannot_be_held_to() -> None:
     def grammar(name: str, parameters: dict[str, object]) -> str:
         tools = [ToolSpec("f", parameters, strict=True)]
