@@ -38,12 +38,11 @@ _EXPRESSIONS: Mapping[str, str] = {
 _LOOKS: Mapping[JsonType, str] = {
     JsonType.NUMBER: r"\s*-?[0-9](?s:.*)",
     JsonType.INTEGER: r"\s*-?[0-9](?s:.*)",
-    JsonType.BOOLEAN: r"\s*(true|false)\s*",
     JsonType.OBJECT: r"\s*\{(?s:.*)",
     JsonType.ARRAY: r"\s*\[(?s:.*)",
-    JsonType.NULL: r"\s*null\s*",
 }
 """Texts that may be read as JSON of a type, where it is allowed beside text."""
+_WORDS: Mapping[JsonType, str] = {JsonType.BOOLEAN: "(true|false)", JsonType.NULL: "null"}
 _OF_TEXTS = ("minLength", "maxLength", "pattern", "format")
 _BRANCHES = ("anyOf", "oneOf")
 
@@ -91,7 +90,7 @@ def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Type
         return [f"{name}: {name}_json {end.closing}", f"{name}_json: %json {_json(schema, field)}"]
     texts = []
     if types != others:
-        others_look = dict.fromkeys(_LOOKS[each] for each in sorted(others)) if written is None else ()
+        others_look = dict.fromkeys(_look(each, end) for each in sorted(others)) if written is None else ()
         excluded = "".join(f" & ~/{look}/" for look in others_look)
         texts = [f"({text}){excluded}" for text in text_expressions(schema, reader, end, field)]
     if not others:
@@ -103,6 +102,18 @@ def value_rules(name: str, schema: Any, end: ValueEnd, field: str, written: Type
         f"{name}_json: %json {_json(narrowed, field)}",
         *(_text_rules(f"{name}_text", texts, end) if texts else ()),
     ]
+
+
+def _look(type_: JsonType, end: ValueEnd) -> str:
+    """An expression for the texts that may be read as JSON of a type.
+
+    With the text of ``end``, a text is one terminal. It would be taken for the longer one where a word has ended, if a
+    text could begin with the word and the first character of ``end``.
+    """
+    if (word := _WORDS.get(type_)) is None:
+        return _LOOKS[type_]
+    first, _ = end.terminals
+    return rf"\s*{word}(\s*" + (f"|{regex_text(json.loads(first)[0])}(?s:.*))" if first else ")")
 
 
 def text_expressions(schema: Any, reader: TypeReader, end: ValueEnd, field: str) -> list[str]:
