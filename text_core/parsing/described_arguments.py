@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,20 @@ class DescribedArgument:
     required: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedArguments:
+    """All arguments of a tool."""
+
+    listed: Sequence[DescribedArgument]
+    """In the order of its properties."""
+    others: Any
+    """The schema of any other; False: there is none."""
+
+
 def described_arguments(
     tool: ToolSpec, index: int, format_name: str, *, allowed: Callable[[str], bool], expected: str
-) -> list[DescribedArgument]:
-    """The arguments of tool number ``index``, in the order of its properties.
+) -> DescribedArguments:
+    """The arguments of tool number ``index``.
 
     ``allowed``: whether the format can write a name; ``expected``: which names those are. Raises ``ConstraintError``
     for an invalid schema, and for one that says more than can be enforced argument by argument.
@@ -49,16 +59,20 @@ def described_arguments(
     if wrong := next((name for name in properties if not allowed(name)), None):
         raise ConstraintError(field, f"{wrong!r}: expected {expected}")
     definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    others = schema.get("additionalProperties", True)
+    others_refer = _refers(others, field, format_name)
     referring = {name for name, value in properties.items() if _refers(value, field, format_name)}
     for named in definitions.values():
         _refers({"properties": named}, field, format_name)
-    if (size := len(json.dumps(definitions)) * len(referring)) > MAX_TEXT_BYTES:
-        problem = f"$defs: {size} bytes with a copy for each of {len(referring)} properties, which the format"
+    copies = len(referring) + others_refer
+    if (size := len(json.dumps(definitions)) * copies) > MAX_TEXT_BYTES:
+        problem = f"$defs: {size} bytes with a copy for each of {copies} properties, which the format"
         raise ConstraintError(field, f"{problem} {format_name} needs: expected at most {MAX_TEXT_BYTES}")
-    return [
+    listed = [
         DescribedArgument(name, {**value, **definitions} if name in referring else value, name in required)
         for name, value in properties.items()
     ]
+    return DescribedArguments(listed, {**others, **definitions} if others_refer else others)
 
 
 def _refers(schema: object, field: str, format_name: str) -> bool:

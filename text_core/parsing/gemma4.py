@@ -15,7 +15,7 @@ from text_core.parsing.argument_types import CONTAINERS, TEXT, JsonType
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.gemma_scanner import QUOTE, GemmaScanner
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
-from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValues
+from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValues, is_any
 from text_core.parsing.text_parser import MAX_NAME, Reading, search_for
 from text_core.parsing.text_values import ValueEnd, text_expressions
 from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
@@ -25,6 +25,8 @@ MARKERS = (_BEGIN, _END, QUOTE)
 _SEARCH = search_for(_BEGIN)
 _NAME = re.compile(r"[\w.-]+")
 _BARE = re.compile(r"[\w.-]{1,256}\Z")
+_OTHER = r"""[^\s\x00-\x1f,:{}\[\]<"'\/]([^\x00-\x1f,:{}\[\]<\/]{0,62}[^\s\x00-\x1f,:{}\[\]<\/])?"""
+"""Names that a grammar allows of properties that a schema does not list."""
 
 
 class Gemma4Parser(JsonCallParser):
@@ -100,7 +102,7 @@ class _Values(NestedValues):
         self._quote = quote
 
     def _ways(self, schema: Any, name: str) -> list[str]:
-        if not isinstance(schema, Mapping) or not without_annotations(schema):
+        if not isinstance(schema, Mapping) or is_any(schema):
             return ["any_value"]
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
@@ -134,9 +136,9 @@ class _Values(NestedValues):
         return ways
 
     def _pairs(self, schema: Mapping[str, Any]) -> str:
-        properties, required = self._properties(schema)
-        if not properties:
-            return "any_pairs" if schema.get("additionalProperties", True) is not False else '""'
+        properties, required, others = self._properties(schema)
+        if not properties and (others is False or is_any(others)):
+            return '""' if others is False else "any_pairs"
         name, count = self._new(), len(properties)
         for number, (key, own) in enumerate(properties.items()):
             if _BARE.match(key) is None:
@@ -147,7 +149,12 @@ class _Values(NestedValues):
                 first += f" | {name}_first_{number + 1}"
                 more += f" | {name}_more_{number + 1}"
             self._rules += [first, more]
-        self._rules += [f"{name}_first_{count}: ", f"{name}_more_{count}: "]
+        first, more = f"{name}_first_{count}: ", f"{name}_more_{count}: "
+        if others is not False:
+            key, value = self._other(_OTHER, properties, others)
+            self._rules.append(f'{name}_other: {key} ":" {value}')
+            first, more = f'{first}({name}_other ("," {name}_other)*)?', f'{more}("," {name}_other)*'
+        self._rules += [first, more]
         return f"{name}_first_0"
 
     def _items(self, schema: Mapping[str, Any]) -> str:

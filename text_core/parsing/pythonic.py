@@ -19,9 +19,11 @@ from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
 from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.python_scanner import ArgumentsScanner
 from text_core.parsing.text_parser import MAX_NAME, MAX_SPACE, Reading, search_for
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, regex_text, unmarked
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, other_name, regex_text, unmarked
 
 _NAME = re.compile(r"[\w.-]+")
+_ANY_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+"""Names that a grammar allows of arguments that a tool does not list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def _argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
     return [
         *rules,
         'any_arguments: (any_argument (", " any_argument)*)?',
-        f"any_argument: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {literal('=')} any_value",
+        f"any_argument: /{_ANY_NAME}/ {literal('=')} any_value",
         f"any_value: %json {checked_schema('{}')}",
     ]
 
@@ -149,17 +151,25 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
     arguments = described_arguments(
         tool, index, "pythonic", allowed=str.isidentifier, expected="a name that Python allows"
     )
-    rules = []
-    for number, each in enumerate(arguments):
-        schema = checked_schema(json.dumps(each.schema), field=f"tools[{index}].parameters_json")
+    rules, field = [], f"tools[{index}].parameters_json"
+    for number, each in enumerate(arguments.listed):
+        schema = checked_schema(json.dumps(each.schema), field=field)
         rules.append(f"value_{index}_{number}: %json {schema}")
         here = f"{literal(each.name + '=')} value_{index}_{number} more_{index}_{number + 1}"
         first, more = f"first_{index}_{number}: {here}", f'more_{index}_{number}: ", " {here}'
         if not each.required:
             first, more = f"{first} | first_{index}_{number + 1}", f"{more} | more_{index}_{number + 1}"
         rules += [first, more]
-    count = len(arguments)
-    return [*rules, f"first_{index}_{count}: ", f"more_{index}_{count}: ", f"arguments_{index}: first_{index}_0"]
+    first, more = f"first_{index}_{len(arguments.listed)}: ", f"more_{index}_{len(arguments.listed)}: "
+    if arguments.others is not False:
+        other, name = f"other_{index}", f"OTHER_NAME_{index}"
+        rules += [
+            f"{other}: {name} {literal('=')} {other}_value",
+            f"{name}: {other_name(_ANY_NAME, (each.name for each in arguments.listed))}",
+            f"{other}_value: %json {checked_schema(json.dumps(arguments.others), field=field)}",
+        ]
+        first, more = f'{first}({other} (", " {other})*)?', f'{more}(", " {other})*'
+    return [*rules, first, more, f"arguments_{index}: first_{index}_0"]
 
 
 TOOL_FORMAT = ToolFormat(PythonicParser, LLAMA4.markers, is_in, grammar, needs_names=True)

@@ -22,9 +22,11 @@ from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.python_scanner import LiteralScanner
 from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, search_for_texts
 from text_core.parsing.text_values import ValueEnd, free_value, value_rules
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, other_name
 
 _LINE = r'"\n"?'
+_ANY_KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
+"""Names that a grammar allows of arguments that a tool does not list."""
 _RUNS = re.compile("[\ud800-\udfff]|[^\ud800-\udfff]+")
 """Marks, and text between them."""
 
@@ -297,7 +299,7 @@ def tagged_grammar(
     for index, tool in enumerate(tools):
         calls.append(f"{before}{literal(tool.name)} {after}arguments_{index}{closing}")
         rules += values.of_tool(tool, index, format_name) if tool.strict else [f"arguments_{index}: any_argument*"]
-    any_key = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
+    any_key = f"/{_ANY_KEY}/"
     rules += [f"any_argument: {values.argument(any_key, 'any_value')}", *values.rules("any_value", None, "")]
     return "\n".join([*rules, f"one: {' | '.join(calls)}"])
 
@@ -323,11 +325,17 @@ class _ValueRules:
             allowed=lambda name: 0 < len(name) <= MAX_NAME and not set(name) & {last, "\n", "<"},
             expected=f"a name without {last}, < and line breaks",
         )
-        for number, each in enumerate(arguments):
+        for number, each in enumerate(arguments.listed):
             name = f"value_{index}_{number}"
             rules += self.rules(name, each.schema, field)
             parts.append(f"argument_{index}_{number}" + ("" if each.required else "?"))
             rules.append(f"argument_{index}_{number}: {self.argument(literal(each.name), name)}")
+        if arguments.others is not False:
+            other, key = f"other_{index}", f"OTHER_KEY_{index}"
+            rules += self.rules(f"{other}_value", arguments.others, field)
+            rules.append(f"{key}: {other_name(_ANY_KEY, (each.name for each in arguments.listed))}")
+            rules.append(f"{other}: {self.argument(key, f'{other}_value')}")
+            parts.append(f"{other}*")
         return [*rules, f"arguments_{index}: {' '.join(parts)}"]
 
     def argument(self, key: str, value: str) -> str:
