@@ -23,9 +23,11 @@ _PYTHON = (
     "{{ f.name }}({% for k, v in f.arguments | items %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %})"
 )
 _GEMMA = (
-    '{% macro shown(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is sequence %}'
+    '{% macro shown(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}'
+    "{ {%- for k, each in v | items %}{{ k }}:{{ shown(each) }}{{ ',' if not loop.last }}{% endfor -%} }"
+    "{% elif v is sequence %}"
     "[{% for each in v %}{{ shown(each) }}{{ ',' if not loop.last }}{% endfor %}]"
-    "{% else %}{{ v }}{% endif %}{% endmacro %}"
+    "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
 )
 _HY3 = _tagged(
     "<tool_call:opensource>F<tool_sep:opensource>",
@@ -38,7 +40,7 @@ _ELEMENTS = (
     "]<]minimax[>[<{{ k }}>{{ elements(each) }}]<]minimax[>[</{{ k }}>{% endfor %}"
     "{% elif v is iterable and v is not string %}{% for each in v %}"
     "]<]minimax[>[<item>{{ elements(each) }}]<]minimax[>[</item>{% endfor %}"
-    "{% else %}{{ v | tojson if v is boolean else v }}{% endif %}{% endmacro %}"
+    "{% else %}{{ v if v is string else v | tojson }}{% endif %}{% endmacro %}"
 )
 _DSML = _tagged(
     '<｜DSML｜invoke name="F">',

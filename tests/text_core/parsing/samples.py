@@ -38,6 +38,10 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             '<|tool_call>call:g{o:{<|"|>k<|"|>:[1,<|"|><|"|>, {}],l : None},m:12:30 h}<tool_call|>Then',
             [("g", '{"o": {"k": [1, "", {}], "l": null}, "m": "12:30 h"}'), "Then"],
         ),
+        (
+            '<|tool_call>call:f{"a": "x, n:5} {\\"\\n", \'k, \'  :[\'it\\\'s\', "<", "\\d", "" ],m:5"}<tool_call|>',
+            [("f", '{"a": "x, n:5} {\\"\\n", "k, ": ["it\'s", "<", "\\\\d", ""], "m": "5\\""}')],
+        ),
     ],
     "kimi_k2": [
         (
@@ -318,6 +322,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("<|tool_call>call:f{a}", [("f", '{"a"'), "}"]),
         ('<|tool_call>call:f{a:<|"|>x', [("f", '{"a": "x')]),
         ("<|tool_call>call:f{a:1,n:2", [("f", '{"a": 1, "n": ')]),
+        ('<|tool_call>call:f{a:"x" y}', [("f", '{"a": "x"'), "y}"]),
     ],
     "kimi_k2": [
         ("<|tool_call_begin|>f none", ["<|tool_call_begin|>f none"]),
