@@ -197,10 +197,16 @@ $(OLDEST): clients/python/oldest_versions.txt clients/python/pyproject.toml | ch
 	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest_versions.txt -e clients/python
 	@touch $@
 
+define TELLING_BUILD
+import build
+print(build.build(build.SOURCES.parent, on_progress=lambda done, total: print(f"  {done} of {total} files", flush=True)))
+endef
+export TELLING_BUILD
+
 # An engine compiles them at its first start, if nothing else has; here neither a demo nor the tests wait for that.
 $(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*.* engine_core/kernels/cpu/*/*) | check-python
 	@echo "Compiling the native kernels: a minute or two of one core, once."
-	@$(BASE_PYTHON) engine_core/kernels/build.py
+	@PYTHONPATH=$(@D) $(BASE_PYTHON) -c "$$TELLING_BUILD"
 
 $(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
 	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error

@@ -34,9 +34,10 @@ from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, ba
 _AS_IT_FILLS = "; only addresses are reserved, and memory is taken as the cache fills"
 _LONG_STEP = 2.0
 """Seconds after which a step is one for which readers of other streams notice that they wait."""
+_STABLE = "results do not depend on what else is in the batch"
 _UNSTABLE = (
-    "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "
-    "that moves to another engine may continue with other tokens than it would have had, which are as valid"
+    "WARNING: results depend on what else is in the batch here%s, so a request that moves to another engine may "
+    "continue with other tokens than it would have had, which are as valid"
 )
 _COMPILING = "native kernels for this CPU: takes a minute or two, once; if interrupted, the next start goes on with it"
 
@@ -127,7 +128,7 @@ class Startup:
         loaded = self._load_weights(checkpoint)
         cache, step_bytes = self._size_cache(loaded.reports, limits, device)
         unwritten_bytes = self._allocate(cache, loaded.reports)
-        is_stable, largest_step_seconds = self._warm_up(cache, checkpoint.spec)
+        is_stable, largest_step_seconds = self._warm_up(cache, checkpoint.spec, device.invariance_advice)
         concurrent_steps = self._concurrent_steps(device)
         self._workers.start_steps(concurrent_steps, largest_step_seconds)
         is_here = not self._workers.places
@@ -261,10 +262,10 @@ class Startup:
             stage.detail = cache.describe() + (_AS_IT_FILLS if any(unwritten) else "")
             return sum(unwritten)
 
-    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec) -> tuple[bool, float]:
+    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> tuple[bool, float]:
         """Whether every self-test passed, and the seconds of the largest step.
 
-        Raises ``CheckpointError`` if a part of the model outputs NaN.
+        ``advice``: the device's, where one fails. Raises ``CheckpointError`` if a part of the model outputs NaN.
         """
         with self._progress.stage("warm up") as stage:
             ready: list[ReadyReport] = self._workers.collective_rpc("warm_up", cache)
@@ -277,7 +278,7 @@ class Startup:
             details = (
                 self._by_rank([each.made for each in ready]),
                 self._of_largest_step(largest),
-                "results do not depend on what else is in the batch" if is_stable else _UNSTABLE,
+                _STABLE if is_stable else _UNSTABLE % (advice and f" ({advice})"),
                 self._by_rank([each.memory_left for each in ready]),
             )
             stage.detail = "; ".join(filter(None, details))

@@ -45,6 +45,9 @@ class Platform(ABC):
     batch_invariant: bool
     """Whether a row should have the same bits in every step; a self-test must confirm it."""
 
+    invariance_advice: str = ""
+    """What would make it ``batch_invariant``, for a person; empty where nothing would."""
+
     is_asynchronous: bool
     """Whether launches return before the device has done the work."""
 

@@ -48,6 +48,7 @@ _WITHOUT_KERNELS = (
     "To use native kernels, install g++ (the package g++ or gcc-c++) if it is missing; if no directory can hold them, "
     "set --kernel-cache-dir to one that belongs to this user; then start again."
 )
+_KERNELS_NEEDED = "native kernels change that: they need g++, and a folder that this user can write, --kernel-cache-dir"
 
 
 class CpuPlatform(Platform):
@@ -96,7 +97,11 @@ class CpuPlatform(Platform):
         self.tensor_transport = "shm" if isinstance(self.ops, NativeBackend) else "gloo"
         self._chosen = "; ".join(filter(None, (attention, ops, quantized)))
         if library.problem is not None:
+            self._chosen = self._chosen.replace(f": {library.problem}", "")  # the warning says it
             self.warning = f"{library.problem}. {_WITHOUT_KERNELS}"
+            self.invariance_advice = _KERNELS_NEEDED
+        elif self.ops.batch_invariant and not self.attention.batch_invariant:
+            self.invariance_advice = "--attention-backend native changes that"
 
     def _limit_memory(self) -> None:
         """Ranks share the memory of their host; each has an address space of its own."""

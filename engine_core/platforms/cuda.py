@@ -201,6 +201,7 @@ class CudaPlatform(Platform):
         self._host_usable = usable_memory()
         processors = properties.multi_processor_count
         self.batch_invariant = config.deterministic
+        self.invariance_advice = "" if config.deterministic else "--deterministic changes that"
         asked = config.attention_backend
         self.attention, self._attends = choose_gpu_attention(asked, demand, processors, self.torch_device)
         self.ops = GpuBackend(processors, config.deterministic, self.torch_device)

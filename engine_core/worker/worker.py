@@ -57,6 +57,8 @@ class DeviceReport:
     """As in ``Platform``."""
     tensor_transport: str
     """As in ``Platform``."""
+    invariance_advice: str = ""
+    """As in ``Platform``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,8 @@ class Worker:
         """
         try:
             self._library.load(on_progress)
-        except KernelsUnavailableError as error:
-            return str(error)
+        except KernelsUnavailableError:
+            return "without success: a warning says why"
         return f"into {self._library.path}"
 
     def init_device(self) -> DeviceReport:
@@ -180,6 +182,7 @@ class Worker:
             device.is_asynchronous,
             device.warning,
             device.tensor_transport,
+            device.invariance_advice,
         )
 
     def join(self, rendezvous: Rendezvous) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 
 import structlog
@@ -51,12 +51,15 @@ class Gateway:
         *,
         max_body_bytes: int,
         cors_origins: tuple[str, ...] = (),
+        ring_serves: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``ring_serves``: whether any processor has a model to serve."""
         self.callers = callers
         self.load = load
         self.metrics = metrics
         self.max_body_bytes = max_body_bytes
         self.cors_origins = cors_origins
+        self.ring_serves = ring_serves
         self.large = LargeBodies()
 
     def application(self, endpoints: Sequence[Endpoint], operations: Mapping[str, Operation]) -> ASGIApp:
@@ -155,10 +158,19 @@ class _Path:
     async def _respond(
         self, endpoint: Endpoint, headers: Headers, exchange: _Exchange, scope: Scope, receive: Receive, body: bytes
     ) -> None:
-        params, query = scope.get("path_params", {}), scope["query_string"].decode("latin-1")
         with self._gateway.callers.serving(headers, asks_ring=endpoint.asks_ring) as caller:
             address, _ = peer_of(scope.get("client"))
-            call = Call(body, headers, caller.client, exchange.request_id, address, self._gateway.large, params, query)
+            call = Call(
+                body,
+                headers,
+                caller.client,
+                exchange.request_id,
+                address,
+                self._gateway.large,
+                path_params=scope.get("path_params", {}),
+                query=scope["query_string"].decode("latin-1"),
+                ring_serves=self._gateway.ring_serves(),
+            )
             try:
                 response = await endpoint.handler(call)
                 caller.answered()

@@ -73,6 +73,7 @@ class GatewayProcess:
             self.metrics,
             max_body_bytes=server.max_message_bytes,
             cors_origins=settings.cors_origins,
+            ring_serves=lambda: self._readiness.ready,
         )
         app = gateway.application(ENDPOINTS, operations(self._is_serving, self.metrics.registry))
         self.server = HttpServer(

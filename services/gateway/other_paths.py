@@ -36,6 +36,7 @@ _ROOMS: Mapping[tuple[str, ...], str] = {
     ("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"): _ONE_MODALITY,
     ("/v1/files", "/v1/batches", "/v1/uploads", "/v1/fine_tuning", "/v1/evals", "/v1/vector_stores"): _NO_STORE,
     ("/v1/assistants", "/v1/threads", "/v1/conversations", "/v1/messages/batches"): _NO_STORE,
+    ("/v1/responses/compact",): "shorten the input yourself; /v1/responses/input_tokens counts its tokens",
     ("/v1/moderations",): "nothing is moderated",
     ("/docs", "/redoc", "/openapi.json"): "docs/openai.md describes the API",
     # Base URLs: OpenAI's ends with /v1, Anthropic's does not

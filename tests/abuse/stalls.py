@@ -75,6 +75,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "completions: lists of ids": (_TEXT, lambda: _filled('{"prompt":[', "[1]", "]}")),
     "responses: input": (_RESPONSES, lambda: _filled('{"input":[', _MESSAGE, "]}")),
     "responses: tools": (_RESPONSES, lambda: _filled('{"input":"a","tools":[', '{"type":"function","name":"a"}', "]}")),
+    "input_tokens: input": (_RESPONSES + "/input_tokens", lambda: _filled('{"input":[', _MESSAGE, "]}")),
     "messages: content": (_ANTHROPIC, lambda: _filled('{"max_tokens":1,' + _OF_USER, _PART, "]}]}")),
     "messages: tool_result": (_ANTHROPIC, lambda: _filled('{"max_tokens":1,' + _OF_USER, _RESULT, "]}]}")),
     "count_tokens: messages": (_COUNT, lambda: _filled('{"messages":[', _MESSAGE, "]}")),

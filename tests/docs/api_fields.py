@@ -25,6 +25,7 @@ ENDPOINTS: Mapping[str, type[Body]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponseRequest,
+    "/v1/responses/input_tokens": ResponseRequest,
     "/v1/messages": MessageRequest,
     "/v1/messages/count_tokens": CountRequest,
     "/tokenize": TokenizeRequest,
@@ -55,7 +56,8 @@ def tables() -> str:
                 seen.add(base)
                 sections.append(_section(_SHARED[base], _without(above, _fields(base))))
             above = _fields(base)
-        if body not in bases:
+        if body not in bases and body not in seen:
+            seen.add(body)
             sections.append(_section(f"`{path}`" + (", besides" if above else ""), _without(above, _fields(body))))
     return "\n".join(sections)
 

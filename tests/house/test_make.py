@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -168,3 +169,18 @@ def test_make_takes_the_pythons_that_are_promised(project: str, pythons: Path) -
     assert taken == [version for version in versions if version in promised]
     classified = [name.rpartition(" ")[2] for name in declared["classifiers"] if " :: Python :: 3." in name]
     assert classified == taken
+
+
+def test_compiling_kernels_says_how_many_files_are_done(checkout: Path) -> None:
+    compiler = checkout / "bin" / "g++"  # takes no minute
+    compiler.parent.mkdir()
+    compiler.write_text('#!/bin/sh\nfor output; do :; done\n: > "$output"\n')
+    compiler.chmod(0o755)
+    library = checkout / "engine_core/kernels/libringline_cpu.so"
+    done = make(checkout, str(library.relative_to(checkout)), f"PYTHON={sys.executable}")
+    assert done.returncode == 0, done.stderr
+    told = [line.split() for line in done.stdout.splitlines()]
+    files = len(told) - 2
+    assert told[1:] == [*([f"{number}", "of", f"{files}", "files"] for number in range(1, files + 1)), [str(library)]]
+    assert files > 3
+    assert library.exists()

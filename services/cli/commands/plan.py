@@ -157,10 +157,13 @@ def _hardware_options(command: Callable[..., None]) -> Callable[..., None]:
     @_positive("--memory-gb", "Memory of the device of each rank of an engine, in 10⁹ bytes.")
     @_positive(
         "--bandwidth-gbs",
-        "Bandwidth of that memory, in 10⁹ bytes per second; `python -m benchmarks.limits` measures it.",
+        "Bandwidth of that memory, in 10⁹ bytes per second. At a CPU it is at most its memory's channels × MT/s × 0.008"
+        " (two of DDR5-4800: 77); in Ringline's repository, `python -m benchmarks.limits` measures it.",
     )
     @_positive(
-        "--tflops", "Matrix products in bfloat16, in 10¹² operations per second; benchmarks.limits measures it, too."
+        "--tflops",
+        "Matrix products in bfloat16, in 10¹² operations per second. At a CPU they are about cores × GHz × 0.06 with"
+        " AVX-512, × 0.03 with AVX2; benchmarks.limits measures them, too.",
     )
     @wraps(command)
     def equipped(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -18,21 +19,32 @@ from typing import Any, TextIO
 from services.common.telemetry.logs import console_renderer, human_bytes
 
 _ATTENTION = ("warning", "error", "critical")
+_PROGRESS_INTERVAL = 15.0
+"""Seconds between two lines about a stage that takes long, where no terminal shows how far it is."""
 
 
 class ChildLogs:
     """Writes log lines to ``stream`` and, in console format, the progress of start-up to ``out``."""
 
     def __init__(
-        self, *, as_json: bool, quiet: bool = False, out: TextIO | None = None, stream: TextIO | None = None
+        self,
+        *,
+        as_json: bool,
+        quiet: bool = False,
+        out: TextIO | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``quiet``: show only warnings and errors, even when all services are ready."""
+        """``quiet``: show only warnings and errors, even when all services are ready. ``clock``: in seconds."""
         self._as_json = as_json
         self._out, self._stream = out or sys.stdout, stream or sys.stderr
         self._render = console_renderer(self._stream.isatty())
         self._ready = False
         self._quiet = quiet
         self._transient = False
+        self._clock = clock
+        self._told_at: dict[str, float] = {}
+        """By child: when a line said how far its stage is."""
 
     def line(self, child: str, line: str) -> None:
         record = parse_record(line)
@@ -65,13 +77,15 @@ class ChildLogs:
         """Show ``record`` if it is about start-up; returns whether it is."""
         match record:
             case {"event": "stage started", "name": str(name), "detail": str(detail)}:  # it takes long
+                self._told_at[child] = self._clock()
                 self.say(f"  {child}: {name:<20} {'…':>9} {'':>10}  {detail}")
             case {"event": "stage started", "name": str(name)}:
+                self._told_at[child] = self._clock()
                 self._status(f"  {child}: {name} …")
             case {"event": "stage advanced", "name": str(name), "done_bytes": int(done), "total_bytes": int(total)}:
-                self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
+                self._advanced(child, name, f"{done * 100 // max(total, 1)} %")
             case {"event": "stage advanced", "name": str(name), "done_files": int(done), "total_files": int(total)}:
-                self._status(f"  {child}: {name} {done} of {total} files")
+                self._advanced(child, name, f"{done} of {total} files")
             case {"event": "no processor serves yet"}:
                 pass  # the engine's stages say why
             case {"event": "stage", "name": "serving"}:
@@ -85,6 +99,14 @@ class ChildLogs:
             case _:
                 return False
         return True
+
+    def _advanced(self, child: str, name: str, how_far: str) -> None:
+        """Show it at once on a terminal; elsewhere now and then, on a line of its own."""
+        if self._out.isatty():
+            self._status(f"  {child}: {name} {how_far}")
+        elif (now := self._clock()) - self._told_at.setdefault(child, now) >= _PROGRESS_INTERVAL:
+            self._told_at[child] = now
+            self.say(f"  {child}: {name:<20} {'…':>9} {'':>10}  {how_far}")
 
     def _status(self, text: str) -> None:
         """Show a line that the next one replaces; only on a terminal."""

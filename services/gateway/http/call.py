@@ -51,6 +51,8 @@ class Call:
     """Values in the path of the names in the endpoint's."""
     query: str = ""
     """After the question mark."""
+    ring_serves: bool = True
+    """Whether any processor has a model to serve."""
     tokens: TokenCount = field(default_factory=TokenCount)
     """For metrics; endpoints add to it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +17,7 @@ from services.gateway.openai.errors import OPENAI
 
 async def list_models(call: Call) -> Response:
     """The models that the caller may use."""
-    models = [_object(model) for model in await call.client.models()]
+    models = [_object(model) for model in await _models(call)]
     page = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}
     body = {"object": "list", "data": models, "has_more": False, **page}
     return Response(msgspec.json.encode(body), media_type="application/json")
@@ -32,15 +33,27 @@ async def retrieve_model(call: Call) -> Response:
 
 async def model_of(call: Call, name: str | None) -> Model:
     """The model of that name that the caller may use; None: the one served. Raises ``ApiError``."""
-    models = await call.client.models()
+    models = await _models(call)
     for model in models:
         if name in (None, "", model.name):
             return model
     if name is None:
-        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "no model is served yet", retry_after=1.0)
+        raise _none_yet()
     served = ", ".join(repr(model.name) for model in models) or "none yet"
     problem = f"model: {name[:200]!r} is not served here: expected {served}"
     raise ApiError(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")
+
+
+async def _models(call: Call) -> Sequence[Model]:
+    """Those that the caller may use, of a ring that serves. Raises ``ApiError``."""
+    models = await call.client.models()
+    if not models and not call.ring_serves:  # clients that fill a menu once would take the server for empty
+        raise _none_yet()
+    return models
+
+
+def _none_yet() -> ApiError:
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "no model is served yet", code="not_ready", retry_after=1.0)
 
 
 def _object(model: Model) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def test_compiling_is_a_stage_of_its_own(checkpoint: Path, package: Path, tmp_pa
 
 
 def test_without_kernels_a_warning_says_what_is_lost_and_what_helps(checkpoint: Path, package: Path) -> None:
-    (warning,) = [line for line in lines_of_a_start(checkpoint) if line["log_level"] == "warning"]
+    lines = lines_of_a_start(checkpoint)
+    (warning,) = [line for line in lines if line["log_level"] == "warning"]
     for words in (
         "cannot be built: g++ is not installed",
         "several times slower",
@@ -65,6 +66,9 @@ def test_without_kernels_a_warning_says_what_is_lost_and_what_helps(checkpoint: 
         assert words in str(warning["reason"])
     assert "install g++" in str(warning["reason"])
     assert "set --kernel-cache-dir to one that belongs to this user" in str(warning["reason"])
+    assert sum(str(line).count("g++ is not installed") for line in lines) == 1
+    (warmed,) = [line for line in lines if line["event"] == "stage" and line["name"] == "warm up"]
+    assert "in the batch here (native kernels change that: they need g++, and a folder" in str(warmed["detail"])
 
 
 def test_offline_it_is_a_warning_of_python(checkpoint: Path, package: Path) -> None:

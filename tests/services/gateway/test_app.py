@@ -227,6 +227,17 @@ async def test_operators_learn_what_there_is(gateway: Running) -> None:
     assert 'ringline_http_request_seconds_count{model_name=""} 3.0' in text
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/", "/v1/models/tiny", "/tokenizer_info"])
+async def test_while_no_model_is_served_the_list_of_models_is_asked_for_again(gateway: Running, path: str) -> None:
+    gateway.processor.service.model = None
+    reply = await gateway.ask("GET", path)
+    assert told(reply) == (503, "server_error", None, "not_ready")
+    assert reply.headers["retry-after"] == "1"
+    gateway.process._readiness._serving.add("of another model")  # which this tenant may not use
+    reply = await gateway.ask("GET", "/v1/models")
+    assert (reply.status, json.loads(reply.body)["data"]) == (200, [])
+
+
 async def test_the_log_says_that_no_processor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.gateway.main._SILENCE", 0.0)
     async with running(processors=("127.0.0.1:1",)) as gateway:

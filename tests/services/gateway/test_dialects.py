@@ -136,6 +136,16 @@ def test_tools_of_responses(responses: openai.resources.Responses) -> None:
     assert goes_on.output[0].type == "function_call"
 
 
+def test_the_tokens_of_a_response_that_is_not_made(responses: openai.resources.Responses, answer: Generation) -> None:
+    counted = responses.input_tokens.count(model="tiny", input=HELLO)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.prompt_tokens)
+    tool: Any = {"type": "function", "name": "visit", "parameters": SCHEMA, "strict": True}
+    asked: Any = {"model": "tiny", "tools": [tool], "tool_choice": "required", "input": HELLO, "instructions": "Go."}
+    made = responses.create(max_output_tokens=1, **asked)
+    assert made.usage is not None
+    assert responses.input_tokens.count(**asked).input_tokens == made.usage.input_tokens > counted.input_tokens
+
+
 def test_a_response_of_a_schema(responses: openai.resources.Responses) -> None:
     parsed = responses.parse(model="tiny", input="Hello", text_format=Place).output_parsed
     assert isinstance(parsed, Place)
@@ -147,3 +157,5 @@ def test_a_refused_response(responses: openai.resources.Responses) -> None:
     assert (refused.value.param, refused.value.code) == ("previous_response_id", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError):
         responses.retrieve("resp_1")
+    with pytest.raises(openai.NotFoundError, match="no POST '/v1/responses/compact' here; shorten the input yourself"):
+        responses.compact(model="tiny", input="Hello")

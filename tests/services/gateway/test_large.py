@@ -97,6 +97,7 @@ MANY = [
     ("/v1/chat/completions", {"messages": [HI] * 1000}),
     ("/v1/completions", {"prompt": [7] * 2000}),
     ("/v1/responses", {"input": [HI] * 1000}),
+    ("/v1/responses/input_tokens", {"input": [HI] * 1000}),
     ("/v1/messages", {"messages": [HI] * 1000, "max_tokens": 4}),
     ("/v1/messages/count_tokens", {"messages": [HI] * 1000}),
     ("/tokenize", {"messages": [HI] * 1000}),

@@ -1,4 +1,4 @@
-"""``/v1/responses``: OpenAI's API, as its SDKs, agents and Codex use it."""
+"""``/v1/responses`` and ``/v1/responses/input_tokens``: OpenAI's API, as its SDKs, agents and Codex use it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from ringline import Delta, Event, Usage
+from ringline import Delta, Event, Message, Usage
+from ringline.options import TokenizeOptions
 from starlette.responses import Response
 
-from services.gateway.answer import Answer, Ask
-from services.gateway.fields import names_given, naming, naming_given
+from services.gateway.answer import Answer, Ask, tokenize
+from services.gateway.fields import checked, names_given, naming, naming_given
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError
-from services.gateway.http.call import Call, Dialect, Endpoint
+from services.gateway.http.call import Call, Dialect, Endpoint, parse
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.logprobs import TokenNames, loaded_chat_logprobs
 from services.gateway.openai.responses.events import Logprobs, ResponseEvents
@@ -24,11 +25,15 @@ from services.gateway.openai.responses.request import (
     all_options,
     functions,
     messages_of,
+    prompt_options,
     wants_logprobs,
 )
+from services.gateway.other_paths import path_advice
 from services.gateway.other_servers import budget_names
 from services.gateway.token_texts import TokenTexts
 from services.gateway.turns import naming_turns
+
+_COUNT = msgspec.json.Decoder(ResponseRequest)
 
 
 def _asks(request: ResponseRequest) -> Sequence[Ask]:
@@ -100,6 +105,25 @@ def _fields(request: ResponseRequest, answer: Answer) -> dict[str, Any]:
     }
 
 
+async def count_input_tokens(call: Call) -> Response:
+    """Count the tokens that a response's prompt would have."""
+    messages, options = await call.aside(lambda: _read_prompt(call.body))
+    tokens = await tokenize(call, None, messages, options)
+    body = {"object": "response.input_tokens", "input_tokens": len(tokens.token_ids)}
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _read_prompt(body: bytes) -> tuple[Sequence[Message], TokenizeOptions]:
+    request = checked(parse(_COUNT, body))
+    return messages_of(request), prompt_options(request)
+
+
+async def no_such_path(call: Call) -> Response:
+    """Such as ``/v1/responses/compact``, which would else be taken for a response's id."""
+    path = f"/v1/responses/{call.path_params['response_id'][:200]}"
+    raise ApiError(HTTPStatus.NOT_FOUND, f"there is no POST {path!r} here; {path_advice(path)}", code="not_found")
+
+
 async def stored_response(_call: Call) -> Response:
     """Nothing is stored."""
     problem = "there is no such response: none is stored"
@@ -141,5 +165,7 @@ _STORED = (
 )
 ENDPOINTS = (
     Endpoint("POST", "/v1/responses", RESPONSES.answer, _DIALECT),
+    Endpoint("POST", "/v1/responses/input_tokens", count_input_tokens, _DIALECT),
+    Endpoint("POST", "/v1/responses/{response_id}", no_such_path, _DIALECT, asks_ring=False),
     *(Endpoint(method, path, stored_response, _DIALECT, asks_ring=False) for method, path in _STORED),
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 from ringline import Message, Options
+from ringline.options import TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, same, supported
 from services.gateway.http.api_error import ApiError, invalid, shown
@@ -280,6 +281,12 @@ def all_options(request: ResponseRequest) -> Options:
     if arguments:
         options["template_args"] = arguments
     return cast("Options", options)
+
+
+def prompt_options(request: ResponseRequest) -> TokenizeOptions:
+    """Those that shape the prompt."""
+    shaping = TokenizeOptions.__annotations__
+    return cast("TokenizeOptions", {name: value for name, value in all_options(request).items() if name in shaping})
 
 
 def _form_options(request: ResponseRequest) -> dict[str, Any]:

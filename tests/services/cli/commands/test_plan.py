@@ -478,3 +478,10 @@ def ringline_plan(*arguments: str) -> str:
     result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def test_the_help_says_where_its_measuring_command_is_and_what_does_without() -> None:
+    text = " ".join(CliRunner().invoke(cli, ["plan", "--help"]).output.split())
+    assert "in Ringline's repository, `python -m benchmarks.limits` measures it" in text
+    assert "channels × MT/s" in text
+    assert "cores × GHz" in text

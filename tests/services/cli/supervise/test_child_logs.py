@@ -135,6 +135,21 @@ def test_a_terminal_sees_how_far_a_stage_is_on_a_line_that_the_next_replaces():
     assert out.getvalue().split("\r\x1b[K")[-1].startswith("  engine: load weights            0.41 s")
 
 
+def test_without_a_terminal_a_line_says_now_and_then_how_far_a_stage_is():
+    out, times = io.StringIO(), iter([100.0, 114.0, 115.0, 129.0, 131.0, 132.0, 150.0, 151.0])
+    logs = ChildLogs(as_json=False, out=out, stream=io.StringIO(), clock=lambda: next(times))
+    logs.line("engine", record("stage started", name="compile kernels", detail="takes a minute"))
+    for done in (1, 2, 3, 4, 8):
+        logs.line("engine", record("stage advanced", name="compile kernels", done_files=done, total_files=8))
+    logs.line("engine", record("stage started", name="load weights"))
+    logs.line("engine", record("stage advanced", name="load weights", done_bytes=30, total_bytes=60))
+    begun, *told = out.getvalue().splitlines()
+    assert begun.endswith("takes a minute")
+    assert [line.split() for line in told] == [
+        ["engine:", "compile", "kernels", "…", *how_far.split()] for how_far in ("2 of 8 files", "4 of 8 files")
+    ]
+
+
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
