@@ -16,11 +16,13 @@ class ReasoningBudget:
     closing: tuple[int, ...]
     """The marker that ends the reasoning; its first token stands for nothing else. Not empty."""
     opening: tuple[int, ...] = ()
-    """The marker that begins it, first in the output or behind ``blank``; empty if the prompt has begun it."""
+    """The marker that begins it, first in the output or behind ``blank``; empty as if the prompt had ``begun`` it."""
     again: tuple[int, ...] = ()
     """The marker that begins reasoning anywhere; empty if it can only come first."""
     blank: frozenset[int] = frozenset()
     """Tokens of white space, of which a few may precede ``opening``."""
+    begun: bool = False
+    """The prompt has begun it: ``opening`` may come all the same, and is then no token of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ def _check_param_types(params: SamplingParams) -> None:
         _check_integer("reasoning_budget", budget.max_tokens)
         for marker in (budget.opening, budget.closing, budget.again):
             _check_type("reasoning_budget", marker, _LISTS, "a tuple of token ids for each marker")
+        _check_type("reasoning_budget", budget.begun, bool, "True or False, whether the prompt has begun it")
         _check_type("reasoning_budget", budget.blank, Set, "a set of token ids of white space")
 
 

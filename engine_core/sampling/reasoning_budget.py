@@ -53,12 +53,13 @@ def _start(budget: ReasoningBudget, tokens: Tokens) -> int | None:
     """Where the first reasoning begins; None if there is none yet, or none at all."""
     if not budget.opening:
         return 0
-    if budget.again:
+    if budget.again and not budget.begun:
         return _find_end(tokens, budget.opening, 0)
     first = tokens[: _MOST_BEFORE + len(budget.opening)].tolist()
     at = next((at for at, token in enumerate(first[:_MOST_BEFORE]) if token not in budget.blank), _MOST_BEFORE)
     end = at + len(budget.opening)
-    return end if first[at:end] == [*budget.opening] else None
+    is_opened = first[at:end] == [*budget.opening]
+    return end if is_opened else 0 if budget.begun else None
 
 
 def _find_end(tokens: Tokens, marker: tuple[int, ...], begin: int) -> int | None:

@@ -146,6 +146,7 @@ def _budget_of(budget: engine_pb2.ReasoningBudget) -> ReasoningBudget:
         tuple(budget.opening),
         tuple(budget.again),
         frozenset(budget.blank),
+        budget.begun,
     )
 
 

@@ -96,10 +96,14 @@ class _Reader:
 
     def read(self, ids: Sequence[int]) -> _Reasoning:
         found, inside, behind, at_beginning = _Reasoning(), self._begun, False, True
+        first = next((at for at, token in enumerate(ids) if not self._text(token).isspace()), 0)
         while ids and not self._text(ids[-1]) and ids[-1] not in (self._opening, self._closing):
             ids = ids[:-1]  # what has no text is part of what follows
-        for token in ids:
-            if inside and token != self._closing:
+        for at, token in enumerate(ids):
+            if inside and token == self._opening and at == first:  # begun by the prompt, and again
+                found.within = 0
+                found.counted = at + 1
+            elif inside and token != self._closing:
                 found.within += 1
                 found.counted += 1
             elif inside:

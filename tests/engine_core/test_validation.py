@@ -135,6 +135,7 @@ def test_values_beyond_the_edges_of_a_range_are_refused_by_field(field, taken, w
                 ),
                 *(replace(ReasoningBudget(1, (5,)), **{name: (5.0,)}) for name in ("closing", "opening", "again")),
                 ReasoningBudget(1, (5,), blank=frozenset({5.5})),
+                ReasoningBudget(1, (5,), begun=1),
             ],
         ),
         ("request_id", [None, 5]),

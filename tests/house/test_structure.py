@@ -110,7 +110,7 @@ SCENARIOS = {
     "services/cli": "diagnosis secured",
     "services/gateway": "after_admission dialects",
     "services/processor": "cycles",
-    "text_core": "calls_in_templates families suite",
+    "text_core": "calls_in_templates families published_templates suite",
 }
 """By room, tests of what no one module does."""
 

@@ -33,6 +33,10 @@ CALLS_OF_F = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
         '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
     ],
+    "kimi_k3": [
+        '<|open|>tools<|sep|><|open|>call tool="f" index="9"<|sep|><|open|>argument key="a" type="number"<|sep|>1'
+        "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>"
+    ],
     "cohere": ['<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>'],
     "lfm2": ["<|tool_call_start|>[f(a=1)]<|tool_call_end|>"],
     "olmo3": ["<function_calls>\nf(a=1)\n</function_calls>"],
@@ -167,17 +171,42 @@ def test_arguments_of_gemma_are_sorted_by_name_as_its_template_shows_them() -> N
     assert not calls.accepts("<|tool_call>call:f{b:2,a:1}<tool_call|>")
 
 
-def test_calls_of_newer_mistral_models_may_have_ids() -> None:
-    tokenizer = byte_tokenizer(["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "</s>"])
+def test_the_end_of_an_empty_text_may_come_before_calls_of_kimi_k3() -> None:
+    (call,) = CALLS_OF_F["kimi_k3"]
+    thought = "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|><|close|>response<|sep|>"
+    calls = compiled(AnswerForm(CALLS, True, "kimi_k3", tool_calls="kimi_k3"))
+    for before in ("", "<|close|>response<|sep|>", thought):
+        assert calls.accepts(before + call)
+    assert not calls.accepts(f"So.<|close|>response<|sep|>{call}")
+
+
+def accepts_with_tokens(form: AnswerForm, text: str) -> bool:
+    """Whether a model allows a text in which the format's markers are special tokens."""
+    tokenizer = byte_tokenizer([*formats.TOOL_FORMATS[form.tool_calls].markers, "</s>"])
     end = [tokenizer.token_id("</s>") or 0]
     marker = GrammarChecker(tokenizer, tokenizer.vocab_size, end).marker
     table = token_table(tokenizer, tokenizer.vocab_size, end, with_slices=False)
-    grammar = answer_grammar(AnswerForm(CALLS, tool_calls="mistral"), marker)
+    matcher = LLMatcher(table, answer_grammar(form, marker), log_level=0)
+    ids = tokenizer.encode(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def test_calls_of_newer_mistral_models_may_have_ids() -> None:
     said = {"[CALL_ID]a1B2c3D4e[ARGS]": True, "[ARGS]": True, "[CALL_ID]a1[ARGS]": False, "": False}
     for between, allowed in said.items():
-        matcher = LLMatcher(table, grammar, log_level=0)
-        ids = tokenizer.encode(f'[TOOL_CALLS]f{between}{{"a": 1}}')
-        assert (matcher.try_consume_tokens(ids) == len(ids)) == allowed
+        text = f'[TOOL_CALLS]f{between}{{"a": 1}}'
+        assert accepts_with_tokens(AnswerForm(CALLS, tool_calls="mistral"), text) == allowed
+
+
+def test_calls_of_kimi_k3_may_come_behind_text_that_ends_in_tokens() -> None:
+    form = AnswerForm(
+        replace(CALLS, tools=(replace(CALLS.tools[0], strict=True),), required=False), tool_calls="kimi_k3"
+    )
+    (call,) = CALLS_OF_F["kimi_k3"]
+    for text in ("So.", "So.<|close|>response<|sep|>", f"So.<|close|>response<|sep|>{call}"):
+        assert accepts_with_tokens(form, text)
+    for text in (f"So.{call}", "So.<|close|>response<|sep|>" + call.replace("1", "x")):
+        assert not accepts_with_tokens(form, text)
 
 
 @pytest.mark.parametrize("name", formats.TOOL_FORMATS)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from text_core.grammar.json_keywords import without_annotations
 from text_core.parsing.json_scanner import JsonScanner
-from text_core.parsing.python_scanner import ArgumentsScanner
+from text_core.parsing.python_scanner import LiteralScanner
 
 
 class JsonType(IntEnum):
@@ -69,12 +70,17 @@ class ArgumentTypes:
         """The types of a value by the names that lead to it, an argument's first."""
         if (types := self._listed(tool, path)) is not None:
             return types
-        for length in range(len(path) - 1, -1, -1):
-            if (others := self._listed(tool, (*path[:length], ""))) is not None:
-                return others if length == len(path) - 1 else ALL
-            if self._listed(tool, path[:length]) is not None:
-                break  # it is described, and what it has is text
-        return TEXT
+        at: tuple[str, ...] = ()
+        types = TEXT
+        for name in path:
+            for each in (name, ""):
+                found = self._listed(tool, (*at, each))
+                if found is not None:
+                    at, types = (*at, each), found
+                    break
+            else:
+                return ALL if at[-1:] == ("",) else TEXT  # what a described value has is text
+        return types
 
     def _listed(self, tool: str, path: Sequence[str]) -> Types | None:
         name = "\n".join(path)
@@ -85,8 +91,8 @@ class ArgumentTypes:
 def listed_types(tools: Mapping[str, Mapping[str, Any]], depth: int | None = None) -> list[ArgumentType]:
     """The types of all arguments that are not just text, from each tool's JSON Schema by its name.
 
-    A name that means the same in all tools that describe it is listed once. ``depth``: how far values within arguments
-    are listed, too; those deeper may be of any type. None: they are not listed.
+    A name that means the same in all tools that allow it is listed once. ``depth``: how far values within arguments are
+    listed, too; those deeper may be of any type. None: they are not listed.
     """
     described: defaultdict[str, defaultdict[Types, list[str]]] = defaultdict(lambda: defaultdict(list))
     for tool, schema in tools.items():
@@ -97,8 +103,9 @@ def listed_types(tools: Mapping[str, Mapping[str, Any]], depth: int | None = Non
         beside = described[name[: name.rfind("\n") + 1]]  # what is not described there
         open_tools = {tool for names in beside.values() for tool in names}
         for types, names in by_types.items():
-            if types != TEXT or not open_tools.isdisjoint(names):
-                for_all = bool(name) and len(by_types) == 1
+            in_others = "" in name.split("\n")[:-1]  # where what is not listed may be of any type
+            if types != TEXT or in_others or not open_tools.isdisjoint(names):
+                for_all = bool(name) and not in_others and len(by_types) == 1 and open_tools.issubset(names)
                 listed.append(ArgumentType(name, types, () if for_all else tuple(names)))
     return listed
 
@@ -115,6 +122,8 @@ def _described(schema: Mapping[str, Any], depth: int | None) -> Iterator[tuple[s
     others = schema.get("additionalProperties", not properties)
     if others is not False and (types := reader.types(others)) != TEXT:
         yield "", types
+        if depth is not None and types & CONTAINERS and _restricts(others):
+            yield from _within(reader, "", [others], depth)
 
 
 def _within(reader: TypeReader, path: str, schemas: Sequence[Any], depth: int) -> Iterator[tuple[str, Types]]:
@@ -128,10 +137,14 @@ def _within(reader: TypeReader, path: str, schemas: Sequence[Any], depth: int) -
             members[name].append(own)
     for name, each in members.items():
         types = frozenset[JsonType]().union(*map(reader.types, each))
-        if name or types != TEXT:
+        if name or types != TEXT or "" in path.split("\n"):
             yield f"{path}\n{name}", types
-        if name and types & CONTAINERS:
+        if types & CONTAINERS and (name or any(map(_restricts, each))):
             yield from _within(reader, f"{path}\n{name}", each, depth - 1)
+
+
+def _restricts(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and bool(without_annotations(schema))
 
 
 class TypeReader:
@@ -231,10 +244,10 @@ def json_of(text: str, types: Types) -> str | None:
     templates print, are read, too.
     """
     stripped = text.strip()
+    scanned = _scanned(JsonScanner(), stripped)
     if JsonType.STRING in types:
-        scanned = _scanned(stripped)
         return scanned if scanned is not None and _written_type(scanned) & (types - TEXT) else None
-    return _scanned(stripped) or _from_python(stripped)
+    return scanned or _scanned(LiteralScanner(), stripped)
 
 
 def _written_type(text: str) -> Types:
@@ -244,14 +257,7 @@ def _written_type(text: str) -> Types:
     return frozenset({JsonType.NUMBER, JsonType.INTEGER} if is_whole else {JsonType.NUMBER})
 
 
-def _scanned(text: str) -> str | None:
-    scanner = JsonScanner()
+def _scanned(scanner: JsonScanner | LiteralScanner, text: str) -> str | None:
+    """What ``scanner`` makes of ``text``, if it is one value."""
     end, scanned = scanner.feed(text + " ", 0)
     return scanned.strip() if text and scanner.done and end >= len(text) else None
-
-
-def _from_python(text: str) -> str | None:
-    """The JSON of one literal of Python."""
-    scanner = ArgumentsScanner()
-    end, scanned = scanner.feed(f"v={text})", 0)
-    return _scanned(scanned.removeprefix('{"v": ').removesuffix("}")) if scanner.done and end == len(text) + 3 else None

@@ -9,11 +9,13 @@ from typing import Any
 from text_core.grammar.constraints import ConstraintError
 from text_core.grammar.lark import literal
 from text_core.parsing.argument_types import CONTAINERS, ITEM, JsonType
-from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, PLAIN, NestedValues
+from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValues, is_any
 from text_core.parsing.text_values import ValueEnd, free_value, value_rules
 from text_core.parsing.tool_grammar import Marker, ToolSpec
 
 _NAME = re.compile(r"[\w.-]{1,256}\Z")
+_OTHER = r"[^\x00-\x1f<>\/][^\x00-\x1f<>\/]{0,63}"
+"""Names that a grammar allows of elements that a schema does not list."""
 _BRANCHES = ("anyOf", "oneOf")
 
 
@@ -38,7 +40,7 @@ class ElementValues(NestedValues):
         self._definitions = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
 
     def _ways(self, schema: Any, name: str) -> list[str]:
-        if not isinstance(schema, Mapping) or not schema.keys() - PLAIN:
+        if not isinstance(schema, Mapping) or is_any(schema):
             return ["any_value"]
         types = self._reader.types(schema)
         if not types & CONTAINERS:
@@ -79,15 +81,19 @@ class ElementValues(NestedValues):
         return [f"{name}_leaf"] if rules else []
 
     def _pairs(self, schema: Mapping[str, Any]) -> str:
-        properties, required = self._properties(schema)
-        if not properties:
-            return "any_elements" if schema.get("additionalProperties", True) is not False else '""'
+        properties, required, others = self._properties(schema)
+        if not properties and is_any(others):
+            return "any_elements"
         pairs = []
         for key, own in properties.items():
             if _NAME.match(key) is None:
                 raise ConstraintError(self._field, f"{key!r}: expected a name of letters, digits, _, . and -")
             pairs.append(f"({self._element(key, own)})" + ("" if key in required else "?"))
-        return " ".join(pairs)
+        if others is not False:
+            key, value = self._other(_OTHER, (*properties, ITEM), others)  # what begins with an item may be a list
+            tag = f"{key} {literal('>')}"
+            pairs.append(f"({self._begin} {tag} {value} {tag})*")
+        return " ".join(pairs) or '""'
 
     def _items(self, schema: Mapping[str, Any]) -> str:
         self._check(schema, ("type", "nullable", *OF_PROPERTIES, *OF_ITEMS))

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from text_core.grammar.constraints import ConstraintError
+from text_core.grammar.json_keywords import without_annotations
 from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import FREE_TEXT, literal
 from text_core.parsing.argument_types import CONTAINERS, TEXT, JsonType
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.gemma_scanner import QUOTE, GemmaScanner
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
-from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, PLAIN, NestedValues
+from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValues, is_any
 from text_core.parsing.text_parser import MAX_NAME, Reading, search_for
 from text_core.parsing.text_values import ValueEnd, text_expressions
 from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
@@ -24,6 +25,8 @@ MARKERS = (_BEGIN, _END, QUOTE)
 _SEARCH = search_for(_BEGIN)
 _NAME = re.compile(r"[\w.-]+")
 _BARE = re.compile(r"[\w.-]{1,256}\Z")
+_OTHER = r"""[^\s\x00-\x1f,:{}\[\]<"'\/]([^\x00-\x1f,:{}\[\]<\/]{0,62}[^\s\x00-\x1f,:{}\[\]<\/])?"""
+"""Names that a grammar allows of properties that a schema does not list."""
 
 
 class Gemma4Parser(JsonCallParser):
@@ -99,7 +102,7 @@ class _Values(NestedValues):
         self._quote = quote
 
     def _ways(self, schema: Any, name: str) -> list[str]:
-        if not isinstance(schema, Mapping) or not schema.keys() - PLAIN:
+        if not isinstance(schema, Mapping) or is_any(schema):
             return ["any_value"]
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
@@ -125,16 +128,17 @@ class _Values(NestedValues):
         if JsonType.ARRAY in types:
             ways.append(f'"[" {self._items(schema)} "]"')
         if plain := types - TEXT - CONTAINERS:
-            others = {key: value for key, value in schema.items() if key not in (*OF_ITEMS, *OF_PROPERTIES, *PLAIN)}
-            own = others | {"type": sorted(each.name.lower() for each in plain)}
+            own = without_annotations(schema)
+            own = {key: value for key, value in own.items() if key not in (*OF_ITEMS, *OF_PROPERTIES)}
+            own |= {"type": sorted(each.name.lower() for each in plain)}
             self._rules.append(f"{name}_plain: %json {checked_schema(json.dumps(own), field=self._field)}")
             ways.append(f"{name}_plain")
         return ways
 
     def _pairs(self, schema: Mapping[str, Any]) -> str:
-        properties, required = self._properties(schema)
-        if not properties:
-            return "any_pairs" if schema.get("additionalProperties", True) is not False else '""'
+        properties, required, others = self._properties(schema)
+        if not properties and (others is False or is_any(others)):
+            return '""' if others is False else "any_pairs"
         name, count = self._new(), len(properties)
         for number, (key, own) in enumerate(sorted(properties.items(), key=lambda each: each[0].lower())):
             if _BARE.match(key) is None:
@@ -145,7 +149,12 @@ class _Values(NestedValues):
                 first += f" | {name}_first_{number + 1}"
                 more += f" | {name}_more_{number + 1}"
             self._rules += [first, more]
-        self._rules += [f"{name}_first_{count}: ", f"{name}_more_{count}: "]
+        first, more = f"{name}_first_{count}: ", f"{name}_more_{count}: "
+        if others is not False:
+            key, value = self._other(_OTHER, properties, others)
+            self._rules.append(f'{name}_other: {key} ":" {value}')
+            first, more = f'{first}({name}_other ("," {name}_other)*)?', f'{more}("," {name}_other)*'
+        self._rules += [first, more]
         return f"{name}_first_0"
 
     def _items(self, schema: Mapping[str, Any]) -> str:

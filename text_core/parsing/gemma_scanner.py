@@ -1,6 +1,7 @@
 """Converts the arguments of a call by Gemma 4 to JSON, incrementally: ``a:<|"|>x<|"|>,b:[1]}`` → ``{"a": "x", …}``.
 
-Keys are bare words or texts. A bare word as a value is JSON or one of Python's constants; otherwise it is a text.
+Keys are bare words or texts. A bare word as a value is JSON or one of Python's constants; otherwise, and if it is long,
+it is a text. What begins with an ordinary quote is a string to the closing one, as JSON and Python write it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Callable
 from text_core.parsing.argument_types import ALL, TEXT, json_of
 from text_core.parsing.json_scanner import MALFORMED, MAX_DEPTH
 from text_core.parsing.marks import mark, marker_text
+from text_core.parsing.python_scanner import StringScanner
 
 QUOTE = '<|"|>'
 _MARKED = mark(QUOTE)
 _MAX_WORD = 256
+"""Characters of a bare word that are held, or of white space that may be its end. Longer ones are texts."""
 _TEXT = re.compile("[^<\ud800-\udfff]+")
 _KEY = re.compile("[^,:{}\\[\\]<\ud800-\udfff]+")
 _WORD = re.compile("[^,{}\\[\\]<\ud800-\udfff]+")
@@ -38,7 +41,12 @@ class GemmaScanner:
         """What has been read of a quote that is spelled out."""
         self._after_quote: Callable[[str, int], int] = self._item
         """What follows the quote that is being read."""
+        self._string = StringScanner()
+        """Of a text in ordinary quotes."""
         self._word = ""
+        """What is held of a bare word."""
+        self._is_long = False
+        """Whether the bare word is a text, whose beginning has been sent."""
         self._is_key = False
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
@@ -72,7 +80,11 @@ class GemmaScanner:
             return at + 1
         if character in ("<", _MARKED):
             self._out.append('"')
-            return self._begin_quote(self._string, text, at)
+            return self._begin_quote(self._in_text, text, at)
+        if character in "'\"":
+            self._out.append('"')
+            self._string, self._step = StringScanner(character), self._in_string
+            return at + 1
         if character in _CLOSING and not self._is_key and len(self._stack) < MAX_DEPTH:
             self._stack.append(_CLOSING[character])
             self._out.append(character)
@@ -80,7 +92,7 @@ class GemmaScanner:
             return at + 1
         if _KEY.match(character) is None:
             return MALFORMED
-        self._word, self._step = "", self._in_word
+        self._word, self._is_long, self._step = "", False, self._in_word
         return at
 
     def _begin_quote(self, then: Callable[[str, int], int], text: str, at: int) -> int:
@@ -99,10 +111,10 @@ class GemmaScanner:
             self._quote, self._step = "", self._after_quote
         return at + 1
 
-    def _string(self, text: str, at: int) -> int:
+    def _in_text(self, text: str, at: int) -> int:
         """Within a text, whose end may have begun."""
         if text[at] == _MARKED and not self._quote:
-            return self._end_string(at)
+            return self._end_text(at)
         if self._quote or text[at] == "<":
             longer = self._quote + text[at]
             if not QUOTE.startswith(longer):  # what seemed to be a quote is text
@@ -110,7 +122,7 @@ class GemmaScanner:
                 self._quote = ""
                 return at
             self._quote = longer
-            return self._end_string(at) if longer == QUOTE else at + 1
+            return self._end_text(at) if longer == QUOTE else at + 1
         run = _TEXT.match(text, at)
         end = at + 1 if run is None else run.end()
         self._send(marker_text(text[at:end]))
@@ -119,22 +131,49 @@ class GemmaScanner:
     def _send(self, text: str) -> None:
         self._out.append(json.dumps(text, ensure_ascii=False)[1:-1])
 
-    def _end_string(self, at: int) -> int:
+    def _end_text(self, at: int) -> int:
         self._quote = ""
         self._out.append('"')
-        self._step = self._colon if self._is_key else self._next
+        self._end_item()
         return at + 1
+
+    def _end_item(self) -> None:
+        """A value or a key has ended."""
+        self._step = self._colon if self._is_key else self._next
+
+    def _in_string(self, text: str, at: int) -> int:
+        """Within a text in ordinary quotes."""
+        end, string = self._string.feed(text, at)
+        self._out.append(string)
+        if self._string.done:
+            self._end_item()
+        return MALFORMED if end == at else end
 
     def _in_word(self, text: str, at: int) -> int:
         run = (_KEY if self._is_key else _WORD).match(text, at)
         if run is not None:
             self._word += run[0]
-            return run.end() if len(self._word) <= _MAX_WORD else MALFORMED
-        word = self._word.strip()
-        found = None if self._is_key else json_of(word, ALL - TEXT)
-        self._out.append(found or json.dumps(word, ensure_ascii=False))
-        self._step = self._colon if self._is_key else self._next
+            self._send_long_word()
+            return run.end()
+        if self._is_long:
+            self._out.append('"')
+        else:
+            word = self._word.strip()
+            found = None if self._is_key else json_of(word, ALL - TEXT)
+            self._out.append(found or json.dumps(word, ensure_ascii=False))
+        self._end_item()
         return at
+
+    def _send_long_word(self) -> None:
+        """Send what is known of a word that is a text: all but white space, which may be its end."""
+        if len(self._word) <= _MAX_WORD and not self._is_long:
+            return
+        if not self._is_long:
+            self._is_long = True
+            self._out.append('"')
+        at = max(len(self._word.rstrip()), len(self._word) - _MAX_WORD)
+        self._send(self._word[:at])
+        self._word = self._word[at:]
 
     def _colon(self, text: str, at: int) -> int:
         if text[at].isspace():

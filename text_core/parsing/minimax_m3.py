@@ -66,18 +66,18 @@ class MinimaxM3Parser(TaggedCallParser):
         """Read the text in an element, and the next tag: see ``_read_tag_within``."""
         self._value = value = TextValue(self._writer.arguments, types)
         tag: str | None = None
-        if (yield from self._read_until(self._tags.value_ends, value.add)) is not None:
+        if (yield from self._read_until(self._tags.value_ends, self._add_to_value)) is not None:
             tag = yield from self._read_rest_of_tag()
             if tag and not value.may_be_elements:
                 tag = None
         self._value = None
         if tag == "":
-            self._drop()
             empty = [text for each, text in _EMPTY.items() if each in types]
             if empty and value.may_be_elements and JsonType.STRING not in types:
                 self._writer.arguments(empty[0])
-            else:
-                value.finish()
+            elif not value.finish():
+                return None
+            self._drop()
         return tag
 
     def _read_ends(self, path: list[str], closings: list[str]) -> Reading[str | None]:

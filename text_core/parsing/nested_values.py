@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from text_core.grammar.constraints import ConstraintError
+from text_core.grammar.json_keywords import without_annotations
 from text_core.grammar.json_schema import checked_schema
 from text_core.parsing.argument_types import TypeReader
-from text_core.parsing.tool_grammar import ToolSpec, object_schema
+from text_core.parsing.tool_grammar import ToolSpec, object_schema, other_name
 
-PLAIN = ("title", "description", "default", "examples", "$schema", "$defs", "definitions", "deprecated", "readOnly")
-"""Keywords without effect on a value itself."""
 OF_ITEMS, OF_PROPERTIES = ("items", "minItems", "maxItems"), ("properties", "required", "additionalProperties")
 _MAX_SCHEMAS = 1_000
 """Schemas of one tool, each as often as it is referred to."""
+
+
+def is_any(schema: Any) -> bool:
+    """Whether ``schema`` allows any value."""
+    return schema is True or (isinstance(schema, Mapping) and not without_annotations(schema))
 
 
 class NestedValues(ABC):
@@ -70,13 +74,23 @@ class NestedValues(ABC):
             self._rules.append(f"{name}: {' | '.join(self._ways(self._reader.target(reference), name))}")
         return self._named[reference]
 
-    def _properties(self, schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """The properties of an object, and which are required."""
+    def _properties(self, schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str], Any]:
+        """The properties of an object, which are required, and the schema of others: False, there are none."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if missing := sorted(set(required) - set(properties)):
             raise ConstraintError(self._field, f"required: {missing[0]!r} is not a property")
         self._check(schema, ("type", "nullable", *OF_PROPERTIES, *OF_ITEMS))
-        return properties, required
+        return properties, required, schema.get("additionalProperties", not properties)
+
+    def _other(self, names: str, properties: Collection[str], schema: Any) -> tuple[str, str]:
+        """Names of the terminal for the name of a property beside ``properties``, and of the rule for its value.
+
+        ``names``: a regular expression for all names.
+        """
+        value = self._value(schema)
+        name = f"{value.upper()}_NAME"
+        self._rules.append(f"{name}: {other_name(names, properties)}")
+        return name, value
 
     def _only_one(self, schema: Mapping[str, Any]) -> Any:
         """The schema of ``allOf``."""
@@ -94,6 +108,6 @@ class NestedValues(ABC):
             raise ConstraintError(self._field, problem)
 
     def _check(self, schema: Mapping[str, Any], known: Sequence[str]) -> None:
-        if unknown := sorted(schema.keys() - {*known, *PLAIN}):
+        if unknown := sorted(without_annotations(schema).keys() - set(known)):
             problem = f"{unknown[0]}: not supported beside {known[0]} in the format {self._format}"
             raise ConstraintError(self._field, problem)

@@ -24,24 +24,85 @@ _ESCAPES |= dict(zip("\\'\"/", "\\'\"/", strict=True))
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
-class ArgumentsScanner:
-    """Scans the text after the opening parenthesis, up to the closing one."""
+class StringScanner:
+    """Scans the text after a string's opening quote, up to the closing one. JSON's strings are read alike."""
+
+    def __init__(self, quote: str = '"') -> None:
+        self.done = False
+        self._quote = quote
+        self._out: list[str] = []
+        self._step: Callable[[str, int], int] = self._text
+        """Like ``LiteralScanner._step``."""
+        self._digits = ""
+        self._digits_left = 0
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        """Like ``JsonScanner.feed``; the JSON is without the opening quote."""
+        while at < len(text) and not self.done:
+            after = self._step(text, at)
+            if after == MALFORMED:
+                break
+            at = after
+        out, self._out = self._out, []
+        return at, "".join(out)
+
+    def _text(self, text: str, at: int) -> int:
+        run = _STRING_TEXT.match(text, at)
+        if run is not None:
+            self._out.append(run[0])
+            return run.end()
+        character = text[at]
+        if character == self._quote:
+            self._out.append('"')
+            self.done = True
+        elif character == "\\":
+            self._step = self._escape
+        elif "\ud800" <= character <= "\udfff":
+            return MALFORMED
+        else:
+            self._out.append(_json_text(character))
+        return at + 1
+
+    def _escape(self, text: str, at: int) -> int:
+        character = text[at]
+        if character in _HEX_DIGITS:
+            self._digits, self._digits_left, self._step = "", _HEX_DIGITS[character], self._hex
+            return at + 1
+        if "\ud800" <= character <= "\udfff":
+            return MALFORMED
+        self._out.append(_json_text(_ESCAPES.get(character, "\\" + character)))
+        self._step = self._text
+        return at + 1
+
+    def _hex(self, text: str, at: int) -> int:
+        if text[at] not in hexdigits:
+            return MALFORMED
+        self._digits += text[at]
+        self._digits_left -= 1
+        if not self._digits_left:
+            code = int(self._digits, 16)
+            if code > 0x10FFFF:
+                return MALFORMED
+            self._out.append(f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code))[1:-1])
+            self._step = self._text
+        return at + 1
+
+
+class LiteralScanner:
+    """Scans one literal; white space may precede it."""
 
     def __init__(self) -> None:
         self.done = False
-        self._stack = [")"]
+        self._stack: list[str] = []
         """Closing brackets of the open ones."""
-        self._step: Callable[[str, int], int] = self._item
+        self._step: Callable[[str, int], int] = self._value
         """Scans at an index; returns the index after what it scanned, or ``MALFORMED``."""
-        self._out = ["{"]
+        self._out: list[str] = []
         self._first = True
         """Whether no item has followed the last opening bracket."""
-        self._identifier = ""
-        self._quote = ""
+        self._string = StringScanner()
         self._is_key = False
         """Whether the string is a key of a dictionary."""
-        self._digits = ""
-        self._digits_left = 0
         self._word = ("", "")
         self._number = JsonScanner()
 
@@ -65,27 +126,14 @@ class ArgumentsScanner:
         if not self._first:
             self._out.append(", ")
         self._first = False
-        if len(self._stack) == 1:
-            self._identifier, self._step = "", self._name
-            return at
-        if closing == "}":
-            if character not in "'\"":
+        return self._begin_item(text, at)
+
+    def _begin_item(self, text: str, at: int) -> int:
+        if self._stack[-1] == "}":
+            if text[at] not in "'\"":
                 return MALFORMED
             self._is_key = True
         return self._value(text, at)
-
-    def _name(self, text: str, at: int) -> int:
-        """The name of an argument."""
-        character = text[at]
-        if character == "=" and self._identifier:
-            self._out.append(json.dumps(self._identifier, ensure_ascii=False) + ": ")
-            self._step = self._value
-            return at + 1
-        longer = self._identifier + character
-        if len(longer) > _MAX_IDENTIFIER or not longer.isidentifier():
-            return MALFORMED
-        self._identifier = longer
-        return at + 1
 
     def _value(self, text: str, at: int) -> int:
         character = text[at]
@@ -93,7 +141,7 @@ class ArgumentsScanner:
             self._step = self._value
             return at + 1
         if character in "'\"":
-            self._quote, self._step = character, self._string
+            self._string, self._step = StringScanner(character), self._in_string
             self._out.append('"')
         elif character in _CLOSING and len(self._stack) < MAX_DEPTH:
             self._stack.append(_CLOSING[character])
@@ -111,6 +159,9 @@ class ArgumentsScanner:
 
     def _next(self, text: str, at: int) -> int:
         """After an item."""
+        if not self._stack:  # a word, a number or a string was all
+            self.done = True
+            return at
         if text[at].isspace():
             return at + 1
         if text[at] == self._stack[-1]:
@@ -121,11 +172,14 @@ class ArgumentsScanner:
         return at + 1
 
     def _close(self, at: int) -> int:
-        closing = self._stack.pop()
+        self._out.append(self._closed())
         self.done = not self._stack
-        self._out.append("}" if self.done or closing == "}" else "]")
         self._first, self._step = False, self._next
         return at + 1
+
+    def _closed(self) -> str:
+        """Close the last bracket; returns JSON's."""
+        return "}" if self._stack.pop() == "}" else "]"
 
     def _colon(self, text: str, at: int) -> int:
         if text[at].isspace():
@@ -136,47 +190,15 @@ class ArgumentsScanner:
         self._step = self._value
         return at + 1
 
-    def _string(self, text: str, at: int) -> int:
-        run = _STRING_TEXT.match(text, at)
-        if run is not None:
-            self._out.append(run[0])
-            return run.end()
-        character = text[at]
-        if character == self._quote:
-            self._out.append('"')
+    def _in_string(self, text: str, at: int) -> int:
+        end, string = self._string.feed(text, at)
+        self._out.append(string)
+        if self._string.done:
             self._step = self._colon if self._is_key else self._next
             self._is_key = False
-        elif character == "\\":
-            self._step = self._escape
-        elif "\ud800" <= character <= "\udfff":
+        elif end == at:
             return MALFORMED
-        else:
-            self._out.append(_json_text(character))
-        return at + 1
-
-    def _escape(self, text: str, at: int) -> int:
-        character = text[at]
-        if character in _HEX_DIGITS:
-            self._digits, self._digits_left, self._step = "", _HEX_DIGITS[character], self._hex
-            return at + 1
-        if "\ud800" <= character <= "\udfff":
-            return MALFORMED
-        self._out.append(_json_text(_ESCAPES.get(character, "\\" + character)))
-        self._step = self._string
-        return at + 1
-
-    def _hex(self, text: str, at: int) -> int:
-        if text[at] not in hexdigits:
-            return MALFORMED
-        self._digits += text[at]
-        self._digits_left -= 1
-        if not self._digits_left:
-            code = int(self._digits, 16)
-            if code > 0x10FFFF:
-                return MALFORMED
-            self._out.append(f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code))[1:-1])
-            self._step = self._string
-        return at + 1
+        return end
 
     def _in_word(self, text: str, at: int) -> int:
         word, json_text = self._word
@@ -196,6 +218,39 @@ class ArgumentsScanner:
         elif end == at:
             return MALFORMED
         return end
+
+
+class ArgumentsScanner(LiteralScanner):
+    """Scans the text after the opening parenthesis, up to the closing one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack, self._out = [")"], ["{"]
+        self._step = self._item
+        self._identifier = ""
+
+    def _begin_item(self, text: str, at: int) -> int:
+        if len(self._stack) > 1:
+            return super()._begin_item(text, at)
+        self._identifier, self._step = "", self._name
+        return at
+
+    def _name(self, text: str, at: int) -> int:
+        """The name of an argument."""
+        character = text[at]
+        if character == "=" and self._identifier:
+            self._out.append(json.dumps(self._identifier, ensure_ascii=False) + ": ")
+            self._step = self._value
+            return at + 1
+        longer = self._identifier + character
+        if len(longer) > _MAX_IDENTIFIER or not longer.isidentifier():
+            return MALFORMED
+        self._identifier = longer
+        return at + 1
+
+    def _closed(self) -> str:
+        closed = super()._closed()
+        return closed if self._stack else "}"
 
 
 def _json_text(text: str) -> str:

@@ -12,20 +12,22 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from text_core.grammar.json_keywords import without_annotations
 from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import literal
 from text_core.parsing.argument_types import ALL, JsonType, TypeReader
 from text_core.parsing.described_arguments import described_arguments
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
-from text_core.parsing.nested_values import PLAIN
 from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.python_scanner import ArgumentsScanner
 from text_core.parsing.text_parser import MAX_NAME, MAX_SPACE, Reading, search_for
 from text_core.parsing.text_values import words_of_python
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, regex_text, unmarked
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, other_name, regex_text, unmarked
 
 _NAME = re.compile(r"[\w.-]+")
+_ANY_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+"""Names that a grammar allows of arguments that a tool does not list."""
 _TEXT = r"""/'([^'\\\x00-\x1f]|\\['"\\nrt])*'/"""
 """A text in single quotes."""
 
@@ -145,7 +147,7 @@ def _argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
     return [
         *rules,
         'any_arguments: (any_argument (", " any_argument)*)?',
-        f"any_argument: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {literal('=')} any_value",
+        f"any_argument: /{_ANY_NAME}/ {literal('=')} any_value",
         f"any_value: %json {checked_schema('{}')}",
     ]
 
@@ -155,9 +157,9 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
     arguments = described_arguments(
         tool, index, "pythonic", allowed=str.isidentifier, expected="a name that Python allows"
     )
-    rules = []
-    for number, each in enumerate(arguments):
-        schema = checked_schema(json.dumps(each.schema), field=f"tools[{index}].parameters_json")
+    rules, field = [], f"tools[{index}].parameters_json"
+    for number, each in enumerate(arguments.listed):
+        schema = checked_schema(json.dumps(each.schema), field=field)
         ways = [f"value_{index}_{number}_json", *_of_python(each.schema)]
         rules += [f"value_{index}_{number}: {' | '.join(ways)}", f"value_{index}_{number}_json: %json {schema}"]
         here = f"{literal(each.name + '=')} value_{index}_{number} more_{index}_{number + 1}"
@@ -165,8 +167,16 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
         if not each.required:
             first, more = f"{first} | first_{index}_{number + 1}", f"{more} | more_{index}_{number + 1}"
         rules += [first, more]
-    count = len(arguments)
-    return [*rules, f"first_{index}_{count}: ", f"more_{index}_{count}: ", f"arguments_{index}: first_{index}_0"]
+    first, more = f"first_{index}_{len(arguments.listed)}: ", f"more_{index}_{len(arguments.listed)}: "
+    if arguments.others is not False:
+        other, name = f"other_{index}", f"OTHER_NAME_{index}"
+        rules += [
+            f"{other}: {name} {literal('=')} {other}_value",
+            f"{name}: {other_name(_ANY_NAME, (each.name for each in arguments.listed))}",
+            f"{other}_value: %json {checked_schema(json.dumps(arguments.others), field=field)}",
+        ]
+        first, more = f'{first}({other} (", " {other})*)?', f'{more}(", " {other})*'
+    return [*rules, first, more, f"arguments_{index}: first_{index}_0"]
 
 
 def _of_python(schema: Any) -> list[str]:
@@ -175,7 +185,7 @@ def _of_python(schema: Any) -> list[str]:
     if not isinstance(schema, Mapping) or types == ALL:
         return []
     ways = words_of_python(schema, types)
-    if schema.keys() <= {"type", "enum", *PLAIN} and JsonType.STRING in types:
+    if without_annotations(schema).keys() <= {"type", "enum", "$defs", "definitions"} and JsonType.STRING in types:
         listed = [each for each in schema.get("enum", ()) if isinstance(each, str)]
         ways += [literal(repr(each)) for each in listed] if "enum" in schema else [_TEXT]
     return ways

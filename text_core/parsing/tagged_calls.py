@@ -20,12 +20,18 @@ from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
 from text_core.parsing.json_scanner import JsonScanner
 from text_core.parsing.marks import mark, marker_text
 from text_core.parsing.parts import KnownTools, PartWriter
+from text_core.parsing.python_scanner import LiteralScanner
 from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, search_for_texts
 from text_core.parsing.text_values import ValueEnd, free_value, value_rules
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, other_name
 
 _LINE = r'"\n"?'
+_NUMBER = re.compile("[0-9]+")
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
+_ANY_KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
+"""Names that a grammar allows of arguments that a tool does not list."""
+_RUNS = re.compile("[\ud800-\udfff]|[^\ud800-\udfff]+")
+"""Marks, and text between them."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,10 @@ class Tags:
     """Whether a line break at either end of a value is not of the value."""
     several: bool = False
     """Whether further calls stand within the same ``begin`` and ``end``."""
+    before: str = ""
+    """What may come before ``begin``, and is not of the answer."""
+    number: tuple[str, str] = ("", "")
+    """Around a call's number, behind its name; empty: it has none."""
     python: bool = False
     """Whether templates write ``True``, ``False`` and ``None``."""
     cdata: bool = False
@@ -66,7 +76,9 @@ class Tags:
     @cached_property
     def begins(self) -> re.Pattern[str]:
         """Finds a ``begin``."""
-        return search_for_texts(self.spelled(*self.begin))
+        return search_for_texts(
+            self.spelled(*self.begin, *(self.before + begin for begin in self.begin if self.before))
+        )
 
     @cached_property
     def value_ends(self) -> re.Pattern[str]:
@@ -128,6 +140,12 @@ class TaggedCallParser(JsonCallParser):
         name = yield from self._read_run(tags.names, MAX_NAME)
         if not is_name(name) or not (yield from self._read_tag(tags.name[1])):
             return False
+        if tags.number[0]:
+            if not (yield from self._read_tag(tags.number[0])):
+                return False
+            yield from self._read_run(_NUMBER, MAX_NAME)
+            if not (yield from self._read_tag(tags.number[1])):
+                return False
         if not tags.name[1]:
             yield from self._read_run(SPACE)
             if not (yield from self._follows(tags.key[0], *tags.end)):
@@ -179,12 +197,16 @@ class TaggedCallParser(JsonCallParser):
         self._writer.arguments(separator + json.dumps(key, ensure_ascii=False) + ": ")
         self._value = TextValue(self._writer.arguments, self._types.of(tool, key) if types is None else types)
         ends = tags.cdata_ends if in_cdata else tags.value_ends
-        ended = (yield from self._read_until(ends, self._value.add)) is None
-        if not ended:
-            self._value.finish()
+        ended = (yield from self._read_until(ends, self._add_to_value)) is None
+        is_whole = not ended and self._value.finish()
         self._value = None
-        self._drop()
-        return not ended
+        if is_whole or ended:
+            self._drop()
+        return is_whole
+
+    def _add_to_value(self, text: str) -> None:
+        if self._value is not None:
+            self._send_content(self._value.add(text))
 
     def _read_tag(self, tag: str) -> Reading[bool]:
         return not tag or (yield from self._read_one(*self._tags.spelled(tag))) is not None
@@ -209,52 +231,84 @@ class TaggedCallParser(JsonCallParser):
 
 
 class TextValue:
-    """Turns the text of one argument into JSON, as it comes if it can only be text."""
+    """Turns the text of one argument into JSON, as it comes if it can only be text.
+
+    One of more than ``MAX_HELD`` characters is what these can begin: JSON, a literal of Python, or text.
+    """
 
     def __init__(self, send: Callable[[str], None], types: Types) -> None:
         self._send = send
         self._types = types
         self._held: list[str] = []
-        self._scanner: JsonScanner | None = None
-        """Of a value that is too long to be held, and cannot be text."""
+        self._scanner: JsonScanner | LiteralScanner | None = None
+        """Of a value that is too long to be held, and not text."""
+        self._is_broken = False
+        """Whether such a value turned out to be malformed."""
         self.num_held = 0
         self._is_text = types == TEXT
         if self._is_text:
             send('"')
 
-    def add(self, text: str) -> None:
-        text = marker_text(text)
+    def add(self, text: str) -> str:
+        """Returns the end of ``text`` that is not of the value, as it is malformed before."""
         if self._is_text:
-            self._send(json.dumps(text, ensure_ascii=False)[1:-1])
+            self._send(json.dumps(marker_text(text), ensure_ascii=False)[1:-1])
         elif self._scanner is not None:
-            self._send(self._scanner.feed(text, 0)[1])
+            return text if self._is_broken else self._scan(self._scanner, text)
         else:
             self._held.append(text)
             self.num_held += len(text)
             if self.num_held > MAX_HELD:
-                self._give_up_holding()
+                return self._give_up_holding()
+        return ""
 
     @property
     def may_be_elements(self) -> bool:
         """Whether elements may follow instead: nothing but white space has come, of a value that is not just text."""
         return not self._is_text and self._scanner is None and not "".join(self._held).strip()
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
+        """Returns whether the value is whole."""
         if self._is_text:
             self._send('"')
         elif self._scanner is None:
-            text = "".join(self._held)
+            text = marker_text("".join(self._held))
             self._send(json_of(text, self._types) or json.dumps(text, ensure_ascii=False))
+        else:
+            self._scanner.feed(" ", 0)  # ends a number
+            return self._scanner.done and not self._is_broken
+        return True
 
-    def _give_up_holding(self) -> None:
+    def _give_up_holding(self) -> str:
         text = "".join(self._held)
         self._held, self.num_held = [], 0
-        if JsonType.STRING in self._types:
+        if JsonType.STRING not in self._types:
+            self._scanner = _fitting_scanner(marker_text(text[:MAX_HELD]))
+        if self._scanner is None:
             self._is_text = True
             self._send('"')
-        else:
-            self._scanner = JsonScanner()
-        self.add(text)
+        return self.add(text)
+
+    def _scan(self, scanner: JsonScanner | LiteralScanner, text: str) -> str:
+        for run in _RUNS.finditer(text):
+            spelled = marker_text(run[0])
+            end, value = scanner.feed(spelled, 0)
+            self._send(value)
+            if spelled[end:].strip() if scanner.done else spelled[end:]:
+                self._is_broken = True
+                rest = text[run.start() + (end if spelled == run[0] else 0) :]
+                return rest.lstrip() if scanner.done else rest
+        return ""
+
+
+def _fitting_scanner(beginning: str) -> JsonScanner | LiteralScanner | None:
+    """A scanner of values that can begin with ``beginning``; None: they are neither JSON nor a literal of Python."""
+    for make in (JsonScanner, LiteralScanner):
+        scanner = make()
+        end, _ = scanner.feed(beginning, 0)
+        if end == len(beginning) or (scanner.done and not beginning[end:].strip()):
+            return make()
+    return None
 
 
 def tagged_grammar(
@@ -271,12 +325,14 @@ def tagged_grammar(
     rules += [f"call: {' | '.join(ways)}"]
     closing = f" {_LINE} {marker(tags.call_end)}" if tags.call_end else ""
     before, after = (f"{marker(tag)} " if tag else "" for tag in tags.name)
+    if tags.number[0]:
+        after += f"{marker(tags.number[0])} /[0-9]{{1,3}}/ {marker(tags.number[1])} "
     calls = []
     values = _ValueRules(tags, marker)
     for index, tool in enumerate(tools):
         calls.append(f"{before}{literal(tool.name)} {after}arguments_{index}{closing}")
         rules += values.of_tool(tool, index, format_name) if tool.strict else [f"arguments_{index}: any_argument*"]
-    any_key = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
+    any_key = f"/{_ANY_KEY}/"
     rules += [f"any_argument: {values.argument(any_key, 'any_value')}", *values.rules("any_value", None, "")]
     return "\n".join([*rules, f"one: {' | '.join(calls)}"])
 
@@ -307,11 +363,17 @@ class _ValueRules:
             allowed=lambda name: 0 < len(name) <= MAX_NAME and not set(name) & {last, "\n", "<"},
             expected=f"a name without {last}, < and line breaks",
         )
-        for number, each in enumerate(arguments):
+        for number, each in enumerate(arguments.listed):
             name = f"value_{index}_{number}"
             rules += self.rules(name, each.schema, field)
             parts.append(f"argument_{index}_{number}" + ("" if each.required else "?"))
             rules.append(f"argument_{index}_{number}: {self.argument(literal(each.name), name)}")
+        if arguments.others is not False:
+            other, key = f"other_{index}", f"OTHER_KEY_{index}"
+            rules += self.rules(f"{other}_value", arguments.others, field)
+            rules.append(f"{key}: {other_name(_ANY_KEY, (each.name for each in arguments.listed))}")
+            rules.append(f"{other}: {self.argument(key, f'{other}_value')}")
+            parts.append(f"{other}*")
         return [*rules, f"arguments_{index}: {' '.join(parts)}"]
 
     def argument(self, key: str, value: str) -> str:

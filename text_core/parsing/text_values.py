@@ -38,12 +38,11 @@ _EXPRESSIONS: Mapping[str, str] = {
 _LOOKS: Mapping[JsonType, str] = {
     JsonType.NUMBER: r"\s*-?[0-9](?s:.*)",
     JsonType.INTEGER: r"\s*-?[0-9](?s:.*)",
-    JsonType.BOOLEAN: r"\s*(true|false)\s*",
     JsonType.OBJECT: r"\s*\{(?s:.*)",
     JsonType.ARRAY: r"\s*\[(?s:.*)",
-    JsonType.NULL: r"\s*null\s*",
 }
 """Texts that may be read as JSON of a type, where it is allowed beside text."""
+_WORDS: Mapping[JsonType, str] = {JsonType.BOOLEAN: "(true|false)", JsonType.NULL: "null"}
 _OF_TEXTS = ("minLength", "maxLength", "pattern", "format")
 _BRANCHES = ("anyOf", "oneOf")
 _MORE_THAN_TYPES = frozenset({"enum", "const", "$ref", "allOf", *_BRANCHES, "not", "if"})
@@ -100,7 +99,7 @@ def value_rules(
         return [f"{name}: ({' | '.join(words)}) {end.closing}", f"{name}_json: %json {_json(schema, field)}"]
     texts = []
     if types != others:
-        others_look = dict.fromkeys(_LOOKS[each] for each in sorted(others)) if written is None else ()
+        others_look = dict.fromkeys(_look(each, end) for each in sorted(others)) if written is None else ()
         excluded = "".join(f" & ~/{look}/" for look in others_look)
         texts = [f"({text}){excluded}" for text in text_expressions(schema, reader, end, field)]
     if not others:
@@ -120,6 +119,18 @@ def words_of_python(schema: Any, types: Types) -> list[str]:
         return []
     words = ["True", "False"] if JsonType.BOOLEAN in types else []
     return [literal(word) for word in (*words, *(["None"] if JsonType.NULL in types else []))]
+
+
+def _look(type_: JsonType, end: ValueEnd) -> str:
+    """An expression for the texts that may be read as JSON of a type.
+
+    With the text of ``end``, a text is one terminal. It would be taken for the longer one where a word has ended, if a
+    text could begin with the word and the first character of ``end``.
+    """
+    if (word := _WORDS.get(type_)) is None:
+        return _LOOKS[type_]
+    first, _ = end.terminals
+    return rf"\s*{word}(\s*" + (f"|{regex_text(json.loads(first)[0])}(?s:.*))" if first else ")")
 
 
 def text_expressions(schema: Any, reader: TypeReader, end: ValueEnd, field: str) -> list[str]:

@@ -27,7 +27,7 @@ class ThinkForm:
     closing: str
     markers: tuple[str, ...]
     """Texts, or parts of them, that may be special tokens."""
-    answer_end: str = ""
+    answer_ends: tuple[str, ...] = ()
     """What may end the answer, and is not of it."""
     answer_begin: str = ""
     """What may begin it, and is not of it."""
@@ -35,21 +35,23 @@ class ThinkForm:
     @cached_property
     def beginning(self) -> re.Pattern[str]:
         """Finds ``opening``, at the beginning."""
-        return search_for_texts([self._marked(self.opening), self.opening])
+        return search_for_texts([self.marked(self.opening), self.opening])
 
     @cached_property
     def later(self) -> re.Pattern[str]:
-        """Finds ``opening`` as special tokens, and ``answer_end``."""
-        if self.answer_end:
-            return search_for_texts([self._marked(self.opening), self.answer_end], before=r"[\r\n]")
-        return search_for_texts([self._marked(self.opening)], before="")
+        """Finds ``opening`` as special tokens, and ``answer_ends``."""
+        if self.answer_ends:
+            ends = [*self.answer_ends, *(marked for end in self.answer_ends if (marked := self.marked(end)) != end)]
+            return search_for_texts([self.marked(self.opening), *ends], before=r"[\r\n]")
+        return search_for_texts([self.marked(self.opening)], before="")
 
     @cached_property
     def end(self) -> re.Pattern[str]:
         """Finds ``closing``, with line breaks before it."""
-        return search_for_texts([self._marked(self.closing), self.closing], before=r"[\r\n]")
+        return search_for_texts([self.marked(self.closing), self.closing], before=r"[\r\n]")
 
-    def _marked(self, text: str) -> str:
+    def marked(self, text: str) -> str:
+        """``text`` with marks in place of its markers."""
         for marker in self.markers:
             text = text.replace(marker, mark(marker))
         return text
@@ -86,7 +88,7 @@ class ThinkParser(ReadingParser):
                 yield from self._drop_answer_begin()
             else:
                 marker = yield from self._read_until(self._form.later, self._send_answer)
-                if marker and marker == self._form.answer_end:
+                if marker in self._form.answer_ends:
                     self._drop()
                     continue
             if marker is None:
@@ -105,7 +107,8 @@ class ThinkParser(ReadingParser):
             yield
 
     def _drop_answer_begin(self) -> Reading[None]:
-        if self._form.answer_begin and (yield from self._read_marker(self._form.answer_begin)):
+        begin = self._form.answer_begin
+        if begin and (yield from self._read_one(begin, self._form.marked(begin))) is not None:
             self._meter.reach(self._position, reasoning=False)
             self._drop()
 
@@ -125,10 +128,10 @@ class ThinkParser(ReadingParser):
 
 
 def _between(
-    opening: str, closing: str, *markers: str, answer_begin: str = "", answer_end: str = ""
+    opening: str, closing: str, *markers: str, answer_begin: str = "", answer_ends: tuple[str, ...] = ()
 ) -> ReasoningFormat:
     """Reasoning between two texts, which are special tokens or have ``markers`` that are."""
-    form = ThinkForm(opening, closing, markers or (opening, closing), answer_end, answer_begin)
+    form = ThinkForm(opening, closing, markers or (opening, closing), answer_ends, answer_begin)
     return ReasoningFormat(
         partial(ThinkParser, form=form),
         form.markers,
@@ -139,6 +142,7 @@ def _between(
     )
 
 
+_K3_OPEN, _K3_CLOSE = "<|open|>{}<|sep|>", "<|close|>{}<|sep|>"
 _SOLAR_OPEN = ("<|think|>", "<|end|>", "<|begin|>", "<|content|>")
 REASONING_FORMATS = {
     "mistral": _between("[THINK]", "[/THINK]"),
@@ -150,13 +154,23 @@ REASONING_FORMATS = {
     "hy3": _between("<think:opensource>", "</think:opensource>"),
     "kimi_vl": _between("◁think▷", "◁/think▷"),
     "apriel": replace(
-        _between("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", answer_end="[END FINAL RESPONSE]"),
+        _between("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", answer_ends=("[END FINAL RESPONSE]",)),
         is_in=lambda template: "[BEGIN FINAL RESPONSE]" in template,
     ),
     "solar_open": replace(
         _between("<|think|>", "<|end|><|begin|>assistant", *_SOLAR_OPEN, answer_begin="<|content|>"),
         is_in=lambda template: "<|begin|>assistant<|think|>" in template,
         prompt_end="<|think|><|end|><|begin|>assistant",
+    ),
+    "kimi_k3": replace(
+        _between(
+            _K3_OPEN.format("think"),
+            _K3_CLOSE.format("think"),
+            *("<|open|>", "<|close|>", "<|sep|>"),
+            answer_begin=_K3_OPEN.format("response"),
+            answer_ends=(_K3_CLOSE.format("response"), _K3_CLOSE.format("message")),
+        ),
+        prompt_end=_K3_OPEN.format("response"),
     ),
     "think": replace(_between("<think>", "</think>"), is_in=lambda template: "</think>" in template),
 }

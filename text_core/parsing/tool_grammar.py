@@ -7,7 +7,7 @@ required, else free text in which a call must keep to its form once begun.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,12 @@ def unmarked(beginning: str, marker: str, *, required: bool) -> list[str]:
         others.append(rf"(?s:.*){regex_text(json.loads(marker))}")
     excluded = " & ".join(f"~/{other}(?s:.*)/" for other in others)
     return [f"start: calls | FREE{after}", f"FREE: {FREE_TEXT} & {excluded}"]
+
+
+def other_name(pattern: str, listed: Iterable[str]) -> str:
+    """A terminal's definition for the names that match the regular expression ``pattern``, but are not ``listed``."""
+    excluded = "|".join(map(regex_text, listed))
+    return f"/{pattern}/" + (f" & ~/({excluded})/" if excluded else "")
 
 
 def json_text(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
-from ringline.options import Message, Options, Parse, TokenizeOptions
+from ringline.options import Message, Options, TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
@@ -245,10 +245,10 @@ def all_options(request: MessageRequest) -> Options:
     options["max_tokens"] = request.max_tokens
     options["json_schema"] = _schema(request)
     calls_allowed = "tools" in options and options.get("tool_choice") != "none"
-    formats = chosen_formats(request.tool_call_parser, request.reasoning_parser)
+    parse = chosen_formats(request.tool_call_parser, request.reasoning_parser)
     if not calls_allowed:
-        formats["tool_calls"] = "none"
-    options["parse"] = cast("Parse", formats) if formats else True
+        parse["tool_calls"] = "none"
+    options["parse"] = parse or True
     return options
 
 

@@ -49,9 +49,10 @@ def resolve_budget(
     return engine_pb2.ReasoningBudget(
         max_tokens=min(request.stopping.max_reasoning_tokens, served_model.limits.max_model_len),
         closing=closing,
-        opening=() if parse.begins_in_reasoning else opening,
+        opening=opening if _is_marker(tokenizer, opening) else (),
         again=opening if begins_anywhere else (),
-        blank=() if begins_anywhere or parse.begins_in_reasoning else _blank(served_model),
+        blank=() if begins_anywhere and not parse.begins_in_reasoning else _blank(served_model),
+        begun=parse.begins_in_reasoning,
     )
 
 

@@ -21,6 +21,7 @@ budgets = st.builds(
     st.sampled_from([CLOSE, CLOSE[:1]]),
     st.sampled_from([(), OPEN]),
     blank=st.sampled_from([frozenset(), frozenset({1})]),
+    begun=st.booleans(),
 )
 
 
@@ -38,14 +39,21 @@ def following(budget: ReasoningBudget, output: list[int], drawn: int) -> int:
     return forced if forced is not None else OTHER if drawn == banned else drawn
 
 
+def start_of(budget: ReasoningBudget, output: list[int]) -> int | None:
+    """Where reasoning begins that comes first."""
+    blanks = len([*takewhile(budget.blank.__contains__, output)])
+    if budget.opening and tuple(output[blanks : blanks + len(OPEN)]) == OPEN and blanks <= 16:
+        return blanks + len(OPEN)
+    return 0 if budget.begun or not budget.opening else None
+
+
 @given(budget=budgets, drawn=st.lists(st.sampled_from([1, 2, 5, 6, 7, 8, 9]), max_size=24))
 def test_reasoning_is_no_longer_than_its_budget(budget: ReasoningBudget, drawn: list[int]) -> None:
     output = written(budget, drawn)
-    blanks = len([*takewhile(budget.blank.__contains__, output)])
-    if budget.opening and (tuple(output[blanks : blanks + len(OPEN)]) != OPEN or blanks > 16):
+    start = start_of(budget, output)
+    if start is None:
         assert output == drawn
         return
-    start = blanks + len(OPEN) if budget.opening else 0
     reasoning = output[start : start + budget.max_tokens]
     assert output[:start] == drawn[:start]
     if budget.closing[0] in reasoning:
@@ -60,7 +68,9 @@ def test_reasoning_is_no_longer_than_its_budget(budget: ReasoningBudget, drawn: 
 def test_what_begins_again_is_of_the_same_budget(budget: ReasoningBudget, drawn: list[int]) -> None:
     budget = replace(budget, again=OPEN)
     output = written(budget, drawn)
-    left, inside, spent, at = budget.max_tokens, not budget.opening, False, 0
+    at = start_of(budget, output) or 0
+    assert output[:at] == drawn[:at]
+    left, inside, spent = budget.max_tokens, bool(at) or budget.begun or not budget.opening, False
     while at < len(output):
         if not inside:
             is_banned = spent and (output[at - 1], drawn[at]) == OPEN

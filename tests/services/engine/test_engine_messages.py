@@ -56,7 +56,7 @@ def test_every_field_arrives() -> None:
             logprobs=0,
             prompt_logprobs=2,
             reasoning_budget=engine_pb2.ReasoningBudget(
-                max_tokens=7, closing=[1], opening=[2, 3], again=[2, 3], blank=[5, 6, 7]
+                max_tokens=7, closing=[1], opening=[2, 3], again=[2, 3], blank=[5, 6, 7], begun=True
             ),
             priority=-3,
             tenant="t",
@@ -93,7 +93,7 @@ def test_every_field_arrives() -> None:
             ignore_eos=True,
             logprobs=0,
             prompt_logprobs=2,
-            reasoning_budget=ReasoningBudget(7, (1,), (2, 3), (2, 3), frozenset({5, 6, 7})),
+            reasoning_budget=ReasoningBudget(7, (1,), (2, 3), (2, 3), frozenset({5, 6, 7}), begun=True),
         ),
         priority=-3,
         tenant="t",

@@ -62,8 +62,9 @@ _WRONG: dict[str, Calls] = {
 """Calls that must not be allowed where calls are demanded."""
 _IDS = {"kimi_k2": "functions.{1}:{0}", "solar_open": "abc000000{}"}
 """The form of ids that models write themselves."""
+_NO_CALLS = "shows no calls"
 _PYTHONIC = ("pythonic", "lfm2", "olmo3")
-_TOKENS = re.compile(r"\s+|<[^<>\n]{1,40}>(?:assistant)?|\[[^\[\]\s]{1,40}[\[\]]", re.IGNORECASE)
+_TOKENS = re.compile(r"\s+|<[^<>\n]{1,40}>(?:assistant|message)?|\[[^\[\]\s]{1,40}[\[\]]", re.IGNORECASE)
 """Tokens that end a turn, or begin another one."""
 
 
@@ -77,10 +78,12 @@ def check_calls(checked: Checked, templates: ChatTemplates, text: str) -> None:
         try:
             shown = _Shown.of(checked, templates, calling(calls, id_form, **beside))
         except ChatTemplateError as error:
-            checked.note(f"{name}: {error}")
+            reason = str(error).removeprefix("the chat template failed: ").rstrip(".!")
+            checked.note(f"refuses {'a call' if len(calls) == 1 else 'two calls'}: {reason}")
             continue
         if fault := shown.fault_of_template(calls, beside):
-            checked.note(fault)
+            if _NO_CALLS not in checked.notes:
+                checked.note(fault)
             continue
         what = ", ".join([name, *beside])
         faults = [*shown.faults_of_reading(calls, beside), *shown.faults_of_cuts()]
@@ -136,7 +139,7 @@ class _Shown:
     def fault_of_template(self, calls: Calls, beside: dict[str, str]) -> str | None:
         """Why the answer cannot be read back, where that is the template's."""
         if all(name not in self.answer for name, _ in calls):
-            return "shows no calls beside text" if "content" in beside else "shows no calls"
+            return "shows no calls beside text" if "content" in beside else _NO_CALLS
         if any(name not in self.answer for name, _ in calls):
             return "shows one call of two"
         form = TOOL_FORMATS[self.options.tool_calls]
@@ -231,7 +234,7 @@ def _answer(templates: ChatTemplates, message: Message, tools: Any) -> str:
     """The last message of a rendered chat, without the blanks of a template's own lines."""
     chat = templates.render([QUESTION, message], tools=tools, add_generation_prompt=False)
     prompt = templates.render([QUESTION], tools=tools)
-    chat, prompt = (re.sub(" {2,}(?=<)|(?<=<s>)\n +", "", text) for text in (chat, prompt))
+    chat, prompt = (re.sub(" {2,}(?=\n?<)|(?<=<s>)\n +", "", text) for text in (chat, prompt))
     return chat[len(before_answer(chat, prompt)) :]
 
 

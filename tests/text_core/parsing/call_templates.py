@@ -23,9 +23,11 @@ _PYTHON = (
     "{{ f.name }}({% for k, v in f.arguments | items %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %})"
 )
 _GEMMA = (
-    '{% macro shown(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is sequence %}'
+    '{% macro shown(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}'
+    "{ {%- for k, each in v | items %}{{ k }}:{{ shown(each) }}{{ ',' if not loop.last }}{% endfor -%} }"
+    "{% elif v is sequence %}"
     "[{% for each in v %}{{ shown(each) }}{{ ',' if not loop.last }}{% endfor %}]"
-    "{% else %}{{ v }}{% endif %}{% endmacro %}"
+    "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
 )
 _HY3 = _tagged(
     "<tool_call:opensource>F<tool_sep:opensource>",
@@ -38,13 +40,19 @@ _ELEMENTS = (
     "]<]minimax[>[<{{ k }}>{{ elements(each) }}]<]minimax[>[</{{ k }}>{% endfor %}"
     "{% elif v is iterable and v is not string %}{% for each in v %}"
     "]<]minimax[>[<item>{{ elements(each) }}]<]minimax[>[</item>{% endfor %}"
-    "{% else %}{{ v | tojson if v is boolean else v }}{% endif %}{% endmacro %}"
+    "{% else %}{{ v if v is string else v | tojson }}{% endif %}{% endmacro %}"
 )
 _DSML = _tagged(
     '<｜DSML｜invoke name="F">',
     "<｜DSML｜parameter name=\"K\" string=\"{{ 'true' if v is string else 'false' }}\">",
     "V</｜DSML｜parameter>",
     "</｜DSML｜invoke>",
+)
+
+_K3 = (
+    "{% set type = 'string' if v is string else 'number' if v is number and v is not boolean else 'array' %}"
+    '<|open|>argument key="{{ k }}" type="{{ type }}"<|sep|>'
+    "{{ v if v is string else v | tojson }}<|close|>argument<|sep|>"
 )
 
 CALL_TEMPLATES = {
@@ -85,6 +93,11 @@ CALL_TEMPLATES = {
         "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
         "{{ f.arguments | tojson }}<|tool_call_end|>",
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    "kimi_k3": _template(
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        "{% for k, v in f.arguments | items %}" + _K3 + "{% endfor %}<|close|>call<|sep|>",
+        ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
     ),
     "solar_open": _template(
         "<|tool_call:begin|>{{ call.id }}<|tool_call:name|>{{ f.name }}<|tool_call:args|>{{ f.arguments | tojson }}"

@@ -8,16 +8,22 @@ reasoning are found; the calls that it shows are cut everywhere and read back, a
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+from tests.docs.documents import ROOT, Generated
 from tests.text_core.parsing.call_checks import check_calls
 from tests.text_core.parsing.rendering_checks import SPECIAL, Checked, check_prompts
 from text_core.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
 from text_core.parsing.formats import NONE
+
+PAGE = ROOT / "docs" / "tools-and-reasoning.md"
+BEGIN = "<!-- By `python -m tests.text_core.parsing.published_templates FOLDER --write`. -->\n"
+END = "<!-- End of what came of them. -->"
+_COLUMNS = ("calls", "reasoning", "tools", "templates", "prompts", "read", "demanded", "remarks")
 
 
 def check(name: str, text: str) -> Checked:
@@ -38,34 +44,48 @@ def check(name: str, text: str) -> Checked:
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--only", default="", help="Only templates with this text in their names.")
-def main(folder: Path, only: str) -> None:
-    paths = sorted(path for path in folder.rglob("*.jinja") if only in path.stem)
-    with click.progressbar(paths, label="templates", file=sys.stderr) as progress:
-        results = [check(path.stem, path.read_text()) for path in progress]
-    for line in (*_table(results), *_summary(results)):
+@click.option("--write", is_flag=True, help="Write the table into docs/tools-and-reasoning.md.")
+def main(folder: Path, only: str, write: bool) -> None:
+    names = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.jinja"))}
+    chosen = [(name, path) for name, path in names.items() if only in name]
+    with click.progressbar(chosen, label="templates", file=sys.stderr) as progress:
+        results = [check(name, path.read_text()) for name, path in progress]
+    for line in (*_each(results), *_summary(results)):
         click.echo(line)
+    if write:
+        Generated(PAGE, BEGIN, END, lambda: "\n".join([*table(results), "", *_summary(results)]) + "\n").write()
     sys.exit(1 if not results or any(result.faults for result in results) else 0)
 
 
-def _table(results: list[Checked]) -> Iterator[str]:
-    yield "| template | calls | reasoning | tools | prompts | read | demanded | remarks |"
-    yield "|" + " --- |" * 8
-    for result in results:
-        remarks = "; ".join([*result.notes, *(["FAULTY"] if result.faults else [])])
-        counts = (result.prompts, result.read, result.demanded)
-        row = (result.name, result.calls, result.reasoning, result.tools, *counts, remarks)
+def _each(results: list[Checked]) -> Iterator[str]:
+    for one in results:
+        counts = f"{one.prompts} prompts, {one.read} answers read, {one.demanded} demanded"
+        yield "; ".join([f"{one.name}: {one.calls}, {one.reasoning}, tools {one.tools}: {counts}", *one.notes])
+        yield from (f"FAULT {one.name}: {fault}" for fault in one.faults)
+
+
+def table(results: list[Checked]) -> Iterator[str]:
+    """A row for all templates with the same formats."""
+    alike: defaultdict[tuple[str, str, str], list[Checked]] = defaultdict(list)
+    for one in results:
+        alike[one.calls, one.reasoning, one.tools].append(one)
+    yield f"| {' | '.join(_COLUMNS)} |"
+    yield "|" + " --- |" * len(_COLUMNS)
+    for formats, ones in sorted(alike.items(), key=lambda each: (each[0][0] == NONE, each)):
+        counts = [sum(count) for count in zip(*((one.prompts, one.read, one.demanded) for one in ones), strict=True)]
+        remarks = list(dict.fromkeys(note for one in ones for note in one.notes))
+        remarks += ["**faults**"] if any(one.faults for one in ones) else []
+        row = (*formats, ", ".join(one.name for one in ones), *counts, "; ".join(remarks))
         yield f"| {' | '.join(map(str, row))} |"
-    for result in results:
-        yield from (f"FAULT {result.name}: {fault}" for fault in result.faults)
 
 
 def _summary(results: list[Checked]) -> Iterator[str]:
-    formats = Counter(result.calls for result in results if result.calls != NONE)
-    yield f"{len(results):7} templates, {formats.total()} with calls in {len(formats)} formats"
-    yield f"{sum(result.prompts for result in results):7} prompts as transformers renders them"
-    yield f"{sum(result.read for result in results):7} answers with calls that are read back, cut at every byte"
-    yield f"{sum(result.demanded for result in results):7} of them as demanded calls are"
-    yield f"{sum(bool(result.faults) for result in results):7} templates with faults"
+    formats = {one.calls for one in results} - {NONE}
+    faulty = sum(bool(one.faults) for one in results)
+    yield f"{len(results)} templates, {sum(one.calls != NONE for one in results)} with calls in {len(formats)} formats;"
+    yield f"{sum(one.prompts for one in results)} prompts as transformers renders them;"
+    yield f"{sum(one.read for one in results)} answers with calls read back, cut at every byte;"
+    yield f"{sum(one.demanded for one in results)} of them as demanded calls are; {faulty} templates with faults."
 
 
 if __name__ == "__main__":

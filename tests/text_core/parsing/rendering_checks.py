@@ -110,30 +110,27 @@ _CHATS: dict[str, list[Message]] = {
 
 
 def check_prompts(checked: Checked, templates: ChatTemplates, text: str) -> None:
-    """Compare prompts of many chats; ``text``: the template's."""
+    """Compare prompts of many chats; ``text``: the template's. What both refuse is not counted."""
     shows_calls = any("look_up" in shown for shown in _of_transformers(text, _CHATS["a call"], None, False))
-    refused = 0
     for (name, chat), tools, prompt in itertools.product(_CHATS.items(), (None, TOOLS), (False, True)):
         try:
             ours = templates.render(chat, tools=tools, add_generation_prompt=prompt)
         except ChatTemplateError as error:
             ours = f"refused: {error}"
+        is_refused = ours.startswith("refused: ")
         expected = _of_transformers(text, chat, tools, prompt)
         if tools and any("Does look_up" in each for each in expected):
             checked.tools = "own"
-        elif tools and not shows_calls:
+        elif tools and not is_refused and not shows_calls:
             texts = [tools_as_text(chat, tools, in_system=in_system) for in_system in (True, False)]
             expected = [shown for chat in texts for shown in _of_transformers(text, chat, None, prompt)]
             checked.tools = "as text"
-        is_refused = ours.startswith("refused: ")
         if is_refused and not (expected and _of_transformers(text, chat, None, prompt)):  # some fail without tools
-            refused += 1
-        elif ours in expected or (not expected and "call" in name):  # some forms of calls only Ringline knows
+            continue
+        if ours in expected or (not expected and "call" in name):  # some forms of calls only Ringline knows
             checked.prompts += 1
         else:
             checked.faults.append(f"{name}{', tools' if tools else ''}: rendered as …{ours[-200:]!r}")
-    if refused:
-        checked.note(f"refuses {refused} chats")
 
 
 def _of_transformers(text: str, chat: list[Message], tools: Any, prompt: bool) -> list[str]:

@@ -38,6 +38,10 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             '<|tool_call>call:g{o:{<|"|>k<|"|>:[1,<|"|><|"|>, {}],l : None},m:12:30 h}<tool_call|>Then',
             [("g", '{"o": {"k": [1, "", {}], "l": null}, "m": "12:30 h"}'), "Then"],
         ),
+        (
+            '<|tool_call>call:f{"a": "x, n:5} {\\"\\n", \'k, \'  :[\'it\\\'s\', "<", "\\d", "" ],m:5"}<tool_call|>',
+            [("f", '{"a": "x, n:5} {\\"\\n", "k, ": ["it\'s", "<", "\\\\d", ""], "m": "5\\""}')],
+        ),
     ],
     "kimi_k2": [
         (
@@ -49,6 +53,19 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         (
             "<think>x</think><|tool_call_begin|> f <|tool_call_argument_begin|> {} <|tool_call_end|>",
             ["think: x", ("f", "{}")],
+        ),
+    ],
+    "kimi_k3": [
+        (
+            'So<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="string"<|sep|>1'
+            '<|close|>argument<|sep|><|open|>argument key="n" type="number"<|sep|>7<|close|>argument<|sep|>'
+            '<|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+            ["So", ("f", '{"a": "1", "n": 7}'), ("g", "{}")],
+        ),
+        (
+            'So<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="g" index="1"<|sep|><|close|>call<|sep|>'
+            "<|close|>tools<|sep|>",
+            ["So", ("g", "{}")],
         ),
     ],
     "cohere": [
@@ -305,11 +322,20 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("<|tool_call>call:f{a}", [("f", '{"a"'), "}"]),
         ('<|tool_call>call:f{a:<|"|>x', [("f", '{"a": "x')]),
         ("<|tool_call>call:f{a:1,n:2", [("f", '{"a": 1, "n": ')]),
+        ('<|tool_call>call:f{a:"x" y}', [("f", '{"a": "x"'), "y}"]),
     ],
     "kimi_k2": [
         ("<|tool_call_begin|>f none", ["<|tool_call_begin|>f none"]),
         ("<|tool_calls_section_begin|>none", ["<|tool_calls_section_begin|>none"]),
         ("<|tool_call_begin|>f<|tool_call_argument_begin|>1", ["<|tool_call_begin|>f<|tool_call_argument_begin|>1"]),
+    ],
+    "kimi_k3": [
+        ("<|open|>tools<|sep|>none", ["<|open|>tools<|sep|>none"]),
+        ('<|open|>tools<|sep|><|open|>call tool="f" id="1"', ['<|open|>tools<|sep|><|open|>call tool="f" id="1"']),
+        (
+            '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="date"<|sep|>1',
+            [("f", "{"), '<|open|>argument key="a" type="date"<|sep|>1'],
+        ),
     ],
     "cohere": [
         ('<|START_ACTION|>[{"name": "f"}]', ['<|START_ACTION|>[{"name": "f"}]']),

@@ -93,8 +93,36 @@ def test_types_within_arguments() -> None:
     assert listed_types({"f": {"properties": {"a": wide}}}, depth=9)
 
 
+def test_types_within_what_is_not_described_by_name() -> None:
+    texts = {"type": "array", "items": {"type": "string"}}
+    member = {"type": "object", "properties": {"s": {"type": "string"}, "l": texts}}
+    map_of_texts = {"type": "object", "additionalProperties": {"type": "string"}}
+    schema: dict[str, Any] = {
+        "properties": {
+            "m": {"type": "object", "additionalProperties": member, "properties": {"n": {"type": "integer"}}},
+            "mm": {"type": "object", "additionalProperties": map_of_texts},
+        },
+        "additionalProperties": member,
+    }
+    types = ArgumentTypes(listed_types({"f": schema, "any": {}}, depth=3))
+    within: dict[str, object] = {
+        "m n": {I},
+        "m x": {O},
+        "m x s": {S},
+        "m x l": {A},
+        "m x l item": {S},
+        "mm x y": {S},
+        "x": {O},
+        "x s": {S},
+        "x l item": {S},
+        "x y": ALL,
+    }
+    assert {path: types.within("f", path.split()) for path in within} == within
+    assert types.within("any", ("x", "s")) == types.within("any", ("m", "x", "s")) == ALL
+
+
 def test_what_is_not_listed_is_text() -> None:
-    tools = {
+    tools: dict[str, dict[str, Any]] = {
         "f": {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "m": {"type": "integer"}}},
         "g": {"properties": {"a": {"type": "string"}, "n": {"type": "string"}}, "additionalProperties": True},
         "h": {"properties": {"m": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}},
@@ -105,7 +133,7 @@ def test_what_is_not_listed_is_text() -> None:
     assert [types.of("f", name) for name in ("a", "n", "m", "x")] == [TEXT, {I}, {I}, TEXT]
     assert [types.of("g", name) for name in ("a", "n", "x")] == [TEXT, TEXT, ALL]
     assert [types.of("h", name) for name in ("m", "x")] == [{I}, {B}]
-    assert types.of("o", "x") == ALL
+    assert types.of("o", "x") == types.of("o", "m") == ALL
     assert types.of("unknown", "x") == TEXT
     assert len([each for each in listed if each.name == "m"]) == 1
 

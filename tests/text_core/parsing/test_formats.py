@@ -71,13 +71,12 @@ def test_an_answer_cut_at_every_byte(special: bool, name: str, text: str, parts:
 
 
 @pytest.mark.parametrize("name", [name for name in REASONING_FORMATS if name != "harmony"])
-def test_reasoning_that_begins_behind_content_is_cut_at_every_byte(
-    tokenizers: dict[bool, Tokenizer], name: str
-) -> None:
-    form, options = REASONING_FORMATS[name], options_of("none", reasoning=name)
-    ids = tokenizers[True].encode(f"So {form.opening}a{form.closing}b")
+def test_reasoning_that_begins_behind_content_is_cut_at_every_byte(name: str) -> None:
+    tokenizer, options = tokenizer_of("hermes", special=True), options_of("none", reasoning=name)
+    form = REASONING_FORMATS[name]
+    ids = tokenizer.encode(f"So {form.opening}a{form.closing}b")
     for cuts in (range(1, len(ids) + 1), [len(ids)]):
-        assert shown(merged(tokens_parsed(tokenizers[True], options, ids, cuts))) == ["So ", "think: a", "b"]
+        assert shown(merged(tokens_parsed(tokenizer, options, ids, cuts))) == ["So ", "think: a", "b"]
 
 
 def test_changed_answers_are_parsed_alike_however_they_are_cut() -> None:
@@ -253,8 +252,30 @@ def test_reasoning_in_a_message_of_its_own(special: bool, text: str, parts: Show
     assert {part.id for part in whole if isinstance(part, ToolCallPiece)} <= {"a"}
 
 
+KIMI_K3 = [
+    ("Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>", "Yes."),
+    (
+        "Hm.<|close|>think<|sep|><|open|>response<|sep|>So<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="g" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>',
+        "So",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "content"), KIMI_K3)
+@pytest.mark.parametrize("special", [False, True])
+def test_reasoning_and_text_in_elements(special: bool, text: str, content: str) -> None:
+    tokenizer = tokenizer_of("kimi_k3", special)
+    options = options_of("kimi_k3", reasoning="kimi_k3", inside=True)
+    ids = tokenizer.encode(text)
+    whole = merged(tokens_parsed(tokenizer, options, ids, [len(ids)]))
+    assert shown(whole) == ["think: Hm.", content, *([("g", "{}")] if "tools" in text else [])]
+    assert merged(tokens_parsed(tokenizer, options, ids, range(1, len(ids) + 1))) == whole
+
+
 def test_a_prompt_without_reasoning_has_an_empty_message_of_it() -> None:
     assert has_ended_reasoning("solar_open", "<|begin|>assistant<|think|><|end|><|begin|>assistant")
+    assert has_ended_reasoning("kimi_k3", '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>')
     assert not has_ended_reasoning("solar_open", "<|begin|>user<|content|>Hi<|end|><|begin|>assistant")
 
 

@@ -6,13 +6,17 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.text_core.parsing.parsing import merged
+from tests.text_core.parsing.call_templates import CALL_TEMPLATES
+from tests.text_core.parsing.parsing import merged, parse, shown
 from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
 from text_core.grammar.checker import GrammarChecker
 from text_core.grammar.constraints import ConstraintError
@@ -69,6 +73,7 @@ TRIGGERS = {
     "gigachat3_roles": "Hi<|message_sep|>\n\nfunction call<|role_sep|>\n",
     "gigachat3": "Hi <|function_call|>",
     "gemma4": "Hi <|tool_call>",
+    "kimi_k3": "Hi <|open|>tools<|sep|>",
     "kimi_k2": "Hi <|tool_calls_section_begin|>",
     "cohere": "Hi <|START_ACTION|>",
     "lfm2": "Hi <|tool_call_start|>",
@@ -238,6 +243,176 @@ def test_objects_and_lists_within_arguments(
         (call,) = merged([*parser.feed(delta, last=True), *parser.finish()])
         assert isinstance(call, ToolCallPiece)
         jsonschema.validate(json.loads(call.arguments), NESTED.parameters)
+
+
+ANNOTATIONS: dict[str, object] = {
+    "$comment": "x",
+    "default": {"a": {"$ref": "#/nothing"}},
+    "examples": [{"$ref": "#/nothing"}],
+    "markdownDescription": "x",
+    "title": "x",
+    "type_": "integer",
+    "x-order": 1,
+}
+ANNOTATED: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "a": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]},
+        "b": {"type": ["boolean", "integer"]},
+        "title": {"type": "array", "items": {"$ref": "#/$defs/c"}, "maxItems": 2},
+        "d": {"type": "object", "properties": {"e": {"enum": ["x", 1]}}, "required": ["e"]},
+        "f": {"allOf": [{"$ref": "#/$defs/c"}]},
+        "g": {},
+    },
+    "required": ["a"],
+    "$defs": {"c": {"type": "object", "properties": {"default": {"type": "string"}}, "required": ["default"]}},
+}
+
+
+def annotated(schema: object) -> object:
+    """``schema`` with annotations at every depth."""
+    if not isinstance(schema, dict):
+        return [annotated(each) for each in schema] if isinstance(schema, list) else schema
+    own = {
+        keyword: {name: annotated(each) for name, each in value.items()}
+        if keyword in ("properties", "$defs")
+        else annotated(value)
+        for keyword, value in schema.items()
+    }
+    return {**ANNOTATIONS, **own}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_annotations_restrict_nothing(checker: GrammarChecker, name: str) -> None:
+    grammars = []
+    beside = {"$id": "https://example.com/x", "definitions": "none"}
+    with_annotations = annotated(ANNOTATED)
+    assert isinstance(with_annotations, dict)
+    for parameters in (ANNOTATED, {**with_annotations, **beside}):
+        tool = ToolSpec("f", parameters, strict=True)
+        grammars.append(TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker))
+    assert grammars[0] == grammars[1]
+
+
+BY_ARGUMENT = (
+    *("qwen3_coder", "glm45", "hy3", "deepseek_v32", "gemma4", "minimax_m2", "minimax_m3", "seed_oss"),
+    *("pythonic", "lfm2", "olmo3"),
+)
+"""Formats whose grammars describe arguments one by one."""
+WHOLE_NUMBERS: dict[str, object] = {"type": "object", "additionalProperties": {"type": "integer"}}
+Case = tuple[dict[str, Any], list[Any], list[Any]]
+"""A schema, values that it allows, and others."""
+OPEN: list[Case] = [
+    ({"type": "object"}, [{}, {"zz": 5}, {"zz": "x", "y": True, "a": None}], []),
+    (WHOLE_NUMBERS, [{}, {"zz": 5, "y": 6}], [{"zz": "x"}, {"zz": 5, "y": True}]),
+    (
+        {"properties": {"a": {"type": "string"}, "ab": {"type": "boolean"}}, "required": ["a"], **WHOLE_NUMBERS},
+        [{"a": "x"}, {"a": "5", "zz": 5}, {"a": "x", "ab": True, "abc": 1, "z": 2}],
+        [{}, {"zz": 5}, {"a": "x", "ab": 5}, {"a": "x", "zz": True}],
+    ),
+    (
+        {"properties": {"a": {"type": "integer"}}, "additionalProperties": True},
+        [{}, {"a": 5}, {"zz": "x"}, {"a": 5, "zz": True, "y": "true y"}],
+        [{"a": "x"}],
+    ),
+    (
+        {"properties": {}, "additionalProperties": {"$ref": "#/$defs/b"}, "$defs": {"b": {"enum": [1, "x"]}}},
+        [{"z": "x"}, {"z": 1, "y": "x"}],
+        [{"z": 2}],
+    ),
+    (
+        {"properties": {"a": {"type": "integer"}}, "additionalProperties": False},
+        [{"a": 5}],
+        [{"zz": 5}, {"a": 5, "z": 6}],
+    ),
+]
+WITHIN: list[Case] = [
+    (WHOLE_NUMBERS, [{}, {"New York": 5, "é-1.x": 6}], [{"zz": "x"}, {"zz": 5, "y": True}]),
+    (
+        {"type": "object", "additionalProperties": {"type": "string", "maxLength": 4}},
+        [{"zz": "5", "y": "true"}],
+        [{"zz": "xxxxx"}, {"zz": {"y": "x"}}],
+    ),
+    ({"type": "object", "additionalProperties": WHOLE_NUMBERS}, [{"zz": {"y": 5}}, {"zz": {}}], [{"zz": {"y": "x"}}]),
+    (
+        {"type": "object", "additionalProperties": {"properties": {"s": {"type": "string"}}, "type": "object"}},
+        [{"zz": {"s": "5"}, "y": {"s": "x"}}],
+        [{"zz": {"z": "x"}}],
+    ),
+    (
+        {"properties": {"a": {"type": "boolean"}, "b": {"type": "string"}}, "required": ["b"], **WHOLE_NUMBERS},
+        [{"b": "5"}, {"a": True, "b": "x", "zz": 5}],
+        [{"a": True}, {"b": "x", "a": 5}, {"b": "x", "zz": True}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True},
+        [{"zz": "x"}, {"a": 5}],
+        [{"a": "x"}],
+    ),
+    ({"type": "array", "items": WHOLE_NUMBERS}, [[{"z": 5}, {"y": 6}]], [[{"z": "x"}]]),
+]
+ARGUMENTS: list[Case] = [
+    ({"type": ["string", "null"]}, [None, "x", "null y", "nul", "nu<ll", "[null]"], []),
+    ({"type": ["string", "null", "boolean"]}, [None, True, False, "x", "true y", "5", "falsehood"], []),
+    ({"anyOf": [{"enum": ["x", "true y"]}, {"const": True}]}, ["x", "true y", True], [False, "y"]),
+    ({}, [None, True, "x", 5, [True, None]], []),
+]
+
+
+def written(name: str, arguments: object) -> str:
+    """A call of ``f`` as the format's template shows it."""
+    environment = jinja2.Environment()
+    environment.filters["tojson"] = environment.filters["string"] = partial(json.dumps, ensure_ascii=False)
+    call = {"id": "a1b2c3d4e5", "function": {"name": "f", "arguments": arguments}}
+    template = environment.from_string(CALL_TEMPLATES[name])
+    return template.render(messages=[{"role": "assistant", "tool_calls": [call]}]).split("<|assistant|>")[1].strip()
+
+
+def check_case(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str, case: Case, argument: str = ""
+) -> None:
+    """Check what a grammar accepts as the arguments of a call, or as one ``argument``, and that it is read back."""
+    schema, allowed, others = case
+    if argument:
+        schema = {"type": "object", "properties": {argument: schema}, "required": [argument]}
+    tool = ToolSpec("f", schema, strict=True)
+    grammar = TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker)
+    checker.check(grammar)
+    tools = {"f": schema, "g": {"properties": {"zz": {"type": "null"}}}}
+    options = ParseOptions(name, tool_names=("f",), argument_types=tuple(listed_types(tools, depth=8)))
+    for index, value in enumerate(allowed + others):
+        arguments = {argument: value} if argument else value
+        text = written(name, arguments)
+        matcher, ids = LLMatcher(masks, grammar, log_level=0), tokenizer.encode(text)
+        accepted = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        assert accepted == (index < len(allowed)), text
+        if accepted:
+            (call,) = shown(parse([text], options)[-1])
+            assert (call[0], json.loads(call[1])) == ("f", arguments)
+
+
+@pytest.mark.parametrize("name", BY_ARGUMENT)
+def test_open_schemas_take_what_they_allow(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
+) -> None:
+    for case in OPEN:
+        check_case(checker, masks, tokenizer, name, case)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "minimax_m3"])
+def test_maps_hold_what_their_schemas_allow(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
+) -> None:
+    for case in WITHIN:
+        check_case(checker, masks, tokenizer, name, case, "e")
+
+
+@pytest.mark.parametrize("name", BY_ARGUMENT)
+def test_words_are_json_where_text_is_allowed_too(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
+) -> None:
+    for case in ARGUMENTS:
+        check_case(checker, masks, tokenizer, name, case, "e")
 
 
 def test_parameters_that_cannot_be_held_to() -> None:

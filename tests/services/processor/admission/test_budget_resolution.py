@@ -79,7 +79,7 @@ def test_the_engine_gets_the_markers() -> None:
     assert len(blank) > 5
     text = {"chat": {"messages": [{"role": "user", "content": "a"}], "template_args_json": '{"thinks": true}'}}
     begun = budget_of(served, **text)
-    assert begun == engine_pb2.ReasoningBudget(max_tokens=7, closing=[ids["</think>"]])
+    assert begun == engine_pb2.ReasoningBudget(max_tokens=7, blank=blank, begun=True, **markers)
     assert budget_of(served, stopping={}) is None
     assert budget_of(served, output={"parse": {"reasoning": "none"}}) is None
 
@@ -91,10 +91,11 @@ def test_reasoning_may_begin_again_where_its_marker_is_special() -> None:
         budget = budget_of(served, output={"parse": {"begins_in_reasoning": begun}})
         assert budget is not None
         assert list(budget.again) == [served.tokenizer.added_tokens()["<think>"]]
-        assert list(budget.opening) == ([] if begun else list(budget.again))
+        assert (budget.opening, budget.begun) == (budget.again, begun)
     plain = budget_of(reasoning_model("</think>"), output={"parse": {"begins_in_reasoning": True}})
     assert plain is not None
-    assert not plain.again, "no token begins it"
+    assert not plain.opening, "no token begins it"
+    assert not plain.again
 
 
 def test_a_budget_larger_than_the_context_is_no_limit() -> None:

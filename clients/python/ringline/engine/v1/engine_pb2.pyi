@@ -264,8 +264,11 @@ class ReasoningBudget(google.protobuf.message.Message):
     OPENING_FIELD_NUMBER: builtins.int
     AGAIN_FIELD_NUMBER: builtins.int
     BLANK_FIELD_NUMBER: builtins.int
+    BEGUN_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     """Tokens between the markers, of all reasoning together."""
+    begun: builtins.bool
+    """The prompt has begun it. Where opening comes all the same, it is no token of reasoning."""
     @property
     def closing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The marker that ends it, whose first id stands for nothing else; 1 to 16 ids."""
@@ -273,7 +276,7 @@ class ReasoningBudget(google.protobuf.message.Message):
     @property
     def opening(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The marker that begins it, at the beginning of the output or behind tokens of blank; at most 16 ids. Empty: the
-        prompt has begun it.
+        prompt has begun it, and nothing begins it again.
         """
 
     @property
@@ -292,8 +295,9 @@ class ReasoningBudget(google.protobuf.message.Message):
         opening: collections.abc.Iterable[builtins.int] | None = ...,
         again: collections.abc.Iterable[builtins.int] | None = ...,
         blank: collections.abc.Iterable[builtins.int] | None = ...,
+        begun: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["again", b"again", "blank", b"blank", "closing", b"closing", "max_tokens", b"max_tokens", "opening", b"opening"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["again", b"again", "begun", b"begun", "blank", b"blank", "closing", b"closing", "max_tokens", b"max_tokens", "opening", b"opening"]) -> None: ...
 
 global___ReasoningBudget = ReasoningBudget
 
