@@ -18,7 +18,12 @@ from services.gateway.turns import Turns
 _BILLING = "x-anthropic-billing-header"
 """Begins a block of the system prompt that is useless to models and differs in each request."""
 
+_BEGINNING = 80
+"""Characters of a failed tool's result in which its own words may say that it failed."""
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+_OWN_RESULT = "_tool_result"
+"""Ends the types of results of Anthropic's own tools, which are in the assistant's turn."""
 
 
 class Source(msgspec.Struct):
@@ -26,6 +31,7 @@ class Source(msgspec.Struct):
 
     type: str
     data: str | None = None
+    content: str | list[Block] | None = None
 
 
 class Tool(msgspec.Struct):
@@ -56,8 +62,12 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: Any = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
-    source: Source | None = None
+    content: str | list[Block] | dict[str, Any] | None = None
+    is_error: bool | None = None
+    source: Source | str | None = None
+    title: str | None = None
+    context: str | None = None
+    url: str | None = None
     tool_name: str | None = None
     tool: ToolChange | None = None
 
@@ -111,9 +121,10 @@ class CountRequest(OtherForms):
     messages: Annotated[
         list[Turn] | None,
         supported(
-            "Blocks of type `text`, `tool_use`, `tool_result` and `thinking`, and documents of plain text; images and "
-            "other documents are refused. Turns of one role that follow each other are one. A last turn of the "
-            "assistant is continued."
+            "Blocks of type `text`, `tool_use`, `tool_result` and `thinking`, search results, and documents of plain "
+            "text; images and other documents are refused. A result with `is_error` says so in its text. Calls of "
+            "Anthropic's own tools, and their results, are shown as those of other tools. Turns of one role that "
+            "follow each other are one. A last turn of the assistant is continued."
         ),
     ] = None
     system: Annotated[str | list[Block] | None, supported()] = None
@@ -230,9 +241,16 @@ def prompt_options(request: CountRequest) -> TokenizeOptions:
     if arguments:
         options["template_args"] = arguments
     last = request.messages[-1] if request.messages else Turn("")
-    if last.role == "assistant" and last.blocks and all(block.type != "tool_use" for block in last.blocks):
+    if last.role == "assistant" and _goes_on(last.blocks):
         options["continue_final_message"] = True
     return options
+
+
+def _goes_on(blocks: Sequence[Block]) -> bool:
+    """Whether an assistant's last turn may be continued: not behind a call that waits for its result."""
+    if not blocks or any(block.type == "tool_use" for block in blocks):
+        return False
+    return blocks[-1].type not in _CALLS and not blocks[-1].type.endswith(_OWN_RESULT)
 
 
 def all_options(request: MessageRequest) -> Options:
@@ -258,23 +276,37 @@ def _add_of_system(turns: Turns, block: Block, path: str) -> None:
 
 
 def _add_of_user(turns: Turns, block: Block, path: str) -> None:
-    if block.type != "tool_result":
+    if block.type == "tool_result":
+        _add_result(turns, block, path)
+    else:
         turns.user(_text(block, path))
-        return
+
+
+def _add_result(turns: Turns, block: Block, path: str) -> None:
     if block.tool_use_id is None:
         raise invalid(f"{path}.tool_use_id", "missing: expected the id of the tool_use block that it answers")
-    content = block.content or ""
-    if not isinstance(content, str):
-        content = "\n".join(_text(one, f"{path}.content[{number}]") for number, one in enumerate(content))
-    turns.result(block.tool_use_id, content)
+    text = _joined(block.content or "", f"{path}.content")
+    if block.is_error and "error" not in text[:_BEGINNING].casefold():
+        text = f"Error: {text}" if text else "Error"
+    turns.result(block.tool_use_id, text)
+
+
+def _joined(content: str | Sequence[Block] | Mapping[str, Any], path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping):  # of Anthropic's own tools
+        return msgspec.json.encode(content).decode()
+    return "\n".join(_text(one, f"{path}[{number}]") for number, one in enumerate(content))
 
 
 def _add_of_assistant(turns: Turns, block: Block, path: str) -> None:
     if block.type == "thinking":
         turns.reasoning(block.thinking or "")
-    elif block.type == "tool_use":
+    elif block.type.endswith(_OWN_RESULT):
+        _add_result(turns, block, path)
+    elif block.type in _CALLS:
         if block.id is None or block.name is None:
-            raise invalid(path, "a tool_use block needs an id, a name and an input")
+            raise invalid(path, f"a {block.type} block needs an id, a name and an input")
         turns.call(block.id, block.name, block.input)
     elif block.type != "redacted_thinking":
         turns.assistant(_text(block, path))
@@ -288,9 +320,17 @@ def _text(block: Block, path: str) -> str:
     text = block.text
     if block.type == "tool_reference":
         text = block.tool_name
-    elif block.type == "document" and block.source is not None and block.source.type == "text":
+    elif block.type == "document" and isinstance(block.source, Source) and block.source.type in ("text", "content"):
         text = block.source.data
-    elif block.type != "text":
+        if block.source.type == "content" and block.source.content is not None:
+            text = _joined(block.source.content, f"{path}.source.content")
+        text = text and "\n".join(filter(None, (block.title, block.context, text)))
+    elif block.type == "search_result" and block.content:
+        source, found = block.source, _joined(block.content, f"{path}.content")
+        text = "\n".join(filter(None, (block.title, source if isinstance(source, str) else None, found)))
+    elif block.type == "web_search_result":
+        text = "\n".join(filter(None, (block.title, block.url)))
+    elif block.type not in ("text", "search_result"):
         raise invalid(f"{path}.type", f"a block of type {shown(block.type)} is not supported: expected text")
     if text is None:
         raise invalid(path, f"a block of type {shown(block.type)} has no text")
