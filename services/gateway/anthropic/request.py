@@ -20,6 +20,7 @@ _BILLING = "x-anthropic-billing-header"
 
 _BEGINNING = 80
 """Characters of a failed tool's result in which its own words may say that it failed."""
+_THINKING = ("enabled", "adaptive", "auto", "disabled")
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 _OWN_RESULT = "_tool_result"
@@ -234,6 +235,8 @@ def prompt_options(request: CountRequest) -> TokenizeOptions:
     _set_tool_choice(options, request.tool_choice)
     arguments: dict[str, Any] = {}
     if request.thinking is not None:
+        if request.thinking.type not in _THINKING:
+            raise invalid("thinking.type", f"{shown(request.thinking.type)}: expected {', '.join(_THINKING)}")
         arguments["enable_thinking"] = arguments["thinking"] = request.thinking.type != "disabled"
     if request.output_config is not None and (effort := request.output_config.effort):
         arguments["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort

@@ -280,6 +280,7 @@ def read(fields: dict[str, Any]) -> None:
         ({"tool_choice": {"type": "sometimes"}, "tools": [LOOK]}, "tool_choice.type"),
         ({"tool_choice": {"type": "tool"}, "tools": [LOOK]}, "tool_choice.name"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
+        ({"thinking": {"type": "x"}}, "thinking.type"),
         ({"mcp_servers": [{"name": "a"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
     ],
