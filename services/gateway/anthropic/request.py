@@ -282,7 +282,7 @@ def _add_of_user(turns: Turns, block: Block, path: str) -> None:
     if block.type == "tool_result":
         _add_result(turns, block, path)
     else:
-        turns.user(_text(block, path))
+        turns.user(_text(block, path, "tool_result, "))
 
 
 def _add_result(turns: Turns, block: Block, path: str) -> None:
@@ -312,14 +312,14 @@ def _add_of_assistant(turns: Turns, block: Block, path: str) -> None:
             raise invalid(path, f"a {block.type} block needs an id, a name and an input")
         turns.call(block.id, block.name, block.input)
     elif block.type != "redacted_thinking":
-        turns.assistant(_text(block, path))
+        turns.assistant(_text(block, path, "thinking, tool_use, "))
 
 
 _ADD = {"user": _add_of_user, "assistant": _add_of_assistant, "system": _add_of_system}
 
 
-def _text(block: Block, path: str) -> str:
-    """The text of a textual block."""
+def _text(block: Block, path: str, others: str = "") -> str:
+    """The text of a textual block; ``others`` may be in its place."""
     text = block.text
     if block.type == "tool_reference":
         text = block.tool_name
@@ -334,7 +334,9 @@ def _text(block: Block, path: str) -> str:
     elif block.type == "web_search_result":
         text = "\n".join(filter(None, (block.title, block.url)))
     elif block.type not in ("text", "search_result"):
-        raise invalid(f"{path}.type", f"a block of type {shown(block.type)} is not supported: expected text")
+        of_source = f" of source {shown(block.source.type)}" if isinstance(block.source, Source) else ""
+        expected = f"expected {others}text, search_result, or a document of plain text"
+        raise invalid(f"{path}.type", f"a block of type {shown(block.type)}{of_source} is not supported: {expected}")
     if text is None:
         raise invalid(path, f"a block of type {shown(block.type)} has no text")
     return text

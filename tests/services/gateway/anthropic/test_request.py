@@ -131,6 +131,29 @@ def test_a_conversation_goes_on_that_has_calls_of_anthropics_own_tools() -> None
         assert "continue_final_message" not in all_options(request_of(messages=[*HELLO, cut]))
 
 
+@pytest.mark.parametrize(
+    ("role", "block", "problem"),
+    [
+        (
+            "user",
+            {"type": "document", "source": {"type": "base64", "data": "JVBERi0="}},
+            "a block of type 'document' of source 'base64' is not supported: expected tool_result, text, "
+            "search_result, or a document of plain text",
+        ),
+        (
+            "assistant",
+            {"type": "container_upload"},
+            "a block of type 'container_upload' is not supported: expected thinking, tool_use, text, search_result, "
+            "or a document of plain text",
+        ),
+    ],
+)
+def test_a_refused_block_says_what_is_expected_there(role: str, block: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        messages_of(request_of(messages=[{"role": role, "content": [block]}]))
+    assert refused.value.message == f"messages[0].content[0].type: {problem}"
+
+
 def test_documents_and_search_results_have_their_titles() -> None:
     text = {"type": "text", "media_type": "text/plain", "data": "Once"}
     chunks = {"type": "content", "content": [BLOCK, BLOCK]}
