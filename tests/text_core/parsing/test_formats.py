@@ -10,13 +10,8 @@ import pytest
 from tests.text_core import chat_template_samples, family_templates
 from tests.text_core.parsing.byte_tokenizers import byte_tokenizer
 from tests.text_core.parsing.call_templates import CALL_TEMPLATES, OTHER_FORMS
-<<<<<<< HEAD
 from tests.text_core.parsing.parsing import merged, options_of, parse, shown, tokens_parsed
-from tests.text_core.parsing.samples import MALFORMED, WHOLE, Shown
-=======
-from tests.text_core.parsing.parsing import merged, options_of, parse, shown
 from tests.text_core.parsing.samples import EMPTY, MALFORMED, WHOLE, Shown
->>>>>>> w-parse
 from text_core.chat_templates import ChatTemplates, TemplateSource
 from text_core.parsing import json_calls, tagged_calls, text_parser
 from text_core.parsing.formats import (
