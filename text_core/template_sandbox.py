@@ -45,7 +45,19 @@ MAX_RENDERED_CHARS = 4 << 20
 _MAX_INTEGER_BITS = 4096
 _MAX_DIGITS = 1000
 _MULTIPLYING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "translate", "encode"})
+_SEARCHING_METHODS = frozenset({"strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit"})
+"""Methods of texts that take time in proportion to what they seek, too."""
+_MAX_SOUGHT = 1000
+_PART_CHARS = 16
+"""What each part of a text costs in a list."""
 _MULTIPLYING_FILTERS = ("batch", "center", "pprint", "slice", "urlize", "wordwrap", "xmlattr")
+_TEXT_FILTERS = frozenset(
+    {"capitalize", "e", "escape", "forceescape", "lower", "safe", "striptags", "title", "truncate", "upper"}
+    | {"urlencode", "wordcount"}
+)
+"""Filters that make text of their first argument."""
+_LISTING_FILTERS = frozenset({"list", "sort", "title", "unique", "wordcount"})
+"""Filters that make a list of a text's parts."""
 _COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort", "unique")
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -80,8 +92,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             del self.filters[name]
         del self.globals["lipsum"]
         self.filters |= {"format": _format, "indent": _indent, "join": _join, "replace": _replace, "round": _round}
+        self.filters["trim"] = _trim
         self.filters |= {"string": text_of, "sum": _sum}
         self.filters |= {name: _comparing(self.filters[name]) for name in _COMPARING_FILTERS}
+        self.filters |= {name: _of_text(self.filters[name]) for name in _TEXT_FILTERS}
+        self.filters |= {name: _of_parts(self.filters[name]) for name in _LISTING_FILTERS}
         self.tests |= {name: _comparing(self.tests[name]) for name in _COMPARING_TESTS}
         for name, function in list(self.filters.items()):
             self.add_filter(name, function)
@@ -129,10 +144,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             check_comparable(value)
         return value
 
+    def comparable(self, value: Any) -> Any:
+        """``value``, checked before it is compared; an iterator as a list."""
+        value = list(value) if isinstance(value, Iterator) else value
+        if is_container(value):
+            check_comparable(value)
+        return value
+
     def compared(self, left: Any, comparison: str, right: Any) -> Any:
         """The comparison operators."""
-        if is_container(left) and is_container(right):
-            check_comparable(left, right)
+        if is_container(left) and not isinstance(right, str):
+            left, right = self.comparable(left), self.comparable(right)
         return _COMPARISONS[comparison](left, right)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -159,8 +181,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 return kept(_join(__self, args[0], owner))
             if name == "replace" and len(args) > 1:
                 _check_replacing(owner, str(args[0]), str(args[1]))
-            elif name in ("format", "format_map"):
-                _check_formatting(owner, "{", [*args, *kwargs.values()])
+            elif name in _SEARCHING_METHODS and args:
+                _check_sought(args[0])
+            if name in ("split", "rsplit", "splitlines"):
+                separator = args[0] if args and isinstance(args[0], str) else None
+                current_budget.get().check(_PART_CHARS * sum(map(owner.count, (separator,) if separator else " \n\t")))
         return kept(super().call(__context, __obj, *args, **kwargs), len(args) + len(kwargs))
 
     def call_test(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,9 +208,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_widths(_WIDE_BRACES, value.__self__)
-        return wrapped
+        if wrapped is None:
+            return None
+        pattern, format_ = value.__self__, wrapped
+        _check_widths(_WIDE_BRACES, pattern)
+
+        @wraps(wrapped)
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_formatting(pattern, "{", [*args, *kwargs.values()])
+            return format_(*args, **kwargs)
+
+        return checked
 
 
 class _Instrument(NodeTransformer):
@@ -221,21 +254,17 @@ class _Instrument(NodeTransformer):
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
-        """``a < b < c`` becomes ``a < b and b < c``; what is compared with a constant stays as it is."""
+        """What is compared with a constant stays as it is."""
         self.generic_visit(node)
-        comparisons: list[nodes.Expr] = []
-        left = node.expr
-        for operand in node.ops:
-            if any(isinstance(side, nodes.Const | nodes.TemplateData) for side in (left, operand.expr)):
-                comparisons.append(nodes.Compare(left, [operand], lineno=node.lineno))
-            else:
-                name = nodes.Const(operand.op, lineno=node.lineno)
-                comparisons.append(_call("compared", [left, name, operand.expr], node.lineno))
-            left = operand.expr
-        together = comparisons[0]
-        for each in comparisons[1:]:
-            together = nodes.And(together, each, lineno=node.lineno)
-        return together
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        if len(node.ops) > 1:  # each side is computed once, so they are checked one by one
+            node.expr = _call("comparable", [node.expr], node.lineno)
+            for operand in node.ops:
+                operand.expr = _call("comparable", [operand.expr], node.lineno)
+        elif not any(isinstance(side, nodes.Const | nodes.TemplateData) for side in sides):
+            name = nodes.Const(node.ops[0].op, lineno=node.lineno)
+            return _call("compared", [node.expr, name, node.ops[0].expr], node.lineno)
+        return node
 
 
 def _call(method: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
@@ -273,6 +302,42 @@ def _concat(parts: Iterable[str]) -> str:
     current_budget.get().check(sum(map(len, parts)))
     text: str = kept("".join(parts))
     return text
+
+
+def _trim(value: Any, chars: str | None = None) -> str:
+    _check_sought(chars)
+    return text_of(value).strip(chars)
+
+
+def _check_sought(text: Any) -> None:
+    if isinstance(text, str) and len(text) > _MAX_SOUGHT:
+        raise LimitExceededError(f"it seeks a text of more than {_MAX_SOUGHT} characters")
+
+
+def _of_parts(function: Any) -> Callable[..., Any]:
+    """A filter that makes a list of a text's parts, which is charged before."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for value in args:
+            if isinstance(value, str):
+                current_budget.get().check(_PART_CHARS * len(value))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _of_text(function: Any) -> Callable[..., Any]:
+    """A filter that makes text of what it gets, which is charged before."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for value in args:
+            if is_container(value):
+                text_size(value)
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def _comparing(function: Any) -> Callable[..., Any]:

@@ -233,7 +233,9 @@ def test_what_runs_for_ever_is_stopped(monkeypatch, template):
         only(template).render(PLAIN)
 
 
-TOO_MUCH = "holds more than|chat is longer than|bits|not allowed|Range too big|unsafe|must not|No filter|is undefined"
+TOO_MUCH = (
+    "holds more|seeks a text|chat is longer than|bits|not allowed|Range too big|unsafe|must not|No filter|is undefined"
+)
 TWICE = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = TWICE %}{% endfor %}"
 HOARD = (
     "{% set long = 'xy' * 50000 %}{% set short = range(1000) | list %}"
@@ -283,6 +285,14 @@ HOARD = (
         "{{ ('%*d' % (1000000000, 1)) | length }}",
         "{{ ('%1000000000d' | format(1)) | length }}",
         "{{ ('{:>1000000000}'.format(1)) | length }}",
+        "{{ ('{0}' * 100000).format('a' * 100000) | length }}",
+        "{{ ('{x}' * 100000).format_map({'x': 'a' * 100000}) | length }}",
+        "{{ ('a' * 500000).strip('b' * 500000 ~ 'a') | length }}",
+        "{{ ('a' * 500000) | trim('b' * 500000 ~ 'a') | length }}",
+        "{{ ('a' * 400000).rfind('ab' ~ 'a' * 200000) }}",
+        "{{ ('a ' * 4000000) | title | length }}",
+        "{{ ('a ' * 4000000).split() | length }}",
+        "{{ ('ab' * 4000000) | sort | length }}",
         "{{ ('{:{}}'.format(1, 1000000000)) | length }}",
         "{{ ('x'.ljust(1000000000)) | length }}",
         "{{ ('x' | center(1000000000)) | length }}",
@@ -330,6 +340,13 @@ DOUBLED = (
         "ns.a is in [ns.b]",
         "ns.d == ns.d.copy()",
         "'%s' % ns.d",
+        "ns.a | upper",
+        "ns.a | e",
+        "ns.a | trim",
+        "ns.t | wordcount",
+        "[('k', ns.a)] | urlencode",
+        "ns.a in ([ns.b] | select)",
+        "0 < 1 < ns.a < ns.b",
     ],
 )
 def test_a_comparison_of_shared_parts_is_stopped(monkeypatch, expression):
@@ -347,6 +364,7 @@ def test_what_nests_too_deep_is_not_hashed():
 
 def test_comparisons_are_those_of_jinja():
     template = (
+        "{% set c = cycler(1, 2, 3) %}{{ 0 < c.next() < 3 }} {{ c.current }} {{ 3 in [1, 3] | select }}"
         "{% set t = [1, 2] %}{{ 1 < t[0] + 1 <= t[1] != 3 }} {{ t == [1, 2] }} {{ t != t }} {{ [1] in [t] }}"
         "{{ t not in [t] }} {{ t[0] > t[1] }} {{ t[1] >= t[0] }} {{ t is eq t }} {{ t[0] in t }}"
     )

@@ -240,7 +240,8 @@ class _Reader:
         if match["regex"]:
             pattern = match["regex"][1 : match["regex"].rindex("/")]
             return _Node(size_of(pattern), is_optional=is_optional(pattern))
-        return _Node(len(match[0]) if match["string"] else 1)
+        is_empty = match["string"] is not None and match["string"].rstrip("i") == '""'
+        return _Node(len(match[0]) if match["string"] else 1, is_optional=is_empty)
 
     def _repeated(self, node: _Node, match: re.Match[str]) -> _Node:
         low, high = 0, 1

@@ -40,11 +40,7 @@ class KimiK2Parser(JsonCallParser):
         yield from self._read_run(SPACE)
         if not is_name(name) or not (yield from self._read_marker(_ARGUMENTS)):
             return False
-        yield from self._read_run(SPACE)
-        if (yield from self._peek()) != "{":
-            return False
-        self._begin_call(name, written if _NUMBER.search(written) else None)
-        return (yield from self._read_arguments_until(_END))
+        return (yield from self._read_closed_call(name, _END, written if _NUMBER.search(written) else None))
 
 
 def is_in(template: str) -> bool:

@@ -122,7 +122,7 @@ class TaggedCallParser(JsonCallParser):
                 self._release()
                 continue
             yield from self._read_run(SPACE)
-            while self._tags.several and (yield from self._follows(self._tags.name[0])):
+            while self._tags.several and (yield from self._follows(*self._tags.spelled(self._tags.name[0]))):
                 if not (yield from self._read_tagged_call()):
                     break
                 yield from self._read_run(SPACE)
@@ -148,7 +148,7 @@ class TaggedCallParser(JsonCallParser):
                 return False
         if not tags.name[1]:
             yield from self._read_run(SPACE)
-            if not (yield from self._follows(tags.key[0], *tags.end)):
+            if not (yield from self._follows(*tags.spelled(tags.key[0], *tags.end))):
                 return False
         self._begin_call(name)
         self._writer.arguments("{")
@@ -172,7 +172,7 @@ class TaggedCallParser(JsonCallParser):
         tags = self._tags
         if tags.call_end and (yield from self._read_tag(tags.call_end)):
             return True
-        return (yield from self._follows(*tags.end))
+        return (yield from self._follows(*tags.spelled(*tags.end)))
 
     def _read_argument(self, tool: str, separator: str) -> Reading[bool]:
         """Read the rest of an argument, from its key on."""
@@ -210,17 +210,6 @@ class TaggedCallParser(JsonCallParser):
 
     def _read_tag(self, tag: str) -> Reading[bool]:
         return not tag or (yield from self._read_one(*self._tags.spelled(tag))) is not None
-
-    def _follows(self, *tags: str) -> Reading[bool]:
-        """Whether one of ``tags`` comes next, which is not read; so does one that the answer's end cuts."""
-        texts = self._tags.spelled(*tags)
-        while True:
-            rest = self._text[self._at : self._at + max(map(len, texts))]
-            if any(rest.startswith(text) for text in texts):
-                return True
-            if self._ended or not any(text.startswith(rest) for text in texts):
-                return False
-            yield
 
     def _read_closing_of(self, *tags: str) -> Reading[None]:
         """Read a closing tag, if it comes next; also one cut by the answer's end."""

@@ -17,7 +17,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ('So <function=f>{"a": "1"}</function><function=g>{}</function>', ["So", ("f", '{"a": "1"}'), ("g", "{}")]),
     ],
     "functionary_v32": [
-        ('all\nSo\n>>>f\n{"a": ">>>g"}>>>g\n{}', ["So", ("f", '{"a": ">>>g"}'), ("g", "{}")]),
+        ('all\nSo\n>>>f\n{"a": ">>>g"}>>>g\n{"n": 1}', ["So", ("f", '{"a": ">>>g"}'), ("g", '{"n": 1}')]),
         ('f\n{"a": "1"}', [("f", '{"a": "1"}')]),
         ('>>>f\n{"a": "1"}\n>>>all\nThen', [("f", '{"a": "1"}'), "Then"]),
     ],
@@ -272,7 +272,10 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             'Now [TOOL_CALLS] [{"name": "f", "arguments": "{\\"a\\": 1}"}, {"name": "g"}]',
             ["Now", ("f", '{"a": 1}'), ("g", "{}")],
         ),
-        ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]a1b2c3d4e[ARGS]{}', [("f", '{"a": 1}'), ("g", "{}")]),
+        (
+            '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]a1b2c3d4e[ARGS]{"n": 1}',
+            [("f", '{"a": 1}'), ("g", '{"n": 1}')],
+        ),
     ],
     "deepseek": [
         (
@@ -300,6 +303,47 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>', [("f", '{"a": 1}')]),
     ],
 }
+
+EMPTY: dict[str, list[tuple[str, Shown]]] = {
+    "functionary": [
+        ("<function=f>\n</function> So", [("f", "{}"), "So"]),
+    ],
+    "functionary_v32": [
+        (">>>f\n>>>g\n", [("f", "{}"), ("g", "{}")]),
+    ],
+    "kimi_k2": [
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|><|tool_call_end|>"
+            "<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|> <|tool_call_end|><|tool_calls_section_end|>",
+            [("f", "{}"), ("g", "{}")],
+        ),
+    ],
+    "solar_open": [
+        (
+            "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|><|tool_call:end|><|calls|>",
+            [("f", "{}")],
+        ),
+    ],
+    "mistral": [
+        ("[TOOL_CALLS]f[ARGS][TOOL_CALLS]g[ARGS]", [("f", "{}"), ("g", "{}")]),
+    ],
+    "deepseek": [
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜><｜tool▁call▁end｜>"
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n```<｜tool▁call▁end｜>"
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>h<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [("f", "{}"), ("g", "{}"), ("h", "{}")],
+        ),
+    ],
+    "harmony": [
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|><|call|>", [("f", "{}")]),
+        (
+            "<|channel|>commentary to=functions.f<|message|> <|start|>assistant<|channel|>final<|message|>So",
+            [("f", "{}"), "So"],
+        ),
+    ],
+}
+"""Calls with nothing where their arguments would be."""
 
 MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "hy3": [("<tool_calls:opensource>none", ["<tool_calls:opensource>none"])],
@@ -448,8 +492,20 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("[f(a=1, 2)] b", [("f", '{"a": 1, '), "2)] b"]),
         ("[f(a=1), g", [("f", '{"a": 1}'), ", g"]),
     ],
-    "mistral": [("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]), ("[TOOL_CALLS]f(1)", ["[TOOL_CALLS]f(1)"])],
-    "deepseek": [("<｜tool▁call▁begin｜>f none", ["<｜tool▁call▁begin｜>f none"])],
+    "mistral": [
+        ("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),
+        ("[TOOL_CALLS]f(1)", ["[TOOL_CALLS]f(1)"]),
+        ("[TOOL_CALLS]f", ["[TOOL_CALLS]f"]),
+        ("[TOOL_CALLS]f[ARGS] none", ["[TOOL_CALLS]f[ARGS] none"]),
+    ],
+    "deepseek": [
+        ("<｜tool▁call▁begin｜>f none", ["<｜tool▁call▁begin｜>f none"]),
+        (
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```\n{}\n```",
+            ["<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```\n{}\n```"],
+        ),
+        ("<｜tool▁call▁begin｜>f<｜tool▁sep｜>", ["<｜tool▁call▁begin｜>f<｜tool▁sep｜>"]),
+    ],
     "harmony": [
         ("plain <|channel|>", ["plain <|channel|>"]),
         ("<|channel|>commentary to=functions.f<|message|>[1]<|call|>", [("f", ""), "[1]"]),
