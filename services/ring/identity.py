@@ -41,6 +41,7 @@ FORMAT_CAPABILITIES = (
     "calls.qwen3_coder",
     "calls.seed_oss",
     "calls.solar_open",
+    "calls.xlam",
     "reasoning.apertus",
     "reasoning.apriel",
     "reasoning.cohere",

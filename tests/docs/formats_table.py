@@ -51,6 +51,7 @@ CALLS = {
     "mistral": "Mistral, Mixtral, Ministral, Devstral",
     "hermes": "Qwen, Hermes, Granite 4, most others, the bundled model",
     "pythonic": "Llama 4",
+    "xlam": "xLAM 2",
     "llama3_json": "Llama 3.1 to 3.3",
 }
 """Who writes calls in each format."""

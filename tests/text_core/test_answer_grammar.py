@@ -80,9 +80,10 @@ CALLS_OF_F = {
     ],
     "hermes": ['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'],
     "pythonic": ["[f(a=1)]"],
+    "xlam": [f"[{', '.join([_JSON_CALL] * count)}]" for count in (1, 2)],
     "llama3_json": ["; ".join(['{"name": "f", "parameters": {"a": 1}}'] * count) for count in (1, 2)],
 }
-UNMARKED = {"harmony", "pythonic", "llama3_json", "functionary_v32"}
+UNMARKED = {"xlam", "harmony", "pythonic", "llama3_json", "functionary_v32"}
 """Formats in which an answer may begin with a call that has no marker."""
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 

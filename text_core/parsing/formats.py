@@ -39,6 +39,7 @@ from text_core.parsing import (
     seed_oss,
     solar_open,
     think,
+    xlam,
 )
 from text_core.parsing.argument_types import ArgumentTypes
 from text_core.parsing.format import ReasoningFormat, ToolFormat
@@ -82,6 +83,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "mistral": mistral.TOOL_FORMAT,
     "hermes": hermes.TOOL_FORMAT,
     "pythonic": pythonic.TOOL_FORMAT,
+    "xlam": xlam.TOOL_FORMAT,
     "llama3_json": llama3_json.TOOL_FORMAT,
 }
 """Keyed by name; formats most reliably recognized in a template come first."""

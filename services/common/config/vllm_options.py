@@ -32,12 +32,11 @@ _TOOL_CALL_PARSERS = {
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
     "longcat": "auto",
-    "minimax": "auto",
+    "minimax": "minimax_m1",
     "openai": "harmony",
     "qwen3_xml": "qwen3_coder",
     "step3": "auto",
     "step3p5": "qwen3_coder",
-    "xlam": "auto",
 }
 """vLLM's names of formats that have another name here, or none: then the chat template's counts."""
 _REASONING_PARSERS = {

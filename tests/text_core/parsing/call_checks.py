@@ -73,7 +73,7 @@ def check_calls(checked: Checked, templates: ChatTemplates, text: str) -> None:
     demanded = _Demanded(text)
     id_form = _IDS.get(checked.calls, "call0000{}")
     for (name, calls), beside in itertools.product(_SHOWN.items(), _BESIDE):
-        if "content" in beside and checked.calls in ("pythonic", "llama3_json"):
+        if "content" in beside and checked.calls in ("pythonic", "llama3_json", "xlam"):
             continue  # a text before it hides a call
         try:
             shown = _Shown.of(checked, templates, calling(calls, id_form, **beside))

@@ -129,6 +129,7 @@ CALL_TEMPLATES = {
     "functionary": _template("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
     "functionary_v32": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "mistral": _template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
+    "xlam": _template(_LIST, ("[", "]")),
     "llama3_json": _template('{"name": "{{ f.name }}",\n"parameters": {{ f.arguments | tojson }}}'),
     "harmony": _template(
         " to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>"

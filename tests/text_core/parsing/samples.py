@@ -117,6 +117,12 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             ["So", ("f", '{"a": "1"}'), ("g", "{}")],
         ),
     ],
+    "xlam": [
+        (
+            '[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
+            [("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
     "granite": [
         (
             '<|tool_call|>[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
@@ -359,6 +365,11 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "minimax_m1": [
         ('<tool_calls>[{"name": "f"}]</tool_calls>', ['<tool_calls>[{"name": "f"}]</tool_calls>']),
         ('<tool_calls>{"name": "f"}\n{none}', [("f", "{}"), "\n{none}"]),
+    ],
+    "xlam": [
+        ('[{"name": "other", "arguments": {}}]', ['[{"name": "other", "arguments": {}}]']),
+        ('So [{"name": "f"}]', ['So [{"name": "f"}]']),
+        ('[{"name": "f"}] [{"name": "g"}]', [("f", "{}"), '[{"name": "g"}]']),
     ],
     "granite": [("<|tool_call|>[none", ["<|tool_call|>[none"])],
     "qwen3_coder": [

@@ -94,6 +94,7 @@ TRIGGERS = {
     "mistral": "Hi [TOOL_CALLS]",
     "hermes": "Hi <tool_call>",
     "pythonic": "[f(",
+    "xlam": '[{"name": "',
     "llama3_json": '{"name": "',
 }
 """How an answer may begin that goes on with a call."""
