@@ -20,6 +20,7 @@ FORMAT_CAPABILITIES = (
     "calls.deepseek_v32",
     "calls.functionary",
     "calls.functionary_v32",
+    "calls.functiongemma",
     "calls.functools",
     "calls.gemma4",
     "calls.gigachat3",

@@ -26,6 +26,7 @@ CALLS = {
     "hy3": "Hunyuan 3",
     "deepseek_v32": "DeepSeek V3.2, V4",
     "gemma4": "Gemma 4",
+    "functiongemma": "FunctionGemma",
     "minimax_m2": "MiniMax-M2",
     "minimax_m3": "MiniMax-M3",
     "seed_oss": "Seed-OSS",

@@ -29,6 +29,7 @@ CALLS_OF_F = {
     "gigachat3_roles": [f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_JSON_CALL}"],
     "gigachat3": [f"<|function_call|>{_JSON_CALL}"],
     "gemma4": ["<|tool_call>call:f{a:1}<tool_call|>"],
+    "functiongemma": ["<start_function_call>call:f{a:1}<end_function_call>"],
     "kimi_k2": [
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
         '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
@@ -233,7 +234,8 @@ def test_a_form_beside_calls(name: str, reasoning: str) -> None:
         assert either.accepts(f"{thought}{final}{text}")
     for call in CALLS_OF_F[name]:
         assert either.accepts(thought + call)
-        other = call.replace("1", '<|"|>1<|"|>' if name == "gemma4" else '"1"')
+        quote = {"gemma4": '<|"|>', "functiongemma": "<escape>"}.get(name, '"')
+        other = call.replace("1", f"{quote}1{quote}")
         assert not either.accepts(thought + other)
         assert not either.accepts(f"Hello {call}")
         assert grammar(tool, required=True).accepts(thought + call)

@@ -23,7 +23,6 @@ _TOOL_CALL_PARSERS = {
     "deepseek_v31": "deepseek",
     "deepseek_v4": "deepseek_v32",
     "ernie45": "hermes",
-    "functiongemma": "auto",
     "glm47": "glm45",
     "granite-20b-fc": "auto",
     "granite4": "hermes",

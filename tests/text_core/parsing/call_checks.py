@@ -145,6 +145,8 @@ class _Shown:
         form = TOOL_FORMATS[self.options.tool_calls]
         if not form.needs_names and not form.is_in(self.answer):
             return "shows calls in another form"
+        if re.search(r"<escape>(-?\d|\[\])<escape>", self.answer):
+            return "shows all values as texts"
         if self.options.tool_calls in _PYTHONIC:
             for key, value in itertools.chain(*(arguments.items() for _, arguments in calls)):
                 written = (json.dumps(value, ensure_ascii=False), repr(value))

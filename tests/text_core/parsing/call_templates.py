@@ -53,6 +53,13 @@ _K3 = (
     "{{ v if v is string else v | tojson }}<|close|>argument<|sep|>"
 )
 
+_GEMMA_CALLS = _GEMMA + (
+    _template(
+        "<|tool_call>call:{{ f.name }}{ {%- for k, v in f.arguments | items %}{{ k }}:{{ shown(v) }}"
+        "{{ ',' if not loop.last }}{% endfor -%} }<tool_call|>"
+    )
+)
+
 CALL_TEMPLATES = {
     "hermes": _template("<tool_call>\n" + _JSON + "\n</tool_call>"),
     "qwen3_coder": _template(
@@ -70,11 +77,10 @@ CALL_TEMPLATES = {
     ),
     "hy3": _template(_HY3, ("<tool_calls:opensource>", "</tool_calls:opensource>")),
     "deepseek_v32": _template(_DSML, ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")),
-    "gemma4": _GEMMA
-    + _template(
-        "<|tool_call>call:{{ f.name }}{ {%- for k, v in f.arguments | items %}{{ k }}:{{ shown(v) }}"
-        "{{ ',' if not loop.last }}{% endfor -%} }<tool_call|>"
-    ),
+    "gemma4": _GEMMA_CALLS,
+    "functiongemma": _GEMMA_CALLS.replace('<|"|>', "<escape>")
+    .replace("<|tool_call>", "<start_function_call>")
+    .replace("<tool_call|>", "<end_function_call>"),
     "minimax_m2": _template(
         _tagged('<invoke name="F">', '<parameter name="K">', "V</parameter>", "</invoke>"),
         ("<minimax:tool_call>", "</minimax:tool_call>"),

@@ -39,6 +39,12 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             [("g", '{"o": {"k": [1, "", {}], "l": null}, "m": "12:30 h"}'), "Then"],
         ),
     ],
+    "functiongemma": [
+        (
+            "So<start_function_call>call:f{a:<escape>x, <es\n<escape>,n:5}<end_function_call>",
+            ["So", ("f", '{"a": "x, <es\\n", "n": 5}')],
+        ),
+    ],
     "kimi_k2": [
         (
             "So<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
@@ -325,6 +331,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ('<|tool_call>call:f{a:<|"|>x', [("f", '{"a": "x')]),
         ("<|tool_call>call:f{a:1,n:2", [("f", '{"a": 1, "n": ')]),
     ],
+    "functiongemma": [("<start_function_call>call f", ["<start_function_call>call f"])],
     "kimi_k2": [
         ("<|tool_call_begin|>f none", ["<|tool_call_begin|>f none"]),
         ("<|tool_calls_section_begin|>none", ["<|tool_calls_section_begin|>none"]),

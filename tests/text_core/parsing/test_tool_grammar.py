@@ -69,6 +69,7 @@ TRIGGERS = {
     "gigachat3_roles": "Hi<|message_sep|>\n\nfunction call<|role_sep|>\n",
     "gigachat3": "Hi <|function_call|>",
     "gemma4": "Hi <|tool_call>",
+    "functiongemma": "Hi <start_function_call>",
     "kimi_k3": "Hi <|open|>tools<|sep|>",
     "kimi_k2": "Hi <|tool_calls_section_begin|>",
     "cohere": "Hi <|START_ACTION|>",
@@ -225,7 +226,7 @@ NESTED = ToolSpec(
 )
 
 
-@pytest.mark.parametrize("name", ["minimax_m3", "gemma4"])
+@pytest.mark.parametrize("name", ["minimax_m3", "gemma4", "functiongemma"])
 def test_objects_and_lists_within_arguments(
     checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
 ) -> None:
