@@ -29,6 +29,7 @@ FORMAT_CAPABILITIES = (
     "calls.granite",
     "calls.hunyuan_a13b",
     "calls.hy3",
+    "calls.internlm2",
     "calls.kimi_k2",
     "calls.kimi_k3",
     "calls.lfm2",

@@ -43,6 +43,7 @@ CALLS = {
     "minimax_m1": "MiniMax-M1",
     "hunyuan_a13b": "Hunyuan A13B, Apriel",
     "phi4_mini_json": "Phi-4-mini",
+    "internlm2": "InternLM 2, 2.5",
     "granite": "Granite 3",
     "functools": "Firefunction v2, Phi-4-mini with vLLM's template",
     "gigachat3": "GigaChat 3.1",

@@ -45,6 +45,10 @@ CALLS_OF_F = {
     "nemotron_json": ['<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>'],
     "hunyuan_a13b": ['<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>'],
     "phi4_mini_json": [f"<|tool_call|>{call}<|/tool_call|>" for call in (_JSON_CALL, f"[{_JSON_CALL}]")],
+    "internlm2": [
+        f"<|action_start|><|plugin|>\n{_JSON_CALL.replace('arguments', key)}<|action_end|>"
+        for key in ("parameters", "arguments")
+    ],
     "granite": [f"<|tool_call|>[{_JSON_CALL}]"],
     "functools": [f"functools[{_JSON_CALL}]"],
     "minimax_m1": [f"<tool_calls>\n{_JSON_CALL}{more}\n</tool_calls>" for more in ("", f"\n{_JSON_CALL}")],

@@ -26,7 +26,7 @@ _TOOL_CALL_PARSERS = {
     "glm47": "glm45",
     "granite-20b-fc": "auto",
     "granite4": "hermes",
-    "internlm": "auto",
+    "internlm": "internlm2",
     "jamba": "auto",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",

@@ -128,6 +128,7 @@ CALL_TEMPLATES = {
     "minimax_m1": _template(_JSON + "\n", ("<tool_calls>\n", "</tool_calls>")),
     "hunyuan_a13b": _template(_LIST, ("<tool_calls>[", "]</tool_calls>")),
     "phi4_mini_json": _template(_LIST, ("<|tool_call|>[", "]<|/tool_call|>")),
+    "internlm2": _template("<|action_start|><|plugin|>\n" + _JSON + "<|action_end|>"),
     "granite": _template(_LIST, ("<|tool_call|>[", "]")),
     "functools": _template(_LIST, ("functools[", "]")),
     "gigachat3": _template("<|function_call|>" + _JSON),

@@ -129,6 +129,13 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             [("f", '{"a": "1"}'), ("g", "{}")],
         ),
     ],
+    "internlm2": [
+        (
+            'So<|action_start|><|plugin|>\n{"name": "f", "parameters": {"a": "1"}}<|action_end|>'
+            '<|action_start|><|plugin|>\n{"name": "g", "arguments": {}}<|action_end|>\n',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
     "granite": [
         (
             '<|tool_call|>[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
@@ -378,6 +385,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ('So [{"name": "f"}]', ['So [{"name": "f"}]']),
         ('[{"name": "f"}] [{"name": "g"}]', [("f", "{}"), '[{"name": "g"}]']),
     ],
+    "internlm2": [("<|action_start|><|interpreter|>1", ["<|action_start|><|interpreter|>1"])],
     "granite": [("<|tool_call|>[none", ["<|tool_call|>[none"])],
     "qwen3_coder": [
         ("It is <tool_call>.", ["It is <tool_call>."]),

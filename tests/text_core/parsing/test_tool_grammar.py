@@ -79,6 +79,7 @@ TRIGGERS = {
     "nemotron_json": "Hi <TOOLCALL>",
     "hunyuan_a13b": "Hi <tool_calls>",
     "phi4_mini_json": "Hi <|tool_call|>",
+    "internlm2": "Hi <|action_start|><|plugin|>",
     "granite": "Hi <|tool_call|>",
     "functools": "Hi functools",
     "minimax_m1": "Hi <tool_calls>",
