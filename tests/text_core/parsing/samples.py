@@ -517,6 +517,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("[h(a=1)]", ["[h(a=1)]"]),
         ("[f(a=1, 2)] b", [("f", '{"a": 1, '), "2)] b"]),
         ("[f(a=1), g", [("f", '{"a": 1}'), ", g"]),
+        ('[f(a="x\\U01001f60")]', [("f", '{"a": "x'), '0")]']),
     ],
     "mistral": [
         ("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),
