@@ -77,12 +77,12 @@ class StringScanner:
     def _hex(self, text: str, at: int) -> int:
         if text[at] not in hexdigits:
             return MALFORMED
-        self._digits += text[at]
-        self._digits_left -= 1
+        digits = self._digits + text[at]
+        code = int(digits, 16)
+        if code > 0x10FFFF:
+            return MALFORMED
+        self._digits, self._digits_left = digits, self._digits_left - 1
         if not self._digits_left:
-            code = int(self._digits, 16)
-            if code > 0x10FFFF:
-                return MALFORMED
             self._out.append(f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code))[1:-1])
             self._step = self._text
         return at + 1

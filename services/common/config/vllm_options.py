@@ -23,21 +23,19 @@ TOOL_CALL_PARSERS = {
     "deepseek_v31": "deepseek",
     "deepseek_v4": "deepseek_v32",
     "ernie45": "hermes",
-    "functiongemma": "auto",
     "glm47": "glm45",
     "granite-20b-fc": "auto",
     "granite4": "hermes",
-    "internlm": "auto",
+    "internlm": "internlm2",
     "jamba": "auto",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
     "longcat": "auto",
-    "minimax": "auto",
+    "minimax": "minimax_m1",
     "openai": "harmony",
     "qwen3_xml": "qwen3_coder",
     "step3": "auto",
     "step3p5": "qwen3_coder",
-    "xlam": "auto",
 }
 """vLLM's names of formats that have another name here, or none: then the chat template's counts."""
 REASONING_PARSERS = {

@@ -43,6 +43,12 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             [("f", '{"a": "x, n:5} {\\"\\n", "k, ": ["it\'s", "<", "\\\\d", ""], "m": "5\\""}')],
         ),
     ],
+    "functiongemma": [
+        (
+            "So<start_function_call>call:f{a:<escape>x, <es\n<escape>,n:5}<end_function_call>",
+            ["So", ("f", '{"a": "x, <es\\n", "n": 5}')],
+        ),
+    ],
     "kimi_k2": [
         (
             "So<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
@@ -118,6 +124,19 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     "minimax_m1": [
         (
             'So\n<tool_calls>\n{"name": "f", "arguments": {"a": "1"}}\n{"name": "g", "arguments": {}}\n</tool_calls>',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "xlam": [
+        (
+            '[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
+            [("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "internlm2": [
+        (
+            'So<|action_start|><|plugin|>\n{"name": "f", "parameters": {"a": "1"}}<|action_end|>'
+            '<|action_start|><|plugin|>\n{"name": "g", "arguments": {}}<|action_end|>\n',
             ["So", ("f", '{"a": "1"}'), ("g", "{}")],
         ),
     ],
@@ -368,6 +387,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("<|tool_call>call:f{a:1,n:2", [("f", '{"a": 1, "n": ')]),
         ('<|tool_call>call:f{a:"x" y}', [("f", '{"a": "x"'), "y}"]),
     ],
+    "functiongemma": [("<start_function_call>call f", ["<start_function_call>call f"])],
     "kimi_k2": [
         ("<|tool_call_begin|>f none", ["<|tool_call_begin|>f none"]),
         ("<|tool_calls_section_begin|>none", ["<|tool_calls_section_begin|>none"]),
@@ -409,6 +429,12 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ('<tool_calls>[{"name": "f"}]</tool_calls>', ['<tool_calls>[{"name": "f"}]</tool_calls>']),
         ('<tool_calls>{"name": "f"}\n{none}', [("f", "{}"), "\n{none}"]),
     ],
+    "xlam": [
+        ('[{"name": "other", "arguments": {}}]', ['[{"name": "other", "arguments": {}}]']),
+        ('So [{"name": "f"}]', ['So [{"name": "f"}]']),
+        ('[{"name": "f"}] [{"name": "g"}]', [("f", "{}"), '[{"name": "g"}]']),
+    ],
+    "internlm2": [("<|action_start|><|interpreter|>1", ["<|action_start|><|interpreter|>1"])],
     "granite": [("<|tool_call|>[none", ["<|tool_call|>[none"])],
     "qwen3_coder": [
         ("It is <tool_call>.", ["It is <tool_call>."]),
@@ -491,6 +517,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("[h(a=1)]", ["[h(a=1)]"]),
         ("[f(a=1, 2)] b", [("f", '{"a": 1, '), "2)] b"]),
         ("[f(a=1), g", [("f", '{"a": 1}'), ", g"]),
+        ('[f(a="x\\U01001f60")]', [("f", '{"a": "x'), '0")]']),
     ],
     "mistral": [
         ("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),
