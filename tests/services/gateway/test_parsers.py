@@ -33,7 +33,7 @@ def parse_of(endpoint: GenerationEndpoint[Any], body: dict[str, Any]) -> Any:
         ("llama4_pythonic", "deepseek_r1", {"tool_calls": "pythonic", "reasoning": "think"}),
         ("none", "identity", {"tool_calls": "none", "reasoning": "none"}),
         ("openai", "auto", {"tool_calls": "harmony"}),
-        ("xlam", "granite", True),  # which are the model's own
+        ("jamba", "granite", True),  # which are the model's own
     ],
 )
 def test_a_format_is_named_as_for_the_engine(
