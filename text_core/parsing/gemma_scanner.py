@@ -104,9 +104,10 @@ class GemmaScanner:
         if text[at] == self._marked and not self._quote:
             self._step = self._after_quote
             return at + 1
-        self._quote += text[at]
-        if not self._quotes.startswith(self._quote):
+        if not self._quotes.startswith(self._quote + text[at]):
+            self._send(self._quote)
             return MALFORMED
+        self._quote += text[at]
         if self._quote == self._quotes:
             self._quote, self._step = "", self._after_quote
         return at + 1

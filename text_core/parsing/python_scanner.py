@@ -244,6 +244,8 @@ class ArgumentsScanner(LiteralScanner):
             return at + 1
         longer = self._identifier + character
         if len(longer) > _MAX_IDENTIFIER or not longer.isidentifier():
+            if self._identifier:  # what has been read is not lost
+                self._out.append('"' + self._identifier)
             return MALFORMED
         self._identifier = longer
         return at + 1

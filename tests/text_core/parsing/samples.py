@@ -381,7 +381,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "gigachat3": [("<|function_call|>none", ["<|function_call|>none"])],
     "gemma4": [
         ("<|tool_call>call f", ["<|tool_call>call f"]),
-        ("<|tool_call>call:f{a:<|x", [("f", '{"a": "'), "x"]),
+        ("<|tool_call>call:f{a:<|x", [("f", '{"a": "<|'), "x"]),
         ("<|tool_call>call:f{a}", [("f", '{"a"'), "}"]),
         ('<|tool_call>call:f{a:<|"|>x', [("f", '{"a": "x')]),
         ("<|tool_call>call:f{a:1,n:2", [("f", '{"a": 1, "n": ')]),
@@ -412,7 +412,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     ],
     "olmo3": [
         ("<function_calls>\n1", ["<function_calls>\n1"]),
-        ("<function_calls>f() g(x)", [("f", "{}"), ("g", "{"), ")"]),
+        ("<function_calls>f() g(x)", [("f", "{}"), ("g", '{"x'), ")"]),
     ],
     "apertus": [
         ('<|tools_prefix|>[{"f": 1}]', ['<|tools_prefix|>[{"f": 1}]']),
@@ -515,6 +515,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "pythonic": [
         ("[1, 2]", ["[1, 2]"]),
         ("[h(a=1)]", ["[h(a=1)]"]),
+        ("[f(a=1, b)] c", [("f", '{"a": 1, "b'), ")] c"]),
         ("[f(a=1, 2)] b", [("f", '{"a": 1, '), "2)] b"]),
         ("[f(a=1), g", [("f", '{"a": 1}'), ", g"]),
         ('[f(a="x\\U01001f60")]', [("f", '{"a": "x'), '0")]']),
