@@ -244,10 +244,10 @@ def json_of(text: str, types: Types) -> str | None:
     templates print, are read, too.
     """
     stripped = text.strip()
-    scanned = _scanned(JsonScanner(), stripped)
+    scanned = _scanned(JsonScanner(repairs_escapes=False), stripped)
     if JsonType.STRING in types:
         return scanned if scanned is not None and _written_type(scanned) & (types - TEXT) else None
-    return scanned or _scanned(LiteralScanner(), stripped)
+    return scanned or _scanned(LiteralScanner(), stripped) or _scanned(JsonScanner(), stripped)
 
 
 def _written_type(text: str) -> Types:

@@ -34,6 +34,7 @@ class StringScanner:
         self._step: Callable[[str, int], int] = self._text
         """Like ``LiteralScanner._step``."""
         self._digits = ""
+        """Of an escape, behind the letter that begins it."""
         self._digits_left = 0
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
@@ -66,7 +67,7 @@ class StringScanner:
     def _escape(self, text: str, at: int) -> int:
         character = text[at]
         if character in _HEX_DIGITS:
-            self._digits, self._digits_left, self._step = "", _HEX_DIGITS[character], self._hex
+            self._digits, self._digits_left, self._step = character, _HEX_DIGITS[character], self._hex
             return at + 1
         if "\ud800" <= character <= "\udfff":
             return MALFORMED
@@ -76,16 +77,22 @@ class StringScanner:
 
     def _hex(self, text: str, at: int) -> int:
         if text[at] not in hexdigits:
-            return MALFORMED
+            return self._no_escape(at)
         self._digits += text[at]
         self._digits_left -= 1
         if not self._digits_left:
-            code = int(self._digits, 16)
+            code = int(self._digits[1:], 16)
             if code > 0x10FFFF:
-                return MALFORMED
+                return self._no_escape(at + 1)
             self._out.append(f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code))[1:-1])
             self._step = self._text
         return at + 1
+
+    def _no_escape(self, at: int) -> int:
+        """What seemed to be an escape is text."""
+        self._out.append("\\\\" + self._digits)
+        self._step = self._text
+        return at
 
 
 class LiteralScanner:

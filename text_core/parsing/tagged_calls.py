@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any
 
@@ -275,6 +275,8 @@ class TextValue:
             text = marker_text("".join(self._held))
             self._send(json_of(text, self._types) or json.dumps(text, ensure_ascii=False))
         else:
+            if isinstance(self._scanner, JsonScanner):
+                self._send(self._scanner.held)
             self._scanner.feed(" ", 0)  # ends a number
             return self._scanner.done and not self._is_broken
         return True
@@ -303,7 +305,7 @@ class TextValue:
 
 def _fitting_scanner(beginning: str) -> JsonScanner | LiteralScanner | None:
     """A scanner of values that can begin with ``beginning``; None: they are neither JSON nor a literal of Python."""
-    for make in (JsonScanner, LiteralScanner):
+    for make in (partial(JsonScanner, repairs_escapes=False), LiteralScanner, JsonScanner):
         scanner = make()
         end, _ = scanner.feed(beginning, 0)
         if end == len(beginning) or (scanner.done and not beginning[end:].strip()):

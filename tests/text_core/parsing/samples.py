@@ -38,6 +38,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             '<|tool_call>call:g{o:{<|"|>k<|"|>:[1,<|"|><|"|>, {}],l : None},m:12:30 h}<tool_call|>Then',
             [("g", '{"o": {"k": [1, "", {}], "l": null}, "m": "12:30 h"}'), "Then"],
         ),
+        (r'<|tool_call>call:f{a:"C:\Users",n:5}<tool_call|>', [("f", r'{"a": "C:\\Users", "n": 5}')]),
         (
             '<|tool_call>call:f{"a": "x, n:5} {\\"\\n", \'k, \'  :[\'it\\\'s\', "<", "\\d", "" ],m:5"}<tool_call|>',
             [("f", '{"a": "x, n:5} {\\"\\n", "k, ": ["it\'s", "<", "\\\\d", ""], "m": "5\\""}')],
@@ -245,6 +246,14 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ),
         ('<think>\nAm I?\n</think>\n\n<tool_call>{"name": "h"}</tool_call>', ["think: Am I?", ("h", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', [("f", '{"a": "x\\ny"}')]),
+        (
+            r'<tool_call>{"name": "f", "arguments": {"a": "C:\Users\x \u6水 \u00e9"}}</tool_call>',
+            [("f", r'{"a": "C:\\Users\\x \\u6水 \u00e9"}')],
+        ),
+        (
+            r'<tool_call>{"name": "f", "arguments": "{\"a\": \"C:\Users\"}"}</tool_call>',
+            [("f", r'{"a": "C:\\Users"}')],
+        ),
         ("<think></think>1 < 2", ["1 < 2"]),
         (
             '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\\\"\\n\\ud83d\\ude00\\"}"}</tool_call>'
@@ -265,6 +274,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     "pythonic": [
         ("[f(a=1, b='x\"', c=[True, None]), g()]", [("f", '{"a": 1, "b": "x\\"", "c": [true, null]}'), ("g", "{}")]),
         ('Now <|python_start|>[h(a={"k": (-1, 2)})]<|python_end|>', ["Now", ("h", '{"a": {"k": [-1, 2]}}')]),
+        (r'[f(a="C:\Users\new \x4 \UFFFFFFFF")]', [("f", r'{"a": "C:\\Users\new \\x4 \\UFFFFFFFF"}')]),
         ('[f(a="\\u00e9\\x41\\t\\U0001f600\\/")]', [("f", '{"a": "\\u00e9\\u0041\\t\\ud83d\\ude00/"}')]),
     ],
     "mistral": [
@@ -431,6 +441,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"b\\ud83d\\ude', [("f", '{"a": "b')]),
         ('<tool_call>{"name": "f", "arguments": "', [("f", "")]),
         ('<tool_call>{"name": "f", "arguments": "\\ud800"}', [("f", ""), ', "arguments": "\\ud800"}']),
+        (r'<tool_call>{"name": "f", "arguments": {"a": "\u00', [("f", r'{"a": "\u00')]),
         ('<tool_call>{"name": "f", "argum', [("f", "")]),
         ('<tool_call>{"name": "f"} <tool_call>{"na', [("f", "{}"), '<tool_call>{"na']),
         ("x <tool_c", ["x <tool_c"]),
