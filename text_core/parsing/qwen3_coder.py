@@ -20,6 +20,7 @@ TAGS = Tags(
     value=(),
     value_end="</parameter>",
     markers=MARKERS,
+    may_lack_begin=True,
     python=True,
     in_lines=True,
 )
@@ -35,5 +36,6 @@ TOOL_FORMAT = ToolFormat(
     MARKERS,
     is_in,
     partial(tagged_grammar, TAGS, format_name="qwen3_coder"),
+    uses_names=True,
     writes_text=True,
 )

@@ -63,6 +63,8 @@ class Tags:
     """Around a call's number, behind its name; empty: it has none."""
     python: bool = False
     """Whether templates write ``True``, ``False`` and ``None``."""
+    may_lack_begin: bool = False
+    """Whether models leave out ``begin``: then a known name begins a call, if an argument or the call's end follows."""
     cdata: bool = False
     """Whether a text may stand in CDATA; one with ``<``, ``&`` or line breaks must."""
 
@@ -79,6 +81,11 @@ class Tags:
         return search_for_texts(
             self.spelled(*self.begin, *(self.before + begin for begin in self.begin if self.before))
         )
+
+    @cached_property
+    def begins_or_names(self) -> re.Pattern[str]:
+        """Finds a ``begin``, or what stands before a name."""
+        return search_for_texts(self.spelled(*self.begin, self.name[0]))
 
     @cached_property
     def value_ends(self) -> re.Pattern[str]:
@@ -116,13 +123,15 @@ class TaggedCallParser(JsonCallParser):
         return super().num_waiting + (0 if self._value is None else self._value.num_held)
 
     def _read(self) -> Reading[None]:
-        while (yield from self._read_until(self._tags.begins, self._send_content)) is not None:
+        knows = self._tags.may_lack_begin and self._tool_names
+        begins = self._tags.begins_or_names if knows else self._tags.begins
+        while (begun := (yield from self._read_until(begins, self._send_content))) is not None:
             yield from self._read_run(SPACE)
-            if not (yield from self._read_tagged_call()):
+            if not (yield from self._read_tagged_call(lacks_begin=begun == self._tags.name[0])):
                 self._release()
                 continue
             yield from self._read_run(SPACE)
-            while self._tags.several and (yield from self._follows(self._tags.name[0])):
+            while self._tags.several and (yield from self._follows(*self._tags.spelled(self._tags.name[0]))):
                 if not (yield from self._read_tagged_call()):
                     break
                 yield from self._read_run(SPACE)
@@ -133,12 +142,14 @@ class TaggedCallParser(JsonCallParser):
             yield from self._read_run(SPACE)
             self._drop()
 
-    def _read_tagged_call(self) -> Reading[bool]:
+    def _read_tagged_call(self, *, lacks_begin: bool = False) -> Reading[bool]:
+        """Read a call; ``lacks_begin``: from its name on, and it is none unless the name is a known tool's."""
         tags = self._tags
-        if not (yield from self._read_tag(tags.name[0])):
+        if not lacks_begin and not (yield from self._read_tag(tags.name[0])):
             return False
         name = yield from self._read_run(tags.names, MAX_NAME)
-        if not is_name(name) or not (yield from self._read_tag(tags.name[1])):
+        is_known = name in self._tool_names if lacks_begin else is_name(name)
+        if not is_known or not (yield from self._read_tag(tags.name[1])):
             return False
         if tags.number[0]:
             if not (yield from self._read_tag(tags.number[0])):
@@ -146,9 +157,10 @@ class TaggedCallParser(JsonCallParser):
             yield from self._read_run(_NUMBER, MAX_NAME)
             if not (yield from self._read_tag(tags.number[1])):
                 return False
-        if not tags.name[1]:
+        if lacks_begin or not tags.name[1]:
             yield from self._read_run(SPACE)
-            if not (yield from self._follows(tags.key[0], *tags.end)):
+            ends = (tags.call_end,) if lacks_begin else tags.end
+            if not (yield from self._follows(*tags.spelled(tags.key[0], *ends))):
                 return False
         self._begin_call(name)
         self._writer.arguments("{")
@@ -172,7 +184,7 @@ class TaggedCallParser(JsonCallParser):
         tags = self._tags
         if tags.call_end and (yield from self._read_tag(tags.call_end)):
             return True
-        return (yield from self._follows(*tags.end))
+        return (yield from self._follows(*tags.spelled(*tags.end)))
 
     def _read_argument(self, tool: str, separator: str) -> Reading[bool]:
         """Read the rest of an argument, from its key on."""
@@ -210,17 +222,6 @@ class TaggedCallParser(JsonCallParser):
 
     def _read_tag(self, tag: str) -> Reading[bool]:
         return not tag or (yield from self._read_one(*self._tags.spelled(tag))) is not None
-
-    def _follows(self, *tags: str) -> Reading[bool]:
-        """Whether one of ``tags`` comes next, which is not read; so does one that the answer's end cuts."""
-        texts = self._tags.spelled(*tags)
-        while True:
-            rest = self._text[self._at : self._at + max(map(len, texts))]
-            if any(rest.startswith(text) for text in texts):
-                return True
-            if self._ended or not any(text.startswith(rest) for text in texts):
-                return False
-            yield
 
     def _read_closing_of(self, *tags: str) -> Reading[None]:
         """Read a closing tag, if it comes next; also one cut by the answer's end."""

@@ -164,6 +164,16 @@ class ReadingParser(ABC):
                 return None
             yield
 
+    def _follows(self, *texts: str) -> Reading[bool]:
+        """Whether one of ``texts`` comes next, which is not read."""
+        while True:
+            rest = self._text[self._at : self._at + max(map(len, texts))]
+            if any(rest.startswith(text) for text in texts):
+                return True
+            if self._ended or not any(text.startswith(rest) for text in texts):
+                return False
+            yield
+
     def _read_marker(self, marker: str) -> Reading[bool]:
         """Read and hold a marker if it comes next, as text or as a special token."""
         return (yield from self._read_one(marker, mark(marker))) is not None

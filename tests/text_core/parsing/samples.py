@@ -52,6 +52,13 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             ["So", ("f", '{"a": "1"}'), ("g", "{}")],
         ),
         (
+            '<|tool_call_begin|>functionsf5<|tool_call_argument_begin|>{"a": "1"}<|tool_call_end|>'
+            "<|tool_call_begin|>functions_get_weather_3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_call_begin|>functionsh5<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_call_begin|>functions.f5:1<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            [("f", '{"a": "1"}'), ("get_weather", "{}"), ("functionsh5", "{}"), ("f5", "{}")],
+        ),
+        (
             "<think>x</think><|tool_call_begin|> f <|tool_call_argument_begin|> {} <|tool_call_end|>",
             ["think: x", ("f", "{}")],
         ),
@@ -145,6 +152,16 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             [("g", '{"m": "5", "o": "{} {}"}'), "So"],
         ),
         (
+            "So `<function=h>`:\n\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>\n"
+            "<function=g>\n</function>",
+            ["So `<function=h>`:", ("f", '{"n": 5}'), ("g", "{}")],
+        ),
+        (
+            "<tool_call>\n<function=g>\n</function>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n"
+            "</tool_call>",
+            [("g", "{}"), ("f", '{"n": 5}')],
+        ),
+        (
             "<tool_call><function=get_weather><parameter=x>5</parameter><parameter=y>five</parameter></function>",
             [("get_weather", '{"x": 5, "y": "five"}')],
         ),
@@ -170,6 +187,11 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             ["So", ("f", '{"a": "5", "n": 5}'), ("g", "{}")],
         ),
         (
+            'So\n\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">5</｜DSML｜parameter>\n'
+            '</｜DSML｜invoke>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+            ["So", ("f", '{"a": "5"}'), ("g", "{}")],
+        ),
+        (
             '<think>x</think><｜DSML｜tool_calls><｜DSML｜invoke name="g">'
             '<｜DSML｜parameter name="x" string="false">[{}]'
             "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>So",
@@ -183,6 +205,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             "</invoke>\n</minimax:tool_call>",
             ["think: x", "So", ("f", '{"a": "5", "n": 5}'), ("g", '{"n": "5"}')],
         ),
+        ('So <invoke name="f"><parameter name="n">5</parameter></invoke>', ["So", ("f", '{"n": 5}')]),
         ('<minimax:tool_call><invoke name="g"></invoke></minimax:tool_call>', [("g", "{}")]),
     ],
     "minimax_m3": [
@@ -379,6 +402,12 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "qwen3_coder": [
         ("It is <tool_call>.", ["It is <tool_call>."]),
         ("<tool_call>\n<function=f x>", ["<tool_call>\n<function=f x>"]),
+        (
+            "<function=h>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
+            ["<function=h>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>"],
+        ),
+        ("It is <function=f>\n.", ["It is <function=f>\n."]),
+        ("It is <function=f> ", ["It is <function=f> "]),
         ("<tool_call>\n<function=f> and", [("f", "{"), " and"]),
         ("<tool_call><function=f><parameter=a>x</param", [("f", '{"a": "x</param')]),
         ("<tool_call><function=f><parameter=n>12", [("f", '{"n": ')]),
