@@ -19,6 +19,8 @@ _WORDS |= {text[0]: (text, text) for _, text in _WORDS.values()}
 """(word, its JSON), which have the same length, keyed by the word's first character."""
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _STRING_TEXT = re.compile("[^'\"\\\\\x00-\x1f\ud800-\udfff]+")
+_IN_NAME = re.compile("[^=,()\\[\\]{}'\"\x00-\x1f\ud800-\udfff]")
+_NAME = re.compile(rf"(?![0-9*\s]){_IN_NAME.pattern}{{1,{_MAX_IDENTIFIER}}}(?<!\s)")
 _ESCAPES = {"a": "\x07", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
 _ESCAPES |= dict(zip("\\'\"/", "\\'\"/", strict=True))
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -228,36 +230,54 @@ class LiteralScanner:
 
 
 class ArgumentsScanner(LiteralScanner):
-    """Scans the text after the opening parenthesis, up to the closing one."""
+    """Scans the text after the opening parenthesis, up to the closing one.
+
+    A tool may have names of arguments that Python does not allow, such as ``-A``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._stack, self._out = [")"], ["{"]
         self._step = self._item
-        self._identifier = ""
+        self._space = ""
+        """What may be the white space between the name of an argument and ``=``."""
+        self._num_left = 0
+        """Characters that the name may still have."""
 
     def _begin_item(self, text: str, at: int) -> int:
         if len(self._stack) > 1:
             return super()._begin_item(text, at)
-        self._identifier, self._step = "", self._name
+        if not is_argument_name(text[at]):
+            return MALFORMED
+        self._out.append('"')
+        self._space, self._num_left, self._step = "", _MAX_IDENTIFIER, self._name
         return at
 
     def _name(self, text: str, at: int) -> int:
         """The name of an argument."""
         character = text[at]
-        if character == "=" and self._identifier:
-            self._out.append(json.dumps(self._identifier, ensure_ascii=False) + ": ")
+        if character == "=":
+            self._out.append('": ')
             self._step = self._value
             return at + 1
-        longer = self._identifier + character
-        if len(longer) > _MAX_IDENTIFIER or not longer.isidentifier():
+        if not self._num_left or _IN_NAME.match(character) is None:
+            self._out.append(_json_text(self._space))
             return MALFORMED
-        self._identifier = longer
+        self._num_left -= 1
+        self._space += character
+        if not character.isspace():
+            self._out.append(_json_text(self._space))
+            self._space = ""
         return at + 1
 
     def _closed(self) -> str:
         closed = super()._closed()
         return closed if self._stack else "}"
+
+
+def is_argument_name(text: str) -> bool:
+    """Whether ``text`` can be the name of an argument in a call."""
+    return _NAME.fullmatch(text) is not None
 
 
 def _json_text(text: str) -> str:

@@ -23,13 +23,11 @@ from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.python_scanner import LiteralScanner
 from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, search_for_texts
 from text_core.parsing.text_values import ValueEnd, free_value, value_rules
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, other_name
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, name_class, other_name, own_names
 
 _LINE = r'"\n"?'
 _NUMBER = re.compile("[0-9]+")
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
-_ANY_KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
-"""Names that a grammar allows of arguments that a tool does not list."""
 _RUNS = re.compile("[\ud800-\udfff]|[^\ud800-\udfff]+")
 """Marks, and text between them."""
 
@@ -334,9 +332,8 @@ def tagged_grammar(
     values = _ValueRules(tags, marker)
     for index, tool in enumerate(tools):
         calls.append(f"{before}{literal(tool.name)} {after}arguments_{index}{closing}")
-        rules += values.of_tool(tool, index, format_name) if tool.strict else [f"arguments_{index}: any_argument*"]
-    any_key = f"/{_ANY_KEY}/"
-    rules += [f"any_argument: {values.argument(any_key, 'any_value')}", *values.rules("any_value", None, "")]
+        rules += values.of_tool(tool, index, format_name) if tool.strict else values.of_any(tool, index)
+    rules += values.rules("any_value", None, "")
     return "\n".join([*rules, f"one: {' | '.join(calls)}"])
 
 
@@ -351,6 +348,9 @@ class _ValueRules:
         self._end = ValueEnd(tags.value_end, marker(line + tags.value_end), "[<&\\n]" if tags.cdata else "")
         self._ways = [(begin, types, self._end) for begin, types in tags.value or (("", None),)]
         """What begins a value, the types that may be written so (None: those of the schema), and what ends it."""
+        self._key_end = tags.key[1][0]
+        self._any_key = name_class(f"<{self._key_end}")
+        """Names that a grammar allows of arguments that a tool does not list."""
         if tags.cdata:
             end = _END_CDATA + tags.value_end
             self._ways.append((_CDATA, TEXT, ValueEnd(end, marker(end))))
@@ -358,14 +358,9 @@ class _ValueRules:
     def of_tool(self, tool: ToolSpec, index: int, format_name: str) -> list[str]:
         """A rule ``arguments_<index>``, and those that it refers to."""
         rules, parts = [], []
-        field, last = f"tools[{index}].parameters_json", self._tags.key[1][0]
-        arguments = described_arguments(
-            tool,
-            index,
-            format_name,
-            allowed=lambda name: 0 < len(name) <= MAX_NAME and not set(name) & {last, "\n", "<"},
-            expected=f"a name without {last}, < and line breaks",
-        )
+        field = f"tools[{index}].parameters_json"
+        expected = f"a name without {self._key_end}, < and line breaks"
+        arguments = described_arguments(tool, index, format_name, allowed=self._is_key, expected=expected)
         for number, each in enumerate(arguments.listed):
             name = f"value_{index}_{number}"
             rules += self.rules(name, each.schema, field)
@@ -374,10 +369,18 @@ class _ValueRules:
         if arguments.others is not False:
             other, key = f"other_{index}", f"OTHER_KEY_{index}"
             rules += self.rules(f"{other}_value", arguments.others, field)
-            rules.append(f"{key}: {other_name(_ANY_KEY, (each.name for each in arguments.listed))}")
+            rules.append(f"{key}: {other_name(self._any_key, (each.name for each in arguments.listed))}")
             rules.append(f"{other}: {self.argument(key, f'{other}_value')}")
             parts.append(f"{other}*")
         return [*rules, f"arguments_{index}: {' '.join(parts)}"]
+
+    def of_any(self, tool: ToolSpec, index: int) -> list[str]:
+        """A rule ``arguments_<index>`` for a tool that is not strict."""
+        key = f"/{own_names(self._any_key, tool, self._is_key)}/"
+        return [f"arguments_{index}: any_{index}*", f"any_{index}: {self.argument(key, 'any_value')}"]
+
+    def _is_key(self, name: str) -> bool:
+        return 0 < len(name) <= MAX_NAME and not set(name) & {self._key_end, "\n", "<"}
 
     def argument(self, key: str, value: str) -> str:
         """An expression for an argument; ``key`` is one, ``value`` a rule."""

@@ -297,6 +297,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     "pythonic": [
         ("[f(a=1, b='x\"', c=[True, None]), g()]", [("f", '{"a": 1, "b": "x\\"", "c": [true, null]}'), ("g", "{}")]),
         ('Now <|python_start|>[h(a={"k": (-1, 2)})]<|python_end|>', ["Now", ("h", '{"a": {"k": [-1, 2]}}')]),
+        ("[f(-A=1, $top = 2, größe=[], a b='x')]", [("f", '{"-A": 1, "$top": 2, "größe": [], "a b": "x"}')]),
         (r'[f(a="C:\Users\new \x4 \UFFFFFFFF")]', [("f", r'{"a": "C:\\Users\new \\x4 \\UFFFFFFFF"}')]),
         ('[f(a="\\u00e9\\x41\\t\\U0001f600\\/")]', [("f", '{"a": "\\u00e9\\u0041\\t\\ud83d\\ude00/"}')]),
     ],
@@ -381,7 +382,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     ],
     "olmo3": [
         ("<function_calls>\n1", ["<function_calls>\n1"]),
-        ("<function_calls>f() g(x)", [("f", "{}"), ("g", "{"), ")"]),
+        ("<function_calls>f() g(x)", [("f", "{}"), ("g", '{"x'), ")"]),
     ],
     "apertus": [
         ('<|tools_prefix|>[{"f": 1}]', ['<|tools_prefix|>[{"f": 1}]']),
@@ -486,6 +487,8 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("[1, 2]", ["[1, 2]"]),
         ("[h(a=1)]", ["[h(a=1)]"]),
         ("[f(a=1, 2)] b", [("f", '{"a": 1, '), "2)] b"]),
+        ("[f(a=1, b )] b", [("f", '{"a": 1, "b '), ")] b"]),
+        ("[f(a=1, -b", [("f", '{"a": 1, "-b')]),
         ("[f(a=1), g", [("f", '{"a": 1}'), ", g"]),
     ],
     "mistral": [("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]), ("[TOOL_CALLS]f(1)", ["[TOOL_CALLS]f(1)"])],
