@@ -21,6 +21,7 @@ TAGS = Tags(
     value_end="</parameter>",
     markers=MARKERS,
     may_lack_begin=True,
+    may_lack_value_end=True,
     python=True,
     in_lines=True,
 )
@@ -37,5 +38,6 @@ TOOL_FORMAT = ToolFormat(
     is_in,
     partial(tagged_grammar, TAGS, format_name="qwen3_coder"),
     uses_names=True,
+    uses_argument_names=True,
     writes_text=True,
 )

@@ -18,6 +18,7 @@ TAGS = Tags(
     value_end="</parameter>",
     markers=MARKERS,
     may_lack_begin=True,
+    may_lack_value_end=True,
     python=True,
 )
 
@@ -33,5 +34,6 @@ TOOL_FORMAT = ToolFormat(
     is_in,
     partial(tagged_grammar, TAGS, format_name="seed_oss"),
     uses_names=True,
+    uses_argument_names=True,
     writes_text=True,
 )

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -24,6 +24,7 @@ from text_core.parsing.python_scanner import LiteralScanner
 from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, search_for_texts
 from text_core.parsing.text_values import ValueEnd, free_value, value_rules
 from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, name_class, other_name, own_names
+from text_core.parsing.value_ends import LeftOut, value_ends
 
 _LINE = r'"\n"?'
 _NUMBER = re.compile("[0-9]+")
@@ -63,6 +64,10 @@ class Tags:
     """Whether templates write ``True``, ``False`` and ``None``."""
     may_lack_begin: bool = False
     """Whether models leave out ``begin``: then a known name begins a call, if an argument or the call's end follows."""
+    may_lack_value_end: bool = False
+    """Whether models leave out ``value_end``: then what must follow it ends a value, at the beginning of a line."""
+    may_garble_keys: bool = False
+    """Whether models double the tags of keys, and leave out what begins a value."""
     cdata: bool = False
     """Whether a text may stand in CDATA; one with ``<``, ``&`` or line breaks must."""
 
@@ -91,9 +96,10 @@ class Tags:
         return search_for_texts(self.spelled(self.value_end), before=r"\n" if self.in_lines else "", most=1)
 
     @cached_property
-    def cdata_ends(self) -> re.Pattern[str]:
-        """Finds ``value_end`` behind CDATA."""
-        return search_for_texts(self.spelled(_END_CDATA + self.value_end), before="")
+    def others(self) -> list[str]:
+        """All tags but those around names and behind values."""
+        tags = (*self.key, *(text for text, _ in self.value), *self.begin, self.call_end, *self.end)
+        return self.spelled(*filter(None, tags))
 
     @cached_property
     def names(self) -> re.Pattern[str]:
@@ -104,6 +110,30 @@ class Tags:
     def keys(self) -> re.Pattern[str]:
         """Matches characters of an argument's name."""
         return re.compile(f"[^\\n{re.escape(self.key[1][0])}\ud800-\udfff]+")
+
+
+@lru_cache(64)
+def _ends_of_values(
+    tags: Tags, *, in_cdata: bool, may_be_text: bool, keys: tuple[str, ...] | None, is_begun: bool
+) -> re.Pattern[str]:
+    """See ``value_ends``.
+
+    ``may_be_text``: whether a value may spell ``value_end``. ``keys``: the known arguments of the tool, if what ends a
+    value may be left out; None: it may not. ``is_begun``: whether there was what begins the value; one without it has
+    no other tags.
+    """
+    left_out = None
+    if keys is not None:
+        texts = tags.spelled(*(key.join(tags.key) for key in keys))
+        left_out = LeftOut(texts, *map(tags.spelled, (tags.call_end, tags.end[0], tags.begin[0])))
+    following = (tags.key[0], tags.call_end, *tags.end, *tags.begin, tags.name[0])  # even of a call without an end
+    return value_ends(
+        tags.spelled(_END_CDATA + tags.value_end if in_cdata else tags.value_end),
+        tags.spelled(*filter(None, following)) if may_be_text else (),
+        in_lines=tags.in_lines and not in_cdata,
+        left_out=left_out,
+        breaking=() if is_begun else tags.others,
+    )
 
 
 class TaggedCallParser(JsonCallParser):
@@ -187,32 +217,79 @@ class TaggedCallParser(JsonCallParser):
     def _read_argument(self, tool: str, separator: str) -> Reading[bool]:
         """Read the rest of an argument, from its key on."""
         tags = self._tags
+        if tags.may_garble_keys:
+            yield from self._read_tag(tags.key[0])
         key = yield from self._read_run(tags.keys, MAX_NAME)
         if not key or not (yield from self._read_tag(tags.key[1])):
             yield from self._read_closing_of(tags.key[1])
             return False
         types: Types | None = None
+        is_begun = True
         if tags.value:
-            yield from self._read_run(SPACE)
             own = dict(tags.value)
-            begun = yield from self._read_one(*self._tags.spelled(*own))
-            if begun is None:
-                yield from self._read_closing_of(*own)
+            begun = yield from self._read_beginning_of_value(*own)
+            is_begun = begun is not None
+            if begun is not None:
+                types = own[marker_text(begun)]
+            elif not (yield from self._may_be_value()):
                 return False
-            types = own[marker_text(begun)]
         in_cdata = tags.cdata and (yield from self._read_tag(_CDATA))
         if tags.in_lines:
             yield from self._read_one("\n")
         self._drop()
         self._writer.arguments(separator + json.dumps(key, ensure_ascii=False) + ": ")
-        self._value = TextValue(self._writer.arguments, self._types.of(tool, key) if types is None else types)
-        ends = tags.cdata_ends if in_cdata else tags.value_ends
-        ended = (yield from self._read_until(ends, self._add_to_value)) is None
-        is_whole = not ended and self._value.finish()
-        self._value = None
-        if is_whole or ended:
+        types = self._types.of(tool, key) if types is None else types
+        self._value = TextValue(self._writer.arguments, types)
+        knows = tags.may_lack_value_end and self._tool_names
+        keys = self._types.names_of(tool) if knows else None
+        may_be_text = JsonType.STRING in types
+        ends = _ends_of_values(tags, in_cdata=in_cdata, may_be_text=may_be_text, keys=keys, is_begun=is_begun)
+        has_ended = yield from self._read_value_until(ends)
+        value, self._value = self._value, None
+        is_whole = bool(has_ended) and value.finish()
+        if has_ended is False or (not has_ended and any(text in value.held for text in tags.spelled(tags.value_end))):
+            self._send_content(value.held)
+        if is_whole or has_ended is None:
             self._drop()
         return is_whole
+
+    def _read_beginning_of_value(self, *own: str) -> Reading[str | None]:
+        yield from self._read_run(SPACE)
+        if self._tags.may_garble_keys:
+            yield from self._read_tag(self._tags.key[1])
+            yield from self._read_run(SPACE)
+        begun = yield from self._read_one(*self._tags.spelled(*own))
+        if begun is None:
+            yield from self._read_closing_of(*own)
+        return begun
+
+    def _may_be_value(self) -> Reading[bool]:
+        """Whether a value comes next, of which a model has left out the beginning."""
+        if not self._tags.may_garble_keys or (yield from self._follows(*self._tags.others)):
+            return False
+        return not self._ended
+
+    def _read_value_until(self, ends: re.Pattern[str]) -> Reading[bool | None]:
+        """Read a value, and hold what ends it; see ``value_ends``.
+
+        Returns False before what no value has, and None if the answer ended first.
+        """
+        while True:
+            found = ends.search(self._text, self._at)
+            if found is None:  # the pattern finds the end of the text, too
+                raise AssertionError
+            group = "closed" if self._ended and found["closed"] else "full"
+            has_ended, is_broken = found[group] is not None, found["broken"] is not None
+            end = len(self._text) if self._ended and not has_ended and not is_broken else found.start()
+            begin, self._at = self._at, end
+            self._add_to_value(self._text[begin:end])
+            if has_ended:
+                self._hold(found.end(group))
+            if has_ended or is_broken:
+                return has_ended
+            if self._ended:
+                return None
+            yield
 
     def _add_to_value(self, text: str) -> None:
         if self._value is not None:
@@ -260,6 +337,11 @@ class TextValue:
             if self.num_held > MAX_HELD:
                 return self._give_up_holding()
         return ""
+
+    @property
+    def held(self) -> str:
+        """The text of which nothing has been sent."""
+        return "".join(self._held)
 
     @property
     def may_be_elements(self) -> bool:

@@ -83,12 +83,18 @@ def _add_known(resolved: part_pb2.ParseParams, given: part_pb2.ParseParams, tool
     known = formats.TOOL_FORMATS.get(resolved.tool_calls)
     if known is None or not known.uses_names or not tools.names:
         return
-    with_names = part_pb2.ParseParams()
-    with_names.CopyFrom(resolved)
+    told = part_pb2.ParseParams()
+    told.CopyFrom(resolved)
     if not given.tool_names and sum(map(len, tools.names)) <= MAX_TOOL_NAMES_BYTES:
-        with_names.tool_names.extend(tools.names)
-    if with_names.ByteSize() <= MAX_PARSE_BYTES:
-        resolved.CopyFrom(with_names)
+        told.tool_names.extend(tools.names)
+    if told.ByteSize() > MAX_PARSE_BYTES:
+        return
+    resolved.CopyFrom(told)
+    if known.uses_argument_names and not given.argument_types:
+        del told.argument_types[:]
+        told.argument_types.extend(map(types_message, listed_types(tools.schemas, by_tool=True)))
+        if told.ByteSize() <= MAX_PARSE_BYTES:
+            resolved.CopyFrom(told)
 
 
 def may_reason(parse: part_pb2.ParseParams | None, served_model: ServedModel, prompt: Sequence[int]) -> bool:

@@ -152,6 +152,25 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             [("g", '{"m": "5", "o": "{} {}"}'), "So"],
         ),
         (
+            "<tool_call>\n<function=f>\n<parameter=a>\n<a>\n</parameter>\nx</parameter> <b>\n</parameter>\n"
+            "<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
+            [("f", '{"a": "<a>\\n</parameter>\\nx</parameter> <b>", "n": 5}')],
+        ),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\n3\n<parameter=x>\n<parameter=n>\n5\n<parameter=b>\ntrue\n</parameter>"
+            "\n</function>\n</tool_call>",
+            [("f", '{"a": "3\\n<parameter=x>", "n": 5, "b": true}')],
+        ),
+        (
+            "<tool_call>\n<function=get_weather>\n<parameter=x>\n3\n<parameter=y>\n4\n</parameter>\n</function>\n</tool_call>",
+            [("get_weather", '{"x": "3\\n<parameter=y>\\n4"}')],
+        ),
+        (
+            "<tool_call>\n<function=f>\n<parameter=n>\n3\n</function>\n</tool_call>\n<tool_call>\n<function=f>\n<parameter=a>\n"
+            "</function>\n4\n</function>\n</tool_call>\n",
+            [("f", '{"n": 3}'), ("f", '{"a": "</function>\\n4"}')],
+        ),
+        (
             "So `<function=h>`:\n\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>\n"
             "<function=g>\n</function>",
             ["So `<function=h>`:", ("f", '{"n": 5}'), ("g", "{}")],
@@ -171,6 +190,16 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             "<think>x</think>\nSo\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\n1\n</arg_value>\n"
             "<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
             ["think: x", "So", ("f", '{"a": "\\n1\\n", "n": 1}'), ("g", "{}")],
+        ),
+        (
+            "<tool_call>f\n<arg_key>a</arg_key>\nhow many?</arg_value>\n<arg_key><arg_key>n</arg_key>5</arg_value>"
+            "</tool_call><tool_call>g<arg_key>n</arg_key></arg_key>\n<arg_value> 5</arg_value>\n</tool_call>",
+            [("f", '{"a": "how many?", "n": 5}'), ("g", '{"n": " 5"}')],
+        ),
+        (
+            "<tool_call>f<arg_key>a</arg_key><arg_value>x </arg_value> </arg_key> y</arg_value> \n<arg_key>n</arg_key>"
+            "<arg_value>5</arg_value></tool_call>",
+            [("f", '{"a": "x </arg_value> </arg_key> y", "n": 5}')],
         ),
         (
             "<tool_call>g<arg_key>o</arg_key><arg_value>{}</arg_value><arg_key>m</arg_key><arg_value>[1]</arg_value>"
@@ -230,6 +259,10 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ),
     ],
     "seed_oss": [
+        (
+            "<seed:tool_call>\n<function=f>\n<parameter=a>x\ny\n<parameter=n>7</parameter>\n</function>\n</seed:tool_call>",
+            [("f", '{"a": "x\\ny", "n": 7}')],
+        ),
         (
             "So\n<seed:tool_call>\n<function=f>\n<parameter=a>x\ny</parameter>\n<parameter=n>7</parameter>\n"
             "<parameter=b>False</parameter>\n</function>\n</seed:tool_call>",
@@ -409,6 +442,16 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ),
         ("It is <function=f>\n.", ["It is <function=f>\n."]),
         ("It is <function=f> ", ["It is <function=f> "]),
+        ("<tool_call><function=f><parameter=n>5</parameter> x", [("f", '{"n": 5'), " x"]),
+        (
+            "<tool_call><function=f><parameter=a>5</parameter>\n<tool_call><function=g></function></tool_call>",
+            [("f", '{"a": "5"'), "\n", ("g", "{}")],
+        ),
+        ("<tool_call><function=g><parameter=m>5</parameter> x", [("g", '{"m": '), "5</parameter> x"]),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>" + " " * 600 + "y",
+            [("f", '{"a": "x"'), " " * 600 + "y"],
+        ),
         ("<tool_call>\n<function=f> and", [("f", "{"), " and"]),
         ("<tool_call><function=f><parameter=a>x</param", [("f", '{"a": "x</param')]),
         ("<tool_call><function=f><parameter=n>12", [("f", '{"n": ')]),
@@ -419,7 +462,19 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     ],
     "glm45": [
         ("<tool_call> f g</tool_call>", ["<tool_call> f g</tool_call>"]),
-        ("<tool_call>f<arg_key>a</arg_key>1", [("f", "{"), "<arg_key>a</arg_key>1"]),
+        ("<tool_call>f<arg_key>a</arg_key>1", [("f", '{"a": "1')]),
+        ("<tool_call>f<arg_key>n</arg_key>1</tool_call>x", [("f", '{"n": '), "1</tool_call>x"]),
+        (
+            "<tool_call>f<arg_key>a</arg_key>1<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>"
+            "<tool_call>g</tool_call>",
+            [("f", '{"a": "1'), "<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>", ("g", "{}")],
+        ),
+        ("<tool_call>f<arg_key>a</arg_key></tool_call>", [("f", "{"), "<arg_key>a</arg_key></tool_call>"]),
+        ("<tool_call>f<arg_key>a</arg_key></tool", [("f", "{"), "<arg_key>a</arg_key></tool"]),
+        (
+            "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value> y</tool_call>",
+            [("f", '{"a": "x</arg_value> y</tool_call>')],
+        ),
         ("<tool_call>f", ["<tool_call>f"]),
     ],
     "deepseek_v32": [

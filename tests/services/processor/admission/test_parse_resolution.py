@@ -68,6 +68,11 @@ def test_names_are_told_where_they_help_and_there_is_room() -> None:
     assert not resolved_of("kimi_k2", {}, calls=constraint_pb2.ToolCalls(single=True)).tool_names
     constrained = inference_pb2.GenerateRequest(constraint=constraint_pb2.Constraint(regex="a"))
     assert not resolved_of("kimi_k2", {}, request=constrained).tool_names
+    texts = {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}
+    listed = [types_message(each) for each in listed_types({"f": texts}, by_tool=True)]
+    assert [each.name for each in listed] == ["a", "n"]
+    assert types_of("qwen3_coder", texts) == listed
+    assert types_of("minimax_m2", texts) == [types_message(each) for each in listed_types({"f": texts})]
     full = {"properties": {f"p{number:040}": {"type": "integer"} for number in range(127)}}
     assert len(resolved_of("qwen3_coder", full).argument_types) == 127
     assert not resolved_of("qwen3_coder", full, name="f" * 120).tool_names
