@@ -123,7 +123,9 @@ class GrammarCompiler:
         """
         compiled = self._template(grammar)
         observe = partial(self._observe, compiled)
-        return Matcher(compiled.matcher.result().deep_copy(), self._eos_token_ids, observe)
+        negates = "<[^" in grammar
+        kept_out = [token for token in sorted(self._eos_token_ids) if negates and f"<[{token}]>" not in grammar]
+        return Matcher(compiled.matcher.result().deep_copy(), self._eos_token_ids, observe, kept_out)
 
     def fresh_matcher(self, grammar: str) -> Matcher:
         """Like ``matcher``, with a new lexer, which later matchers share."""

@@ -37,12 +37,15 @@ class Matcher:
         matcher: LLMatcher | None,
         eos_token_ids: frozenset[int],
         observe: Callable[[float], None] = lambda seconds: None,
+        kept_out: Sequence[int] = (),
     ) -> None:
         """Takes over ``matcher``; without one nothing can be sampled (``failed``).
 
-        ``observe`` is called with each mask's seconds.
+        ``observe`` is called with each mask's seconds. ``kept_out``: eos tokens that the grammar admits as any others,
+        by a negation; they are allowed only where an output may end.
         """
         self._observe = observe
+        self._kept_out = kept_out
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self.num_tokens = 0
@@ -114,6 +117,9 @@ class Matcher:
         start = time.thread_time()
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self._observe(time.thread_time() - start)
+        if self._kept_out and not matcher.is_accepting():
+            for eos in self._kept_out:
+                row[eos // 32] &= ~np.uint32(1 << eos % 32)
         if matcher.is_error():
             error = self._error(matcher)
             self._fail(position, _DEAD_END if "NoExtension" in error else f"{_CANNOT_FOLLOW}: {error}")

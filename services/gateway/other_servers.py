@@ -102,12 +102,13 @@ class Thinking(msgspec.Struct):
 class HasBudget(Protocol):
     """``thinking`` of any API."""
 
+    type: str
     budget_tokens: int | None
 
 
 def limit_reasoning(options: dict[str, Any], thinking: HasBudget | None) -> None:
     """Set the budget of ``thinking``, if it has one. Raises ``ApiError`` if another field sets another."""
-    if thinking is None or (budget := thinking.budget_tokens) is None:
+    if thinking is None or (budget := thinking.budget_tokens) is None or thinking.type == "disabled":
         return
     if (given := options.setdefault("max_reasoning_tokens", budget)) != budget:
         problem = f"{budget}, but thinking_token_budget is {given}, and both set the same: give one"

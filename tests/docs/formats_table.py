@@ -26,6 +26,7 @@ CALLS = {
     "hy3": "Hunyuan 3",
     "deepseek_v32": "DeepSeek V3.2, V4",
     "gemma4": "Gemma 4",
+    "functiongemma": "FunctionGemma",
     "minimax_m2": "MiniMax-M2",
     "minimax_m3": "MiniMax-M3",
     "seed_oss": "Seed-OSS",
@@ -42,6 +43,7 @@ CALLS = {
     "minimax_m1": "MiniMax-M1",
     "hunyuan_a13b": "Hunyuan A13B, Apriel",
     "phi4_mini_json": "Phi-4-mini",
+    "internlm2": "InternLM 2, 2.5",
     "granite": "Granite 3",
     "functools": "Firefunction v2, Phi-4-mini with vLLM's template",
     "gigachat3": "GigaChat 3.1",
@@ -51,6 +53,7 @@ CALLS = {
     "mistral": "Mistral, Mixtral, Ministral, Devstral",
     "hermes": "Qwen, Hermes, Granite 4, most others, the bundled model",
     "pythonic": "Llama 4",
+    "xlam": "xLAM 2",
     "llama3_json": "Llama 3.1 to 3.3",
 }
 """Who writes calls in each format."""

@@ -182,6 +182,7 @@ def test_commands_and_flags_that_are_named_exist() -> None:
         "distributed.md": OF_RAY_AND_DOCKER,
         "failover.md": flags_of_scripts("tests/chaos"),
         "gpu.md": of_benchmarks | flags_of_scripts("benchmarks/gpu") | flags_of_scripts("tests/gpu"),
+        "openai.md": {"--disable", "--system-prompt"},  # of agents
         "quantization.md": of_benchmarks,
         "security.md": flags_of_scripts("tests/fuzz"),
     }

@@ -29,6 +29,7 @@ CALLS_OF_F = {
     "gigachat3_roles": [f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_JSON_CALL}"],
     "gigachat3": [f"<|function_call|>{_JSON_CALL}"],
     "gemma4": ["<|tool_call>call:f{a:1}<tool_call|>"],
+    "functiongemma": ["<start_function_call>call:f{a:1}<end_function_call>"],
     "kimi_k2": [
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
         '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
@@ -44,6 +45,10 @@ CALLS_OF_F = {
     "nemotron_json": ['<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>'],
     "hunyuan_a13b": ['<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>'],
     "phi4_mini_json": [f"<|tool_call|>{call}<|/tool_call|>" for call in (_JSON_CALL, f"[{_JSON_CALL}]")],
+    "internlm2": [
+        f"<|action_start|><|plugin|>\n{_JSON_CALL.replace('arguments', key)}<|action_end|>"
+        for key in ("parameters", "arguments")
+    ],
     "granite": [f"<|tool_call|>[{_JSON_CALL}]"],
     "functools": [f"functools[{_JSON_CALL}]"],
     "minimax_m1": [f"<tool_calls>\n{_JSON_CALL}{more}\n</tool_calls>" for more in ("", f"\n{_JSON_CALL}")],
@@ -80,9 +85,10 @@ CALLS_OF_F = {
     ],
     "hermes": ['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'],
     "pythonic": ["[f(a=1)]"],
+    "xlam": [f"[{', '.join([_JSON_CALL] * count)}]" for count in (1, 2)],
     "llama3_json": ["; ".join(['{"name": "f", "parameters": {"a": 1}}'] * count) for count in (1, 2)],
 }
-UNMARKED = {"harmony", "pythonic", "llama3_json", "functionary_v32"}
+UNMARKED = {"xlam", "harmony", "pythonic", "llama3_json", "functionary_v32"}
 """Formats in which an answer may begin with a call that has no marker."""
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
@@ -232,7 +238,8 @@ def test_a_form_beside_calls(name: str, reasoning: str) -> None:
         assert either.accepts(f"{thought}{final}{text}")
     for call in CALLS_OF_F[name]:
         assert either.accepts(thought + call)
-        other = call.replace("1", '<|"|>1<|"|>' if name == "gemma4" else '"1"')
+        quote = {"gemma4": '<|"|>', "functiongemma": "<escape>"}.get(name, '"')
+        other = call.replace("1", f"{quote}1{quote}")
         assert not either.accepts(thought + other)
         assert not either.accepts(f"Hello {call}")
         assert grammar(tool, required=True).accepts(thought + call)

@@ -233,7 +233,7 @@ def test_what_runs_for_ever_is_stopped(monkeypatch, template):
         only(template).render(PLAIN)
 
 
-TOO_MUCH = "holds more|seeks a text|chat is longer|bits|not allowed|Range too big|unsafe|must not|No filter|is undefined"
+TOO_MUCH = (
     "holds more|seeks a text|chat is longer than|bits|not allowed|Range too big|unsafe|must not|No filter|is undefined"
 )
 TWICE = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = TWICE %}{% endfor %}"

@@ -37,15 +37,14 @@ class DeepseekParser(JsonCallParser):
         if not (yield from self._read_marker(_SEPARATOR)):
             return False
         yield from self._read_run(SPACE)
-        if (yield from self._peek()) != "{":
+        closings = [_END]
+        if not (yield from self._is_empty(_END)) and (yield from self._peek()) != "{":
             name = yield from self._read_run(_NAME, MAX_NAME)
             yield from self._read_run(SPACE)
-            yield from self._read_one("```json")
+            if (yield from self._read_one("```json")):
+                closings.append("```")
             yield from self._read_run(SPACE)
-        if not is_name(name) or (yield from self._peek()) != "{":
-            return False
-        self._begin_call(name)
-        if not (yield from self._read_arguments()):
+        if not is_name(name) or not (yield from self._read_arguments_of(name, *closings)):
             return False
         yield from self._read_run(SPACE)
         yield from self._read_closing("```")

@@ -12,6 +12,7 @@ from text_core.parsing import (
     deepseek_v32,
     functionary,
     functionary_v32,
+    functiongemma,
     functools_json,
     gemma4,
     gigachat3,
@@ -22,6 +23,7 @@ from text_core.parsing import (
     hermes,
     hunyuan_a13b,
     hy3,
+    internlm2,
     kimi_k2,
     kimi_k3,
     lfm2,
@@ -39,6 +41,7 @@ from text_core.parsing import (
     seed_oss,
     solar_open,
     think,
+    xlam,
 )
 from text_core.parsing.argument_types import ArgumentTypes
 from text_core.parsing.format import ReasoningFormat, ToolFormat
@@ -57,6 +60,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hy3": hy3.TOOL_FORMAT,
     "deepseek_v32": deepseek_v32.TOOL_FORMAT,
     "gemma4": gemma4.TOOL_FORMAT,
+    "functiongemma": functiongemma.TOOL_FORMAT,
     "minimax_m2": minimax_m2.TOOL_FORMAT,
     "minimax_m3": minimax_m3.TOOL_FORMAT,
     "seed_oss": seed_oss.TOOL_FORMAT,
@@ -73,6 +77,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "minimax_m1": minimax_m1.TOOL_FORMAT,
     "hunyuan_a13b": hunyuan_a13b.TOOL_FORMAT,
     "phi4_mini_json": phi4_mini_json.TOOL_FORMAT,
+    "internlm2": internlm2.TOOL_FORMAT,
     "granite": granite.TOOL_FORMAT,
     "functools": functools_json.TOOL_FORMAT,
     "gigachat3": gigachat3.TOOL_FORMAT,
@@ -82,6 +87,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "mistral": mistral.TOOL_FORMAT,
     "hermes": hermes.TOOL_FORMAT,
     "pythonic": pythonic.TOOL_FORMAT,
+    "xlam": xlam.TOOL_FORMAT,
     "llama3_json": llama3_json.TOOL_FORMAT,
 }
 """Keyed by name; formats most reliably recognized in a template come first."""

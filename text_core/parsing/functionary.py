@@ -34,10 +34,7 @@ class FunctionaryParser(JsonCallParser):
         if not is_name(name) or not (yield from self._read_one(">")):
             return False
         yield from self._read_run(SPACE)
-        if (yield from self._peek()) != "{":
-            return False
-        self._begin_call(name)
-        return (yield from self._read_arguments())
+        return (yield from self._read_arguments_of(name, _END))
 
 
 def is_in(template: str) -> bool:

@@ -42,10 +42,7 @@ class FunctionaryV32Parser(JsonCallParser):
         if name not in self._tool_names:
             return False
         yield from self._read_run(SPACE)
-        if (yield from self._peek()) != "{":
-            return False
-        self._begin_call(name)
-        return (yield from self._read_arguments())
+        return (yield from self._read_arguments_of(name, _BEGIN, may_end=True))
 
 
 def is_in(template: str) -> bool:

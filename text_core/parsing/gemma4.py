@@ -1,10 +1,15 @@
-"""Calls as Gemma 4 writes them: ``<|tool_call>call:f{a:<|"|>x<|"|>,b:[1,2]}<tool_call|>``, with a token for quotes."""
+"""Calls as Gemma 4 writes them: ``<|tool_call>call:f{a:<|"|>x<|"|>,b:[1,2]}<tool_call|>``, with a token for quotes.
+
+FunctionGemma has other tokens.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from text_core.grammar.constraints import ConstraintError
@@ -13,27 +18,48 @@ from text_core.grammar.json_schema import checked_schema
 from text_core.grammar.lark import FREE_TEXT, literal
 from text_core.parsing.argument_types import CONTAINERS, TEXT, JsonType
 from text_core.parsing.format import ToolFormat
-from text_core.parsing.gemma_scanner import QUOTE, GemmaScanner
+from text_core.parsing.gemma_scanner import GemmaScanner
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
 from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValues, is_any
+from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.text_parser import MAX_NAME, Reading, search_for
 from text_core.parsing.text_values import ValueEnd, text_expressions
 from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, name_class, own_names
 
-_BEGIN, _END = "<|tool_call>", "<tool_call|>"
-MARKERS = (_BEGIN, _END, QUOTE)
-_SEARCH = search_for(_BEGIN)
 _NAME = re.compile(r"[\w.-]+")
 _BARE = re.compile(r"""[^\s\x00-\x1f,:{}\[\]<"'](?:[^\x00-\x1f,:{}\[\]<]{0,254}[^\s\x00-\x1f,:{}\[\]<])?""")
 _OTHER = name_class(r",:{}\[\]<", first="\"'")
 """Names that a grammar allows of properties that a schema does not list."""
 
 
-class Gemma4Parser(JsonCallParser):
+@dataclass(frozen=True, slots=True)
+class GemmaForm:
+    """The tokens of a format."""
+
+    begin: str
+    end: str
+    quote: str
+    """Before and behind a text."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return self.begin, self.end, self.quote
+
+    def is_in(self, template: str) -> bool:
+        """Whether a template writes calls in this format."""
+        return self.begin in template and self.quote in template
+
+
+class GemmaParser(JsonCallParser):
     """Content, and calls between markers."""
 
+    def __init__(self, writer: PartWriter, tools: KnownTools, form: GemmaForm) -> None:
+        self._form = form
+        self._search = search_for(form.begin)
+        super().__init__(writer, tools)
+
     def _read(self) -> Reading[None]:
-        while (yield from self._read_until(_SEARCH, self._send_content)) is not None:
+        while (yield from self._read_until(self._search, self._send_content)) is not None:
             yield from self._read_run(SPACE)
             yield from self._read_one("call:")
             name = yield from self._read_run(_NAME, MAX_NAME)
@@ -41,37 +67,40 @@ class Gemma4Parser(JsonCallParser):
                 self._release()
                 continue
             self._begin_call(name)
-            if not (yield from self._read_value(None, self._send_arguments, GemmaScanner())):
+            if not (yield from self._read_value(None, self._send_arguments, GemmaScanner(self._form.quote))):
                 self._release()
                 continue
             self._in_call = False
             yield from self._read_run(SPACE)
-            yield from self._read_closing(_END)
+            yield from self._read_closing(self._form.end)
             yield from self._read_run(SPACE)
             self._drop()
 
 
-def is_in(template: str) -> bool:
-    """Whether a template writes calls in this format."""
-    return _BEGIN in template and QUOTE in template
-
-
-def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+def gemma_grammar(
+    form: GemmaForm,
+    tools: Sequence[ToolSpec],
+    *,
+    required: bool,
+    single: bool,
+    marker: Marker,
+    format_name: str = "gemma4",
+) -> str:
     """The grammar of an answer; see ``format.MakeGrammar``."""
-    rules = marked(marker(_BEGIN), required=required, single=single)
-    quote = marker(QUOTE)
+    rules = marked(marker(form.begin), required=required, single=single)
+    end = ValueEnd(form.quote, marker(form.quote))
     calls = [
         f"{literal(f'call:{tool.name}' + '{')} arguments_{index} {literal('}')}" for index, tool in enumerate(tools)
     ]
-    rules.append(f"call: ({' | '.join(calls)}) {marker(_END)}")
+    rules.append(f"call: ({' | '.join(calls)}) {marker(form.end)}")
     for index, tool in enumerate(tools):
         if tool.strict:
-            rules += _Values(tool, index, quote).rules()
+            rules += _Values(tool, index, end, format_name).rules()
         else:
             key = own_names(_OTHER, tool, lambda name: _BARE.fullmatch(name) is not None)
             rules.append(f'arguments_{index}: (any_{index} ("," any_{index})*)?')
             rules.append(f'any_{index}: /{key}/ ":" any_value')
-    text = _quoted("any", quote, [FREE_TEXT])
+    text = _quoted("any", end, [FREE_TEXT])
     return "\n".join(
         [
             *rules,
@@ -85,23 +114,22 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
     )
 
 
-def _quoted(name: str, quote: str, texts: Sequence[str]) -> list[str]:
+def _quoted(name: str, end: ValueEnd, texts: Sequence[str]) -> list[str]:
     """An expression for one of ``texts`` between quotes, and the rules that it refers to."""
-    end = ValueEnd(QUOTE, quote)
     first, rest = end.terminals
     names = [f"{name.upper()}_TEXT_{number}" for number in range(len(texts))]
     rules = []
     for each, text in zip(names, texts, strict=True):
         rules += [f"{each}: {each}_V {first}", f"{each}_V: ({text}){end.excluded}"]
-    return [f"({quote} ({' | '.join(names)}){rest})", *rules]
+    return [f"({end.closing} ({' | '.join(names)}){rest})", *rules]
 
 
 class _Values(NestedValues):
     """Makes the rules of one strict tool's arguments, sorted by name as templates show them."""
 
-    def __init__(self, tool: ToolSpec, index: int, quote: str) -> None:
-        super().__init__(tool, index, "gemma4")
-        self._quote = quote
+    def __init__(self, tool: ToolSpec, index: int, end: ValueEnd, format_name: str) -> None:
+        super().__init__(tool, index, format_name)
+        self._end = end
 
     def _ways(self, schema: Any, name: str) -> list[str]:
         if not isinstance(schema, Mapping) or is_any(schema):
@@ -117,8 +145,8 @@ class _Values(NestedValues):
             return [self._referred(schema["$ref"])]
         types, ways = self._reader.types(schema), []
         if JsonType.STRING in types:
-            texts = text_expressions(schema, self._reader, ValueEnd(QUOTE, self._quote), self._field)
-            way, *rules = _quoted(name, self._quote, texts)
+            texts = text_expressions(schema, self._reader, self._end, self._field)
+            way, *rules = _quoted(name, self._end, texts)
             ways.append(way)
             self._rules += rules
         if listed := [each for each in self._listed(schema) if not isinstance(each, str)]:
@@ -175,4 +203,5 @@ class _Values(NestedValues):
         return literal(json.dumps(value))
 
 
-TOOL_FORMAT = ToolFormat(Gemma4Parser, MARKERS, is_in, grammar)
+FORM = GemmaForm("<|tool_call>", "<tool_call|>", '<|"|>')
+TOOL_FORMAT = ToolFormat(partial(GemmaParser, form=FORM), FORM.markers, FORM.is_in, partial(gemma_grammar, FORM))

@@ -1,4 +1,4 @@
-"""Converts the arguments of a call by Gemma 4 to JSON, incrementally: ``a:<|"|>x<|"|>,b:[1]}`` → ``{"a": "x", …}``.
+"""Converts the arguments of a call by Gemma to JSON, incrementally: ``a:<|"|>x<|"|>,b:[1]}`` → ``{"a": "x", …}``.
 
 Keys are bare words or texts. A bare word as a value is JSON or one of Python's constants; otherwise, and if it is long,
 it is a text. What begins with an ordinary quote is a string to the closing one, as JSON and Python write it.
@@ -15,8 +15,6 @@ from text_core.parsing.json_scanner import MALFORMED, MAX_DEPTH
 from text_core.parsing.marks import mark, marker_text
 from text_core.parsing.python_scanner import StringScanner
 
-QUOTE = '<|"|>'
-_MARKED = mark(QUOTE)
 _MAX_WORD = 256
 """Characters of a bare word that are held, or of white space that may be its end. Longer ones are texts."""
 _TEXT = re.compile("[^<\ud800-\udfff]+")
@@ -28,8 +26,10 @@ _CLOSING = {"{": "}", "[": "]"}
 class GemmaScanner:
     """Scans the text after the opening brace, up to the closing one."""
 
-    def __init__(self) -> None:
+    def __init__(self, quote: str) -> None:
+        """``quote``: the token before and behind a text; it begins with ``<``."""
         self.done = False
+        self._quotes, self._marked = quote, mark(quote)
         self._out = ["{"]
         self._stack = ["}"]
         """Closing brackets of the open ones."""
@@ -78,7 +78,7 @@ class GemmaScanner:
         if character.isspace():
             self._step = self._value
             return at + 1
-        if character in ("<", _MARKED):
+        if character in ("<", self._marked):
             self._out.append('"')
             return self._begin_quote(self._in_text, text, at)
         if character in "'\"":
@@ -101,28 +101,29 @@ class GemmaScanner:
 
     def _in_quote(self, text: str, at: int) -> int:
         """The quote before a text."""
-        if text[at] == _MARKED and not self._quote:
+        if text[at] == self._marked and not self._quote:
             self._step = self._after_quote
             return at + 1
-        self._quote += text[at]
-        if not QUOTE.startswith(self._quote):
+        if not self._quotes.startswith(self._quote + text[at]):
+            self._send(self._quote)
             return MALFORMED
-        if self._quote == QUOTE:
+        self._quote += text[at]
+        if self._quote == self._quotes:
             self._quote, self._step = "", self._after_quote
         return at + 1
 
     def _in_text(self, text: str, at: int) -> int:
         """Within a text, whose end may have begun."""
-        if text[at] == _MARKED and not self._quote:
+        if text[at] == self._marked and not self._quote:
             return self._end_text(at)
         if self._quote or text[at] == "<":
             longer = self._quote + text[at]
-            if not QUOTE.startswith(longer):  # what seemed to be a quote is text
+            if not self._quotes.startswith(longer):  # what seemed to be a quote is text
                 self._send(self._quote)
                 self._quote = ""
                 return at
             self._quote = longer
-            return self._end_text(at) if longer == QUOTE else at + 1
+            return self._end_text(at) if longer == self._quotes else at + 1
         run = _TEXT.match(text, at)
         end = at + 1 if run is None else run.end()
         self._send(marker_text(text[at:end]))

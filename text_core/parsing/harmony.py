@@ -119,7 +119,10 @@ class HarmonyParser(JsonCallParser):
         if function is not None and is_name(function[1]):
             self._begin_call(function[1])
             yield from self._read_run(SPACE)
-            if not (yield from self._read_arguments()):
+            is_empty = yield from self._is_empty(_START, _CHANNEL, *_ENDS, may_end=True)
+            if is_empty:
+                self._send_no_arguments()
+            if not is_empty and not (yield from self._read_arguments()):
                 self._release()
             else:
                 yield from self._read_run(SPACE)

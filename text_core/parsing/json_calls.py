@@ -8,6 +8,7 @@ from collections.abc import Callable, Set
 from typing import Protocol
 
 from text_core.parsing.json_scanner import JsonScanner
+from text_core.parsing.marks import mark
 from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, ReadingParser
 
@@ -63,14 +64,43 @@ class JsonCallParser(ReadingParser):
             yield from self._read_run(SPACE)
             self._drop()
 
-    def _read_arguments_until(self, closing: str) -> Reading[bool]:
-        """Read the arguments of a call that has begun, and the marker ``closing``."""
-        if not (yield from self._read_arguments()):
+    def _read_closed_call(self, name: str, closing: str, call_id: str | None = None) -> Reading[bool]:
+        """Read the rest of a call behind its name: the arguments and the marker ``closing``."""
+        yield from self._read_run(SPACE)
+        if not (yield from self._read_arguments_of(name, closing, call_id=call_id)):
             return False
         yield from self._read_run(SPACE)
         yield from self._read_closing(closing)
         self._drop()
         return True
+
+    def _read_arguments_of(
+        self, name: str, *closings: str, call_id: str | None = None, may_end: bool = False
+    ) -> Reading[bool]:
+        """Begin a call and read its arguments: an object, or nothing as in ``_is_empty``. Anything else is no call."""
+        is_empty = yield from self._is_empty(*closings, may_end=may_end)
+        if not is_empty and (yield from self._peek()) != "{":
+            return False
+        self._begin_call(name, call_id)
+        if not is_empty:
+            return (yield from self._read_arguments())
+        self._send_no_arguments()
+        return True
+
+    def _is_empty(self, *closings: str, may_end: bool = False) -> Reading[bool]:
+        """Whether a call has no arguments: one of ``closings`` comes next, which is not read.
+
+        ``may_end``: or the answer ends, perhaps within a closing one.
+        """
+        texts = (*closings, *map(mark, closings))
+        if (yield from self._follows(*texts)):
+            return True
+        return may_end and self._ended and any(text.startswith(self._text[self._at :]) for text in texts)
+
+    def _send_no_arguments(self) -> None:
+        self._send_arguments("{}")
+        self._drop()
+        self._in_call = False
 
     def _read_call(self, allowed: Set[str] | None = None, name_key: str = "name") -> Reading[bool]:
         """Read a call that is one JSON object. It begins once its name is known; unknown keys are dropped.

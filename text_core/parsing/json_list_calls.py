@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from text_core.grammar.lark import literal
 from text_core.parsing.json_calls import SPACE, JsonCallParser
+from text_core.parsing.marks import mark
 from text_core.parsing.parts import KnownTools, PartWriter
-from text_core.parsing.text_parser import Reading, search_for
+from text_core.parsing.text_parser import Reading, search_for_texts
 from text_core.parsing.tool_grammar import Marker, ToolSpec, argument_rules, json_text, marked
 
 
@@ -22,18 +23,25 @@ class JsonForm:
     name_key: str = "name"
     """The key of a tool's name; empty: the name is itself the key of the arguments."""
     arguments_key: str = "arguments"
+    other_key: str = ""
+    """Another key of the arguments, which some models write; empty: none."""
     may_stand_alone: bool = False
     """Whether a single call may be without a list."""
     is_list: bool = True
     """Whether several calls are a list; otherwise there is one, or they stand in lines."""
     in_lines: bool = False
-    """Without ``is_list``: whether there may be several."""
+    """Without ``is_list``: whether there may be several between the same markers."""
+    repeats: bool = False
+    """Without ``is_list``: whether there may be several with markers of their own."""
     id_key: str = ""
     """The key of a call's number, which comes first; empty: none."""
 
+    tokens: tuple[str, ...] = ()
+    """The special tokens of ``begin``; empty: it is one itself."""
+
     @property
     def markers(self) -> tuple[str, ...]:
-        return tuple(marker for marker in (self.begin, self.end) if marker)
+        return tuple(marker for marker in (*(self.tokens or (self.begin,)), self.end) if marker)
 
 
 class JsonListParser(JsonCallParser):
@@ -44,7 +52,8 @@ class JsonListParser(JsonCallParser):
         super().__init__(writer, tools)
 
     def _read(self) -> Reading[None]:
-        search = search_for(self._form.begin)
+        begin = self._form.begin
+        search = search_for_texts([begin, "".join(map(mark, self._form.tokens or (begin,)))])
         while (yield from self._read_until(search, self._send_content)) is not None:
             yield from self._read_run(SPACE)
             if not (yield from self._read_calls()):
@@ -85,7 +94,7 @@ def json_list_grammar(
     form: JsonForm, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker
 ) -> str:
     """The grammar of an answer; see ``format.MakeGrammar``."""
-    rules = marked(marker(form.begin), required=required, single=True)
+    rules = marked(marker(form.begin), required=required, single=single or not form.repeats)
     more = "" if single else r' ("," SPACE object)*'
     end = f" {marker(form.end)}" if form.end else ""
     calls_rule = f'"[" SPACE object{more} SPACE "]"' if form.is_list else "object"
@@ -113,4 +122,6 @@ def _beginning(form: JsonForm, tool: ToolSpec) -> str:
     name = json_text(tool.name)
     if not form.name_key:
         return literal(f"{name}: ")
-    return literal(f'"{form.name_key}": {name}, "{form.arguments_key}": ')
+    keys = [key for key in (form.arguments_key, form.other_key) if key]
+    beginnings = [literal(f'"{form.name_key}": {name}, "{key}": ') for key in keys]
+    return f"({' | '.join(beginnings)})"

@@ -44,11 +44,7 @@ class KimiK2Parser(JsonCallParser):
         yield from self._read_run(SPACE)
         if not is_name(name) or not (yield from self._read_marker(_ARGUMENTS)):
             return False
-        yield from self._read_run(SPACE)
-        if (yield from self._peek()) != "{":
-            return False
-        self._begin_call(name, written if _NUMBER.search(written) else None)
-        return (yield from self._read_arguments_until(_END))
+        return (yield from self._read_closed_call(name, _END, written if _NUMBER.search(written) else None))
 
     def _without_punctuation(self, written: str) -> tuple[str, str] | None:
         """The only known tool's name, and the id, that are ``written`` but for punctuation.

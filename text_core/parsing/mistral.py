@@ -49,12 +49,11 @@ class MistralParser(JsonCallParser):
         name = yield from self._read_run(_NAME, MAX_NAME)
         if (yield from self._read_marker(_ID)):
             yield from self._read_run(_NAME, MAX_NAME)
-        yield from self._read_marker(_ARGS)
+        may_be_empty = yield from self._read_marker(_ARGS)
         yield from self._read_run(SPACE)
-        if not is_name(name) or (yield from self._peek()) != "{":
+        if not is_name(name) or not (may_be_empty or (yield from self._peek()) == "{"):
             return False
-        self._begin_call(name)
-        if not (yield from self._read_arguments()):
+        if not (yield from self._read_arguments_of(name, _CALLS, may_end=True)):
             return False
         yield from self._read_run(SPACE)
         self._drop()

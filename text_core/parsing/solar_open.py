@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from text_core.grammar.lark import FREE_TEXT, literal
 from text_core.parsing.format import ToolFormat
-from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
+from text_core.parsing.json_calls import JsonCallParser, is_name
 from text_core.parsing.marks import mark
 from text_core.parsing.text_parser import MAX_NAME, Reading, search_for_texts
 from text_core.parsing.tool_grammar import Marker, ToolSpec, argument_rules, marked
@@ -47,11 +47,7 @@ class SolarOpenParser(JsonCallParser):
         name = yield from self._read_run(_NAME, MAX_NAME)
         if not is_name(name) or not (yield from self._read_marker(_ARGUMENTS)):
             return False
-        yield from self._read_run(SPACE)
-        if (yield from self._peek()) != "{":
-            return False
-        self._begin_call(name, written or None)
-        return (yield from self._read_arguments_until(_END))
+        return (yield from self._read_closed_call(name, _END, written or None))
 
 
 def is_in(template: str) -> bool:

@@ -94,7 +94,8 @@ def marked(marker: str, *, required: bool, single: bool, between: str = "") -> l
 def unmarked(beginning: str, marker: str, *, required: bool) -> list[str]:
     """Rules of an answer that is the rule ``calls`` or, unless ``required``, free text.
 
-    ``beginning``: a regular expression for the text that begins calls. ``marker``: an expression that also begins them.
+    ``beginning``: a regular expression for the text that begins calls. ``marker``: an expression that also begins them;
+    empty: none does.
     """
     if required:
         return ["start: calls"]
@@ -102,7 +103,7 @@ def unmarked(beginning: str, marker: str, *, required: bool) -> list[str]:
     after = ""
     if marker.startswith("<"):
         after = f" ({marker} calls)?"
-    else:
+    elif marker:
         others.append(rf"(?s:.*){regex_text(json.loads(marker))}")
     excluded = " & ".join(f"~/{other}(?s:.*)/" for other in others)
     return [f"start: calls | FREE{after}", f"FREE: {FREE_TEXT} & {excluded}"]

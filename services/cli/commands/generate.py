@@ -82,6 +82,8 @@ def generate(
     options = to_options(flags)
     if not as_json and not options.keys().isdisjoint(("logprobs", "prompt_logprobs")):
         raise click.UsageError("--logprobs and --prompt-logprobs need --json, which shows them.")
+    if "max_reasoning_tokens" in options and "parse" not in options and flags["tools"] is None:
+        raise click.UsageError("--max-reasoning-tokens needs --reasoning-format, which says how reasoning ends.")
     if "prompt_logprobs" in options:
         options["return_prompt_token_ids"] = True
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt

@@ -167,7 +167,7 @@ def address_notices(settings: ProcessorSettings, stack: StackSettings, options: 
     """What may surprise about the addresses of a stack."""
     if options.http_port is not None and stack.http_port is None:
         if "port" in options.values:
-            yield f"--port {options.port} is that of gRPC; HTTP is at --http-port {options.http_port}"
+            yield f"gRPC listens on port {options.port} (--port), HTTP on port {options.http_port} (--http-port)"
         elif options.http_port != GATEWAY_PORT:
             yield f"port {GATEWAY_PORT} is in use: HTTP is at port {options.http_port}; --http-port chooses another"
     auth = settings.auth

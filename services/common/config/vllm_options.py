@@ -18,29 +18,27 @@ _MEASURED = "is not an option: docs/metrics.md lists what is measured"
 _FRONT_END = "the gateway is a process of its own, apart from the processor and the engine"
 _OWN_MODEL = "is not supported: the model's chat template says how it writes"
 
-_TOOL_CALL_PARSERS = {
+TOOL_CALL_PARSERS = {
     "deepseek_v3": "deepseek",
     "deepseek_v31": "deepseek",
     "deepseek_v4": "deepseek_v32",
     "ernie45": "hermes",
-    "functiongemma": "auto",
     "glm47": "glm45",
     "granite-20b-fc": "auto",
     "granite4": "hermes",
-    "internlm": "auto",
+    "internlm": "internlm2",
     "jamba": "auto",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
     "longcat": "auto",
-    "minimax": "auto",
+    "minimax": "minimax_m1",
     "openai": "harmony",
     "qwen3_xml": "qwen3_coder",
     "step3": "auto",
     "step3p5": "qwen3_coder",
-    "xlam": "auto",
 }
 """vLLM's names of formats that have another name here, or none: then the chat template's counts."""
-_REASONING_PARSERS = {
+REASONING_PARSERS = {
     "deepseek_r1": "think",
     "deepseek_v3": "think",
     "ernie45": "think",
@@ -86,10 +84,10 @@ VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("disable_frontend_multiprocessing",): NoEffect(_FRONT_END),
         ("log_error_stack",): NoEffect("the log has the reason of every failure"),
         ("enable_auto_tool_choice",): NoEffect(_TOOLS),
-        ("tool_call_parser",): Alias("tool_call_parser", _TOOL_CALL_PARSERS),
+        ("tool_call_parser",): Alias("tool_call_parser", TOOL_CALL_PARSERS),
         ("exclude_tools_when_tool_choice_none",): NoEffect("with tool_choice none, the model is told of no tools"),
         ("enable_reasoning",): NoEffect(_DIVIDED),
-        ("reasoning_parser",): Alias("reasoning_parser", _REASONING_PARSERS),
+        ("reasoning_parser",): Alias("reasoning_parser", REASONING_PARSERS),
         ("chat_template_content_format",): NoEffect(
             "the chat template's own form of content is found", takes_value=True, only=("auto",), otherwise=_OWN_MODEL
         ),

@@ -6,18 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
-from ringline.options import Message, Options, Parse, TokenizeOptions
+from ringline.options import Message, Options, TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.other_servers import Limit, RepeatPenalty, limit_reasoning
+from services.gateway.parsers import chosen_formats
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
 """Begins a block of the system prompt that is useless to models and differs in each request."""
 
+_BEGINNING = 80
+"""Characters of a failed tool's result in which its own words may say that it failed."""
+_THINKING = ("enabled", "adaptive", "auto", "disabled")
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+_OWN_RESULT = "_tool_result"
+"""Ends the types of results of Anthropic's own tools, which are in the assistant's turn."""
 
 
 class Source(msgspec.Struct):
@@ -25,6 +32,7 @@ class Source(msgspec.Struct):
 
     type: str
     data: str | None = None
+    content: str | list[Block] | None = None
 
 
 class Tool(msgspec.Struct):
@@ -55,8 +63,12 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: Any = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
-    source: Source | None = None
+    content: str | list[Block] | dict[str, Any] | None = None
+    is_error: bool | None = None
+    source: Source | str | None = None
+    title: str | None = None
+    context: str | None = None
+    url: str | None = None
     tool_name: str | None = None
     tool: ToolChange | None = None
 
@@ -110,9 +122,10 @@ class CountRequest(OtherForms):
     messages: Annotated[
         list[Turn] | None,
         supported(
-            "Blocks of type `text`, `tool_use`, `tool_result` and `thinking`, and documents of plain text; images and "
-            "other documents are refused. Turns of one role that follow each other are one. A last turn of the "
-            "assistant is continued."
+            "Blocks of type `text`, `tool_use`, `tool_result` and `thinking`, search results, and documents of plain "
+            "text; images and other documents are refused. A result with `is_error` says so in its text. Calls of "
+            "Anthropic's own tools, and their results, are shown as those of other tools. Turns of one role that "
+            "follow each other are one. A last turn of the assistant is continued."
         ),
     ] = None
     system: Annotated[str | list[Block] | None, supported()] = None
@@ -222,6 +235,8 @@ def prompt_options(request: CountRequest) -> TokenizeOptions:
     _set_tool_choice(options, request.tool_choice)
     arguments: dict[str, Any] = {}
     if request.thinking is not None:
+        if request.thinking.type not in _THINKING:
+            raise invalid("thinking.type", f"{shown(request.thinking.type)}: expected {', '.join(_THINKING)}")
         arguments["enable_thinking"] = arguments["thinking"] = request.thinking.type != "disabled"
     if request.output_config is not None and (effort := request.output_config.effort):
         arguments["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
@@ -229,9 +244,16 @@ def prompt_options(request: CountRequest) -> TokenizeOptions:
     if arguments:
         options["template_args"] = arguments
     last = request.messages[-1] if request.messages else Turn("")
-    if last.role == "assistant" and last.blocks and all(block.type != "tool_use" for block in last.blocks):
+    if last.role == "assistant" and _goes_on(last.blocks):
         options["continue_final_message"] = True
     return options
+
+
+def _goes_on(blocks: Sequence[Block]) -> bool:
+    """Whether an assistant's last turn may be continued: not behind a call that waits for its result."""
+    if not blocks or any(block.type == "tool_use" for block in blocks):
+        return False
+    return blocks[-1].type not in _CALLS and not blocks[-1].type.endswith(_OWN_RESULT)
 
 
 def all_options(request: MessageRequest) -> Options:
@@ -244,13 +266,9 @@ def all_options(request: MessageRequest) -> Options:
     options["max_tokens"] = request.max_tokens
     options["json_schema"] = _schema(request)
     calls_allowed = "tools" in options and options.get("tool_choice") != "none"
-    parse: Parse = {}
+    parse = chosen_formats(request.tool_call_parser, request.reasoning_parser)
     if not calls_allowed:
         parse["tool_calls"] = "none"
-    elif request.tool_call_parser is not None:
-        parse["tool_calls"] = request.tool_call_parser
-    if request.reasoning_parser is not None:
-        parse["reasoning"] = request.reasoning_parser
     options["parse"] = parse or True
     return options
 
@@ -261,40 +279,64 @@ def _add_of_system(turns: Turns, block: Block, path: str) -> None:
 
 
 def _add_of_user(turns: Turns, block: Block, path: str) -> None:
-    if block.type != "tool_result":
-        turns.user(_text(block, path))
-        return
+    if block.type == "tool_result":
+        _add_result(turns, block, path)
+    else:
+        turns.user(_text(block, path, "tool_result, "))
+
+
+def _add_result(turns: Turns, block: Block, path: str) -> None:
     if block.tool_use_id is None:
         raise invalid(f"{path}.tool_use_id", "missing: expected the id of the tool_use block that it answers")
-    content = block.content or ""
-    if not isinstance(content, str):
-        content = "\n".join(_text(one, f"{path}.content[{number}]") for number, one in enumerate(content))
-    turns.result(block.tool_use_id, content)
+    text = _joined(block.content or "", f"{path}.content")
+    if block.is_error and "error" not in text[:_BEGINNING].casefold():
+        text = f"Error: {text}" if text else "Error"
+    turns.result(block.tool_use_id, text)
+
+
+def _joined(content: str | Sequence[Block] | Mapping[str, Any], path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping):  # of Anthropic's own tools
+        return msgspec.json.encode(content).decode()
+    return "\n".join(_text(one, f"{path}[{number}]") for number, one in enumerate(content))
 
 
 def _add_of_assistant(turns: Turns, block: Block, path: str) -> None:
     if block.type == "thinking":
         turns.reasoning(block.thinking or "")
-    elif block.type == "tool_use":
+    elif block.type.endswith(_OWN_RESULT):
+        _add_result(turns, block, path)
+    elif block.type in _CALLS:
         if block.id is None or block.name is None:
-            raise invalid(path, "a tool_use block needs an id, a name and an input")
+            raise invalid(path, f"a {block.type} block needs an id, a name and an input")
         turns.call(block.id, block.name, block.input)
     elif block.type != "redacted_thinking":
-        turns.assistant(_text(block, path))
+        turns.assistant(_text(block, path, "thinking, tool_use, "))
 
 
 _ADD = {"user": _add_of_user, "assistant": _add_of_assistant, "system": _add_of_system}
 
 
-def _text(block: Block, path: str) -> str:
-    """The text of a textual block."""
+def _text(block: Block, path: str, others: str = "") -> str:
+    """The text of a textual block; ``others`` may be in its place."""
     text = block.text
     if block.type == "tool_reference":
         text = block.tool_name
-    elif block.type == "document" and block.source is not None and block.source.type == "text":
+    elif block.type == "document" and isinstance(block.source, Source) and block.source.type in ("text", "content"):
         text = block.source.data
-    elif block.type != "text":
-        raise invalid(f"{path}.type", f"a block of type {shown(block.type)} is not supported: expected text")
+        if block.source.type == "content" and block.source.content is not None:
+            text = _joined(block.source.content, f"{path}.source.content")
+        text = text and "\n".join(filter(None, (block.title, block.context, text)))
+    elif block.type == "search_result" and block.content:
+        source, found = block.source, _joined(block.content, f"{path}.content")
+        text = "\n".join(filter(None, (block.title, source if isinstance(source, str) else None, found)))
+    elif block.type == "web_search_result":
+        text = "\n".join(filter(None, (block.title, block.url)))
+    elif block.type not in ("text", "search_result"):
+        of_source = f" of source {shown(block.source.type)}" if isinstance(block.source, Source) else ""
+        expected = f"expected {others}text, search_result, or a document of plain text"
+        raise invalid(f"{path}.type", f"a block of type {shown(block.type)}{of_source} is not supported: {expected}")
     if text is None:
         raise invalid(path, f"a block of type {shown(block.type)} has no text")
     return text

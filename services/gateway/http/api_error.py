@@ -58,6 +58,8 @@ ENDED = "the gateway ended while it was answering: send the request again"
 """Replaces the client library's message about being closed."""
 _FINAL = frozenset({"POISON", "VERSION_MISMATCH"})
 """Reasons of server errors that a retry would repeat."""
+_REFUSED_CALLERS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+"""What a retry would repeat, although some agents try for minutes, silently."""
 _RETRY_SECONDS = 1.0
 """Where a retry helps but the ring names no delay."""
 _TOO_LONG = re.compile(
@@ -96,7 +98,7 @@ class ApiError(Exception):
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
             headers["retry-after-ms"] = str(math.ceil(self.retry_after * 1000))
-        if self.final:
+        if self.final or self.status in _REFUSED_CALLERS:
             headers["x-should-retry"] = "false"
         return headers
 

@@ -55,6 +55,7 @@ from services.gateway.other_servers import (
     limit_reasoning,
     thinking_arguments,
 )
+from services.gateway.parsers import chosen_formats
 from services.gateway.parts import StreamedCalls, calls_to_be_made
 
 
@@ -167,8 +168,7 @@ def _effort(request: ChatRequest) -> str | None:
 
 def _parse_options(request: ChatRequest, given: bool | dict[str, Any]) -> dict[str, Any]:
     """The formats that a request chooses, beside those ``given``; none of calls where none may be made."""
-    chosen = {"tool_calls": request.tool_call_parser, "reasoning": request.reasoning_parser}
-    parse = {name: value for name, value in chosen.items() if value is not None}
+    parse: dict[str, Any] = dict(chosen_formats(request.tool_call_parser, request.reasoning_parser))
     if not isinstance(given, bool):
         parse |= given
     return {"parse": parse or given}

@@ -65,7 +65,8 @@ class SamplingFields(OtherServers):
     thinking_token_budget: Annotated[
         int | None,
         passed(
-            "Tokens of reasoning after which its end is forced; 0: none. Default: no limit.",
+            "Tokens of reasoning after which its end is forced; 0: none. Default: no limit. Completions, whose answers "
+            "are not divided, refuse it.",
             option="max_reasoning_tokens",
         ),
     ] = None

@@ -176,6 +176,16 @@ def test_a_text_that_must_come_is_written_though_it_spells_a_special_token(text:
     assert text_of(output) == text
 
 
+def test_a_token_that_is_any_other_than_one_is_no_end_of_the_answer() -> None:
+    state = metadata(SamplingParams(temperature=0.0, grammar='start: <[^5]> "a" | <[^5]> <[4]> "b"'))
+    assert EOS in tokens_in(state.allowed(rows_of([[]], [[]]))[0]), "the grammar names it"
+    state = metadata(SamplingParams(temperature=0.0, grammar='start: <[^5]> "a"?'))
+    first, second = (tokens_in(state.allowed(rows_of([output], [[]]))[0]) for output in ([], [70]))
+    assert first >= {3, 6, 70}
+    assert first.isdisjoint({5, EOS})
+    assert second == {EOS, *ids_of("a")}
+
+
 def test_a_rank_that_follows_marks_the_slot_alone() -> None:
     state = SamplingMetadata(ProcessorSetup(1, VOCAB, (EOS,)))
     state.add(0, SamplingParams(temperature=0.0, grammar=PERSON), 0, 0)

@@ -69,6 +69,7 @@ def test_how_long_to_wait_is_under_no_title_of_a_generation():
         (("serve", "--name", "x"), "--name is not an option of `ringline serve`, which links its services itself."),
         (("processor", "--engines", "nowhere"), "--engines (RINGLINE_ENGINES): 'nowhere' is not usable"),
         (("health", "nowhere"), "'nowhere' is not an address"),
+        (("health", "--address", "nowhere"), "'nowhere' is not an address"),
         (("fly",), "No such command 'fly'"),
         (("-m", "model.gguf"), "-m is no option of `ringline` itself: a command comes first, such as `ringline serve"),
         (("serve", "m", "-hff", "m.gguf"), "-hff is not an option: name the file with its repository"),

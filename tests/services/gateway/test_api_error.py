@@ -48,7 +48,8 @@ CASES = {
     (Code.UNKNOWN, Reason.INTERNAL): (500, "server_error", "internal", True),
 }
 """By code and reason: status, type, code, and whether no ``retry-after`` comes with it."""
-FINAL = {Reason.VERSION_MISMATCH, Reason.DEADLINE, Reason.POISON}
+REFUSED_CALLERS = {Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED}
+FINAL = {Reason.VERSION_MISMATCH, Reason.DEADLINE, Reason.POISON, *REFUSED_CALLERS}
 """And what is not implemented."""
 
 

@@ -101,7 +101,7 @@ def test_a_refused_message(messages: anthropic.resources.Messages) -> None:
     assert refused.value.type == "not_found_error"
     assert refused.value.request_id
     image: Any = {"type": "image", "source": {"type": "url", "url": "http://localhost"}}
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\].type: .*'image' is not supported"):
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\].type: .*'image' of source 'url' is not supported"):
         messages.create(model="tiny", messages=[{"role": "user", "content": [image]}], max_tokens=1)
 
 

@@ -178,6 +178,8 @@ def test_a_budget_of_reasoning_comes_with_its_switch(endpoint: GenerationEndpoin
     assert options(endpoint, given)["max_reasoning_tokens"] == 2048
     assert name_of(endpoint, given, "stopping.max_reasoning_tokens") == "thinking.budget_tokens"
     assert options(endpoint, given | {"thinking_token_budget": 2048})["max_reasoning_tokens"] == 2048
+    off = given | {"thinking": {"type": "disabled", "budget_tokens": 2048}}
+    assert "max_reasoning_tokens" not in options(endpoint, off)
     with pytest.raises(ApiError, match="budget_tokens: 2048, but thinking_token_budget is 9, and both set the same"):
         options(endpoint, given | {"thinking_token_budget": 9})
 

@@ -386,6 +386,7 @@ JOINED_TOO_OFTEN = (
             "/oneOf: not supported: schemas 0 and 1 may accept the same value",
         ),
         ({"pattern": "(?=a)"}, "/pattern: look-around is not supported, at character 1"),
+        ({"pattern": "1", "enum": [f"{n}" for n in range(2001)]}, "/enum: too many values beside a pattern or format"),
         ({"pattern": "^(?=a)b|c"}, "/pattern: look-around is not supported, at character 2"),
         ({"minimum": 1e300}, "/minimum: 1e+300 is too large"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "/oneOf: not supported: schemas 0 and 1 may accept"),

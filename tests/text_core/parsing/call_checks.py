@@ -73,7 +73,7 @@ def check_calls(checked: Checked, templates: ChatTemplates, text: str) -> None:
     demanded = _Demanded(text)
     id_form = _IDS.get(checked.calls, "call0000{}")
     for (name, calls), beside in itertools.product(_SHOWN.items(), _BESIDE):
-        if "content" in beside and checked.calls in ("pythonic", "llama3_json"):
+        if "content" in beside and checked.calls in ("pythonic", "llama3_json", "xlam"):
             continue  # a text before it hides a call
         try:
             shown = _Shown.of(checked, templates, calling(calls, id_form, **beside))
@@ -145,6 +145,8 @@ class _Shown:
         form = TOOL_FORMATS[self.options.tool_calls]
         if not form.needs_names and not form.is_in(self.answer):
             return "shows calls in another form"
+        if re.search(r"<escape>(-?\d|\[\])<escape>", self.answer):
+            return "shows all values as texts"
         if self.options.tool_calls in _PYTHONIC:
             for key, value in itertools.chain(*(arguments.items() for _, arguments in calls)):
                 written = (json.dumps(value, ensure_ascii=False), repr(value))

@@ -55,6 +55,13 @@ _K3 = (
     "{{ v if v is string else v | tojson }}<|close|>argument<|sep|>"
 )
 
+_GEMMA_CALLS = _GEMMA + (
+    _template(
+        "<|tool_call>call:{{ f.name }}{ {%- for k, v in f.arguments | items %}{{ k }}:{{ shown(v) }}"
+        "{{ ',' if not loop.last }}{% endfor -%} }<tool_call|>"
+    )
+)
+
 CALL_TEMPLATES = {
     "hermes": _template("<tool_call>\n" + _JSON + "\n</tool_call>"),
     "qwen3_coder": _template(
@@ -72,11 +79,10 @@ CALL_TEMPLATES = {
     ),
     "hy3": _template(_HY3, ("<tool_calls:opensource>", "</tool_calls:opensource>")),
     "deepseek_v32": _template(_DSML, ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")),
-    "gemma4": _GEMMA
-    + _template(
-        "<|tool_call>call:{{ f.name }}{ {%- for k, v in f.arguments | items %}{{ k }}:{{ shown(v) }}"
-        "{{ ',' if not loop.last }}{% endfor -%} }<tool_call|>"
-    ),
+    "gemma4": _GEMMA_CALLS,
+    "functiongemma": _GEMMA_CALLS.replace('<|"|>', "<escape>")
+    .replace("<|tool_call>", "<start_function_call>")
+    .replace("<tool_call|>", "<end_function_call>"),
     "minimax_m2": _template(
         _tagged('<invoke name="F">', '<parameter name="K">', "V</parameter>", "</invoke>"),
         ("<minimax:tool_call>", "</minimax:tool_call>"),
@@ -124,6 +130,7 @@ CALL_TEMPLATES = {
     "minimax_m1": _template(_JSON + "\n", ("<tool_calls>\n", "</tool_calls>")),
     "hunyuan_a13b": _template(_LIST, ("<tool_calls>[", "]</tool_calls>")),
     "phi4_mini_json": _template(_LIST, ("<|tool_call|>[", "]<|/tool_call|>")),
+    "internlm2": _template("<|action_start|><|plugin|>\n" + _JSON + "<|action_end|>"),
     "granite": _template(_LIST, ("<|tool_call|>[", "]")),
     "functools": _template(_LIST, ("functools[", "]")),
     "gigachat3": _template("<|function_call|>" + _JSON),
@@ -131,6 +138,7 @@ CALL_TEMPLATES = {
     "functionary": _template("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
     "functionary_v32": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
     "mistral": _template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
+    "xlam": _template(_LIST, ("[", "]")),
     "llama3_json": _template('{"name": "{{ f.name }}",\n"parameters": {{ f.arguments | tojson }}}'),
     "harmony": _template(
         " to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>"

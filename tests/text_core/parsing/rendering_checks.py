@@ -121,7 +121,7 @@ def check_prompts(checked: Checked, templates: ChatTemplates, text: str) -> None
         expected = _of_transformers(text, chat, tools, prompt)
         if tools and any("Does look_up" in each for each in expected):
             checked.tools = "own"
-        elif tools and not is_refused and not shows_calls:
+        elif tools and not is_refused and not shows_calls and checked.calls == NONE:
             texts = [tools_as_text(chat, tools, in_system=in_system) for in_system in (True, False)]
             expected = [shown for chat in texts for shown in _of_transformers(text, chat, None, prompt)]
             checked.tools = "as text"

@@ -17,7 +17,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ('So <function=f>{"a": "1"}</function><function=g>{}</function>', ["So", ("f", '{"a": "1"}'), ("g", "{}")]),
     ],
     "functionary_v32": [
-        ('all\nSo\n>>>f\n{"a": ">>>g"}>>>g\n{}', ["So", ("f", '{"a": ">>>g"}'), ("g", "{}")]),
+        ('all\nSo\n>>>f\n{"a": ">>>g"}>>>g\n{"n": 1}', ["So", ("f", '{"a": ">>>g"}'), ("g", '{"n": 1}')]),
         ('f\n{"a": "1"}', [("f", '{"a": "1"}')]),
         ('>>>f\n{"a": "1"}\n>>>all\nThen', [("f", '{"a": "1"}'), "Then"]),
     ],
@@ -42,6 +42,12 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         (
             '<|tool_call>call:f{"a": "x, n:5} {\\"\\n", \'k, \'  :[\'it\\\'s\', "<", "\\d", "" ],m:5"}<tool_call|>',
             [("f", '{"a": "x, n:5} {\\"\\n", "k, ": ["it\'s", "<", "\\\\d", ""], "m": "5\\""}')],
+        ),
+    ],
+    "functiongemma": [
+        (
+            "So<start_function_call>call:f{a:<escape>x, <es\n<escape>,n:5}<end_function_call>",
+            ["So", ("f", '{"a": "x, <es\\n", "n": 5}')],
         ),
     ],
     "kimi_k2": [
@@ -126,6 +132,19 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     "minimax_m1": [
         (
             'So\n<tool_calls>\n{"name": "f", "arguments": {"a": "1"}}\n{"name": "g", "arguments": {}}\n</tool_calls>',
+            ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "xlam": [
+        (
+            '[{"name": "f", "arguments": {"a": "1"}}, {"name": "g", "arguments": {}}]',
+            [("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+    ],
+    "internlm2": [
+        (
+            'So<|action_start|><|plugin|>\n{"name": "f", "parameters": {"a": "1"}}<|action_end|>'
+            '<|action_start|><|plugin|>\n{"name": "g", "arguments": {}}<|action_end|>\n',
             ["So", ("f", '{"a": "1"}'), ("g", "{}")],
         ),
     ],
@@ -332,6 +351,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ('Now <|python_start|>[h(a={"k": (-1, 2)})]<|python_end|>', ["Now", ("h", '{"a": {"k": [-1, 2]}}')]),
         ("[f(-A=1, $top = 2, größe=[], a b='x')]", [("f", '{"-A": 1, "$top": 2, "größe": [], "a b": "x"}')]),
         (r'[f(a="C:\Users\new \x4 \UFFFFFFFF")]', [("f", r'{"a": "C:\\Users\new \\x4 \\UFFFFFFFF"}')]),
+        ('[f(a="x\\U01001f60")]', [("f", '{"a": "x\\\\U01001f60"}')]),
         ('[f(a="\\u00e9\\x41\\t\\U0001f600\\/")]', [("f", '{"a": "\\u00e9\\u0041\\t\\ud83d\\ude00/"}')]),
     ],
     "mistral": [
@@ -339,7 +359,10 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             'Now [TOOL_CALLS] [{"name": "f", "arguments": "{\\"a\\": 1}"}, {"name": "g"}]',
             ["Now", ("f", '{"a": 1}'), ("g", "{}")],
         ),
-        ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]a1b2c3d4e[ARGS]{}', [("f", '{"a": 1}'), ("g", "{}")]),
+        (
+            '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]a1b2c3d4e[ARGS]{"n": 1}',
+            [("f", '{"a": 1}'), ("g", '{"n": 1}')],
+        ),
     ],
     "deepseek": [
         (
@@ -368,6 +391,47 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     ],
 }
 
+EMPTY: dict[str, list[tuple[str, Shown]]] = {
+    "functionary": [
+        ("<function=f>\n</function> So", [("f", "{}"), "So"]),
+    ],
+    "functionary_v32": [
+        (">>>f\n>>>g\n", [("f", "{}"), ("g", "{}")]),
+    ],
+    "kimi_k2": [
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|><|tool_call_end|>"
+            "<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|> <|tool_call_end|><|tool_calls_section_end|>",
+            [("f", "{}"), ("g", "{}")],
+        ),
+    ],
+    "solar_open": [
+        (
+            "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|><|tool_call:end|><|calls|>",
+            [("f", "{}")],
+        ),
+    ],
+    "mistral": [
+        ("[TOOL_CALLS]f[ARGS][TOOL_CALLS]g[ARGS]", [("f", "{}"), ("g", "{}")]),
+    ],
+    "deepseek": [
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜><｜tool▁call▁end｜>"
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n```<｜tool▁call▁end｜>"
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>h<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [("f", "{}"), ("g", "{}"), ("h", "{}")],
+        ),
+    ],
+    "harmony": [
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|><|call|>", [("f", "{}")]),
+        (
+            "<|channel|>commentary to=functions.f<|message|> <|start|>assistant<|channel|>final<|message|>So",
+            [("f", "{}"), "So"],
+        ),
+    ],
+}
+"""Calls with nothing where their arguments would be."""
+
 MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "hy3": [("<tool_calls:opensource>none", ["<tool_calls:opensource>none"])],
     "functionary": [("<function=f>none", ["<function=f>none"]), ("<function=f {}", ["<function=f {}"])],
@@ -385,12 +449,13 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "gigachat3": [("<|function_call|>none", ["<|function_call|>none"])],
     "gemma4": [
         ("<|tool_call>call f", ["<|tool_call>call f"]),
-        ("<|tool_call>call:f{a:<|x", [("f", '{"a": "'), "x"]),
+        ("<|tool_call>call:f{a:<|x", [("f", '{"a": "<|'), "x"]),
         ("<|tool_call>call:f{a}", [("f", '{"a"'), "}"]),
         ('<|tool_call>call:f{a:<|"|>x', [("f", '{"a": "x')]),
         ("<|tool_call>call:f{a:1,n:2", [("f", '{"a": 1, "n": ')]),
         ('<|tool_call>call:f{a:"x" y}', [("f", '{"a": "x"'), "y}"]),
     ],
+    "functiongemma": [("<start_function_call>call f", ["<start_function_call>call f"])],
     "kimi_k2": [
         ("<|tool_call_begin|>f none", ["<|tool_call_begin|>f none"]),
         ("<|tool_calls_section_begin|>none", ["<|tool_calls_section_begin|>none"]),
@@ -432,6 +497,12 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ('<tool_calls>[{"name": "f"}]</tool_calls>', ['<tool_calls>[{"name": "f"}]</tool_calls>']),
         ('<tool_calls>{"name": "f"}\n{none}', [("f", "{}"), "\n{none}"]),
     ],
+    "xlam": [
+        ('[{"name": "other", "arguments": {}}]', ['[{"name": "other", "arguments": {}}]']),
+        ('So [{"name": "f"}]', ['So [{"name": "f"}]']),
+        ('[{"name": "f"}] [{"name": "g"}]', [("f", "{}"), '[{"name": "g"}]']),
+    ],
+    "internlm2": [("<|action_start|><|interpreter|>1", ["<|action_start|><|interpreter|>1"])],
     "granite": [("<|tool_call|>[none", ["<|tool_call|>[none"])],
     "qwen3_coder": [
         ("It is <tool_call>.", ["It is <tool_call>."]),
@@ -541,13 +612,26 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "pythonic": [
         ("[1, 2]", ["[1, 2]"]),
         ("[h(a=1)]", ["[h(a=1)]"]),
+        ("[f(a=1, b)] c", [("f", '{"a": 1, "b'), ")] c"]),
         ("[f(a=1, 2)] b", [("f", '{"a": 1, '), "2)] b"]),
         ("[f(a=1, b )] b", [("f", '{"a": 1, "b '), ")] b"]),
         ("[f(a=1, -b", [("f", '{"a": 1, "-b')]),
         ("[f(a=1), g", [("f", '{"a": 1}'), ", g"]),
     ],
-    "mistral": [("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]), ("[TOOL_CALLS]f(1)", ["[TOOL_CALLS]f(1)"])],
-    "deepseek": [("<｜tool▁call▁begin｜>f none", ["<｜tool▁call▁begin｜>f none"])],
+    "mistral": [
+        ("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),
+        ("[TOOL_CALLS]f(1)", ["[TOOL_CALLS]f(1)"]),
+        ("[TOOL_CALLS]f", ["[TOOL_CALLS]f"]),
+        ("[TOOL_CALLS]f[ARGS] none", ["[TOOL_CALLS]f[ARGS] none"]),
+    ],
+    "deepseek": [
+        ("<｜tool▁call▁begin｜>f none", ["<｜tool▁call▁begin｜>f none"]),
+        (
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```\n{}\n```",
+            ["<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```\n{}\n```"],
+        ),
+        ("<｜tool▁call▁begin｜>f<｜tool▁sep｜>", ["<｜tool▁call▁begin｜>f<｜tool▁sep｜>"]),
+    ],
     "harmony": [
         ("plain <|channel|>", ["plain <|channel|>"]),
         ("<|channel|>commentary to=functions.f<|message|>[1]<|call|>", [("f", ""), "[1]"]),

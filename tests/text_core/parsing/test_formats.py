@@ -11,7 +11,7 @@ from tests.text_core import chat_template_samples, family_templates
 from tests.text_core.parsing.byte_tokenizers import byte_tokenizer
 from tests.text_core.parsing.call_templates import CALL_TEMPLATES, OTHER_FORMS
 from tests.text_core.parsing.parsing import merged, options_of, parse, shown, tokens_parsed
-from tests.text_core.parsing.samples import MALFORMED, WHOLE, Shown
+from tests.text_core.parsing.samples import EMPTY, MALFORMED, WHOLE, Shown
 from text_core.chat_templates import ChatTemplates, TemplateSource
 from text_core.parsing import json_calls, tagged_calls, text_parser
 from text_core.parsing.formats import (
@@ -29,8 +29,8 @@ from text_core.parsing.text_parser import ReadingParser
 from text_core.tokenizer import Tokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-SAMPLES = [(name, *sample) for name, samples in WHOLE.items() for sample in samples + MALFORMED[name]]
-WITH_SPECIAL_TOKENS = [(name, *sample) for name, samples in WHOLE.items() for sample in samples]
+WITH_SPECIAL_TOKENS = [(name, *sample) for samples in (WHOLE, EMPTY) for name in samples for sample in samples[name]]
+SAMPLES = WITH_SPECIAL_TOKENS + [(name, *sample) for name, samples in MALFORMED.items() for sample in samples]
 
 
 @pytest.mark.parametrize(("name", "text", "parts"), SAMPLES)

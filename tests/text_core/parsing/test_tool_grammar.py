@@ -73,6 +73,7 @@ TRIGGERS = {
     "gigachat3_roles": "Hi<|message_sep|>\n\nfunction call<|role_sep|>\n",
     "gigachat3": "Hi <|function_call|>",
     "gemma4": "Hi <|tool_call>",
+    "functiongemma": "Hi <start_function_call>",
     "kimi_k3": "Hi <|open|>tools<|sep|>",
     "kimi_k2": "Hi <|tool_calls_section_begin|>",
     "cohere": "Hi <|START_ACTION|>",
@@ -82,6 +83,7 @@ TRIGGERS = {
     "nemotron_json": "Hi <TOOLCALL>",
     "hunyuan_a13b": "Hi <tool_calls>",
     "phi4_mini_json": "Hi <|tool_call|>",
+    "internlm2": "Hi <|action_start|><|plugin|>",
     "granite": "Hi <|tool_call|>",
     "functools": "Hi functools",
     "minimax_m1": "Hi <tool_calls>",
@@ -98,6 +100,7 @@ TRIGGERS = {
     "mistral": "Hi [TOOL_CALLS]",
     "hermes": "Hi <tool_call>",
     "pythonic": "[f(",
+    "xlam": '[{"name": "',
     "llama3_json": '{"name": "',
 }
 """How an answer may begin that goes on with a call."""
@@ -228,7 +231,7 @@ NESTED = ToolSpec(
 )
 
 
-@pytest.mark.parametrize("name", ["minimax_m3", "gemma4"])
+@pytest.mark.parametrize("name", ["minimax_m3", "gemma4", "functiongemma"])
 def test_objects_and_lists_within_arguments(
     checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
 ) -> None:

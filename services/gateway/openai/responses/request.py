@@ -27,6 +27,13 @@ from services.gateway.turns import Turns
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _AS_IN_CHATS = "`max_output_tokens`, as in chats."
+_CALLS = {
+    "function_call": "name and arguments",
+    "custom_tool_call": "name and input",
+    "local_shell_call": "and action",
+}
+"""Items that are calls, and what they need besides an id."""
+_OUTPUTS = tuple(f"{call}_output" for call in _CALLS)
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -43,6 +50,7 @@ class Item(msgspec.Struct):
 
     type: str | None = None
     """None: a message, in the SDK's short form."""
+    id: str | None = None
     role: str | None = None
     content: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
@@ -50,6 +58,8 @@ class Item(msgspec.Struct):
     name: str | None = None
     namespace: str | None = None
     arguments: Any = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
     output: str | list[ItemPart] | dict[str, Any] | None = None
     tools: list[Any] | None = None
 
@@ -85,9 +95,10 @@ class ResponseRequest(OtherForms):
     input: Annotated[
         str | list[Item] | None,
         supported(
-            "A text, or items of type `message`, `function_call`, `function_call_output`, `reasoning` and "
-            "`additional_tools`; others, images, audio and files are refused. `developer` is `system`. Messages of the "
-            "user that follow each other are one."
+            "A text, or items of type `message`, `function_call`, `custom_tool_call`, `local_shell_call`, their "
+            "outputs, `reasoning` and `additional_tools`; `web_search_call`, which holds no result, is left out; "
+            "others, images, audio and files are refused. `developer` is `system`. Messages of the user that follow "
+            "each other are one."
         ),
     ] = None
     instructions: Annotated[str | None, supported("A message of the system before the input.")] = None
@@ -205,14 +216,13 @@ def messages_of(request: ResponseRequest) -> Sequence[Message]:
 def _add_item(turns: Turns, item: Item, path: str) -> None:
     if item.type in ("message", None):
         _add_message(turns, item, path)
-    elif item.type == "function_call":
-        if item.call_id is None or item.name is None:
-            raise invalid(path, "a function_call needs call_id, name and arguments")
-        turns.call(item.call_id, ring_name(item.name, item.namespace), item.arguments)
-    elif item.type == "function_call_output":
-        if item.call_id is None or isinstance(item.output, dict):
-            raise invalid(path, "a function_call_output needs call_id, and a text or parts of text as output")
-        turns.result(item.call_id, "\n".join(_texts(item.output, f"{path}.output")))
+    elif item.type in _CALLS:
+        _add_call(turns, item, path)
+    elif item.type in _OUTPUTS:
+        call_id = item.call_id or (item.id if item.type == "local_shell_call_output" else None)
+        if call_id is None or isinstance(item.output, dict):
+            raise invalid(path, f"a {item.type} needs call_id, and a text or parts of text as output")
+        turns.result(call_id, "\n".join(_texts(item.output, f"{path}.output")))
     elif item.type == "reasoning":
         content, name = (item.content, "content") if item.content else (item.summary, "summary")
         for text in _texts(content, f"{path}.{name}"):
@@ -220,9 +230,21 @@ def _add_item(turns: Turns, item: Item, path: str) -> None:
     elif item.type == "item_reference":
         what = "a reference, for nothing is stored: expected the item itself, which the AI SDK sends with store: false"
         raise _unsupported(f"{path}.type", what)
-    elif item.type != "additional_tools":  # ``functions`` reads these
+    elif item.type not in ("additional_tools", "web_search_call"):  # ``functions`` reads the tools
         expected = "expected message, function_call, function_call_output, reasoning or additional_tools"
         raise _unsupported(f"{path}.type", f"an item of type {shown(item.type)}: {expected}")
+
+
+def _add_call(turns: Turns, item: Item, path: str) -> None:
+    """Add a call as the function that the model would know it by."""
+    name, arguments = item.name, item.arguments
+    if item.type == "custom_tool_call":
+        arguments = {"input": item.input or ""}
+    elif item.type == "local_shell_call":
+        name, arguments = "local_shell", item.action
+    if item.call_id is None or name is None:
+        raise invalid(path, f"a {item.type} needs call_id, {_CALLS[str(item.type)]}")
+    turns.call(item.call_id, ring_name(name, item.namespace), arguments)
 
 
 def _add_message(turns: Turns, item: Item, path: str) -> None:

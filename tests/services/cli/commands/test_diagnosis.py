@@ -93,6 +93,18 @@ def test_another_service_of_the_ring_is_named(other: tuple[str, str]) -> None:
         assert f"{service}, not {wanted}" in told(*call)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variable"), [(("HERE",), "nowhere"), (("--address", "HERE"), "nowhere"), ((), "HERE")]
+)
+def test_health_takes_an_address_as_the_other_commands_do(
+    other: tuple[str, str], arguments: tuple[str, ...], variable: str
+) -> None:
+    _, here = other
+    given = ["health", "--service", FULL_NAMES[other[0]], *(one.replace("HERE", here) for one in arguments)]
+    done = CliRunner().invoke(cli, given, env={"RINGLINE_ADDRESS": variable.replace("HERE", here)})
+    assert (done.exit_code, done.output) == (0, "SERVING\n")
+
+
 def test_a_service_that_is_unknown_at_an_address_is_not_shown_as_serving(other: tuple[str, str]) -> None:
     service, address = other
     flag = "--engine" if service == "processor" else "--address"

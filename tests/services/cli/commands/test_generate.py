@@ -259,6 +259,10 @@ async def test_an_answer_without_the_end_of_its_form_is_said_to_be_cut_off(scrip
         (["--regex", "a", "--any-whitespace"], "--any-whitespace is for JSON: give --json-schema or --json-object."),
         (["--tools", "tools"], "--tools and --tool-choice need --chat."),
         (["--chat", "--tool-choice", "add"], "--tool-choice needs --tools."),
+        (
+            ["--max-reasoning-tokens", "3"],
+            "--max-reasoning-tokens needs --reasoning-format, which says how reasoning ends.",
+        ),
         (["--chat", "--tools", "text"], "Invalid value for '--tools': 'text' is not JSON: "),
         (
             ["--chat", "--tools", "number"],

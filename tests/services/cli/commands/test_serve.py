@@ -180,7 +180,9 @@ def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_e
         port = free.getsockname()[1]
     done = ringline("serve", str(MODEL), "--port", str(port), "--kv-cache-memory-bytes", "32KiB", env=shown)
     assert done.returncode == 3
-    assert re.search(rf"^--port {port} is that of gRPC; HTTP is at --http-port \d+$", done.stdout, re.MULTILINE)
+    assert re.search(
+        rf"^gRPC listens on port {port} \(--port\), HTTP on port \d+ \(--http-port\)$", done.stdout, re.MULTILINE
+    )
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # or idle threads of the engine would starve the other services
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     assert len(errors) == 1

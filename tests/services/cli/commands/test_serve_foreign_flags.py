@@ -133,7 +133,7 @@ def test_an_answer_names_flags_that_are_there() -> None:
             "m --tool-call-parser=deepseek_v31 --reasoning-parser deepseek_r1",
             {"tool_call_parser": "deepseek", "reasoning_parser": "think"},
         ),
-        ("m --tool-call-parser xlam", {"tool_call_parser": "auto"}),
+        ("m --tool-call-parser jamba", {"tool_call_parser": "auto"}),
     ],
 )
 def test_a_command_line_of_another_server_sets_our_options(line: str, options: dict[str, object]) -> None:

@@ -31,7 +31,7 @@ def test_a_port_that_was_moved_for_another_program_is_said():
 
 def test_a_given_port_is_said_to_be_that_of_grpc():
     assert notices(replace(OPTIONS, values={"port": 7000})) == [
-        "--port 7000 is that of gRPC; HTTP is at --http-port 8000"
+        "gRPC listens on port 7000 (--port), HTTP on port 8000 (--http-port)"
     ]
 
 

@@ -58,10 +58,115 @@ def test_blocks_of_every_kind() -> None:
             ],
         },
         {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
-        {"role": "tool", "tool_call_id": "t2", "content": ""},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error"},
         {"role": "user", "content": "A book"},
         {"role": "system", "content": "It is Monday."},
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("Exit code 1\ngrep: x", "Error: Exit code 1\ngrep: x"),
+        ([BLOCK], "Error: two"),
+        ("<tool_use_error>no such file</tool_use_error>", "<tool_use_error>no such file</tool_use_error>"),
+        ("Error: no such file", "Error: no such file"),
+        ("x" * 80 + "error", "Error: " + "x" * 80 + "error"),
+    ],
+)
+def test_a_result_that_is_an_error_says_so_once(content: object, shown: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": content}
+    (message,) = messages_of(request_of(messages=user(result | {"is_error": True})))
+    assert message["content"] == shown
+    (message,) = messages_of(request_of(messages=user(result | {"is_error": False})))
+    assert message["content"] == ("two" if content == [BLOCK] else content)
+
+
+def test_a_conversation_goes_on_that_has_calls_of_anthropics_own_tools() -> None:
+    said = {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "I search."},
+            {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "fox"}},
+            {
+                "type": "web_search_tool_result",
+                "tool_use_id": "s1",
+                "content": [
+                    {"type": "web_search_result", "url": "http://fox", "title": "Foxes", "encrypted_content": "x"},
+                    {"type": "web_search_result", "url": "http://den", "title": "Dens", "encrypted_content": "y"},
+                ],
+            },
+            {"type": "server_tool_use", "id": "s2", "name": "code_execution", "input": {"code": "1"}},
+            {
+                "type": "code_execution_tool_result",
+                "tool_use_id": "s2",
+                "content": {"type": "code_execution_result", "stdout": "1", "return_code": 0},
+            },
+            {"type": "text", "text": "Found", "citations": []},
+        ],
+    }
+    request = request_of(messages=[*HELLO, said])
+    assert messages_of(request)[1:] == [
+        {
+            "role": "assistant",
+            "content": "I search.",
+            "tool_calls": [{"id": "s1", "name": "web_search", "arguments": {"query": "fox"}}],
+        },
+        {"role": "tool", "tool_call_id": "s1", "content": "Foxes\nhttp://fox\nDens\nhttp://den"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "s2", "name": "code_execution", "arguments": {"code": "1"}}],
+        },
+        {
+            "role": "tool",
+            "tool_call_id": "s2",
+            "content": '{"type":"code_execution_result","stdout":"1","return_code":0}',
+        },
+        {"role": "assistant", "content": "Found"},
+    ]
+    assert all_options(request)["continue_final_message"]
+    for count in (2, 3, 5):  # behind a call or a result there is nothing to continue
+        cut = {"role": "assistant", "content": said["content"][:count]}
+        assert "continue_final_message" not in all_options(request_of(messages=[*HELLO, cut]))
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "problem"),
+    [
+        (
+            "user",
+            {"type": "document", "source": {"type": "base64", "data": "JVBERi0="}},
+            "a block of type 'document' of source 'base64' is not supported: expected tool_result, text, "
+            "search_result, or a document of plain text",
+        ),
+        (
+            "assistant",
+            {"type": "container_upload"},
+            "a block of type 'container_upload' is not supported: expected thinking, tool_use, text, search_result, "
+            "or a document of plain text",
+        ),
+    ],
+)
+def test_a_refused_block_says_what_is_expected_there(role: str, block: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        messages_of(request_of(messages=[{"role": role, "content": [block]}]))
+    assert refused.value.message == f"messages[0].content[0].type: {problem}"
+
+
+def test_documents_and_search_results_have_their_titles() -> None:
+    text = {"type": "text", "media_type": "text/plain", "data": "Once"}
+    chunks = {"type": "content", "content": [BLOCK, BLOCK]}
+    blocks = [
+        {"type": "document", "title": "A tale", "context": "For children", "source": text},
+        {"type": "document", "source": chunks},
+        {"type": "search_result", "source": "http://fox", "title": "Foxes", "content": [BLOCK]},
+    ]
+    (message,) = messages_of(request_of(messages=user(*blocks)))
+    assert message["content"] == "A tale\nFor children\nOnce\ntwo\ntwo\nFoxes\nhttp://fox\ntwo"
+    result = {"type": "tool_result", "tool_use_id": "t", "content": blocks[2:]}
+    (message,) = messages_of(request_of(messages=user(result)))
+    assert message["content"] == "Foxes\nhttp://fox\ntwo"
 
 
 def test_a_reminder_is_shown_until_the_user_speaks_again() -> None:
@@ -190,11 +295,15 @@ def read(fields: dict[str, Any]) -> None:
         ),
         ({"messages": user({"type": "tool_result"})}, "messages[0].content[0].tool_use_id"),
         ({"messages": user({"type": "text"})}, "messages[0].content[0]"),
+        ({"messages": user({"type": "search_result", "source": "a"})}, "messages[0].content[0]"),
+        ({"messages": user({"type": "server_tool_use"})}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "sometimes"}, "tools": [LOOK]}, "tool_choice.type"),
         ({"tool_choice": {"type": "tool"}, "tools": [LOOK]}, "tool_choice.name"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
+        ({"thinking": {"type": "x"}}, "thinking.type"),
         ({"mcp_servers": [{"name": "a"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
     ],

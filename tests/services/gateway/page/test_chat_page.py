@@ -175,6 +175,7 @@ class MadeUp:
 
     def __init__(self) -> None:
         self.token = ""
+        self.is_starting = False
         self.model: dict[str, object] = {"id": "tiny"}
         self.asked: list[dict[str, object]] = []
         self.endpoints = [
@@ -189,6 +190,8 @@ class MadeUp:
 
     async def models(self, call: Call) -> Response:
         self.check(call)
+        if self.is_starting:
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "no model is served yet", retry_after=1.0)
         return Response(json.dumps({"data": [self.model]}))
 
     async def chat(self, call: Call) -> Response:
@@ -285,6 +288,17 @@ def test_a_large_model_is_no_toy_and_what_is_not_told_is_not_made_up(
         assert browser.run(TOY) is toy
         assert ("toy" in browser.run("document.querySelector('#log').textContent")) is toy
         assert (browser.run(SAMPLES) != samples) is toy
+
+
+def test_a_page_that_is_opened_early_waits_for_the_model(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
+    gateway, url = made_up
+    gateway.is_starting = True
+    name = "document.querySelector('#model')?.textContent"
+    browser.open(url)
+    browser.wait(name, lambda shown: shown == "no model is served yet (Retry in 1 s.)")
+    gateway.is_starting = False
+    browser.wait(name, lambda shown: shown == "tiny")
+    browser.problems[:] = [one for one in browser.problems if "status of 503" not in one]  # the console says so, too
 
 
 def test_failures_are_told_and_can_be_tried_again(browser: Browser, made_up: tuple[MadeUp, str]) -> None:

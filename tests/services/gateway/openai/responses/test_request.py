@@ -58,6 +58,32 @@ def test_items_of_every_kind() -> None:
     ]
 
 
+def test_a_conversation_goes_on_that_has_calls_of_other_kinds() -> None:
+    items = [
+        {"role": "user", "content": "Go"},
+        {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "fox"}},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done"},
+        {"type": "local_shell_call", "id": "l", "call_id": "c2", "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "c2", "output": "a b"},
+        {"type": "custom_tool_call", "call_id": "c3", "name": "note", "namespace": "mcp__n", "input": ""},
+        {"type": "custom_tool_call_output", "call_id": "c3", "output": [{"type": "input_text", "text": "Noted"}]},
+    ]
+    assert messages_of(request_of(input=items)) == [
+        {"role": "user", "content": "Go"},
+        called("c1", "apply_patch", {"input": "*** Begin"}),
+        {"role": "tool", "tool_call_id": "c1", "content": "Done"},
+        called("c2", "local_shell", {"type": "exec", "command": ["ls"]}),
+        {"role": "tool", "tool_call_id": "c2", "content": "a b"},
+        called("c3", "mcp__n__note", {"input": ""}),
+        {"role": "tool", "tool_call_id": "c3", "content": "Noted"},
+    ]
+
+
+def called(call_id: str, name: str, arguments: object) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "name": name, "arguments": arguments}]}
+
+
 @pytest.mark.parametrize("empty", ["", []])
 def test_an_empty_input_is_an_empty_message(empty: object) -> None:
     """Clients try with one whether the endpoint is there."""
@@ -145,6 +171,10 @@ def read(fields: dict[str, Any]) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"type": "function_call"}]}, "input[0]"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c"}]}, "input[0]"),
+        ({"input": [{"type": "local_shell_call", "action": {}}]}, "input[0]"),
+        ({"input": [{"type": "custom_tool_call_output", "id": "c"}]}, "input[0]"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": {}}]}, "input[0]"),
         ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}, "tools": [LOOK]}, "tool_choice.type"),

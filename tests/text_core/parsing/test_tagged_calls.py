@@ -1,4 +1,4 @@
-"""Values as text that are too long to be held until they end."""
+"""Values between tags that are too long to be held until they end."""
 
 from __future__ import annotations
 
