@@ -66,6 +66,10 @@ class ArgumentTypes:
                 return types
         return TEXT
 
+    def names_of(self, tool: str) -> tuple[str, ...]:
+        """Names of a tool's arguments that are listed for it."""
+        return tuple(name for each, name in self._types if each == tool and name and "\n" not in name)
+
     def within(self, tool: str, path: Sequence[str]) -> Types:
         """The types of a value by the names that lead to it, an argument's first."""
         if (types := self._listed(tool, path)) is not None:
@@ -88,11 +92,14 @@ class ArgumentTypes:
         return self._types.get(("", name)) if found is None else found
 
 
-def listed_types(tools: Mapping[str, Mapping[str, Any]], depth: int | None = None) -> list[ArgumentType]:
+def listed_types(
+    tools: Mapping[str, Mapping[str, Any]], depth: int | None = None, *, by_tool: bool = False
+) -> list[ArgumentType]:
     """The types of all arguments that are not just text, from each tool's JSON Schema by its name.
 
     A name that means the same in all tools that allow it is listed once. ``depth``: how far values within arguments are
-    listed, too; those deeper may be of any type. None: they are not listed.
+    listed, too; those deeper may be of any type. None: they are not listed. ``by_tool``: list all arguments, with the
+    tools that have them.
     """
     described: defaultdict[str, defaultdict[Types, list[str]]] = defaultdict(lambda: defaultdict(list))
     for tool, schema in tools.items():
@@ -104,8 +111,10 @@ def listed_types(tools: Mapping[str, Mapping[str, Any]], depth: int | None = Non
         open_tools = {tool for names in beside.values() for tool in names}
         for types, names in by_types.items():
             in_others = "" in name.split("\n")[:-1]  # where what is not listed may be of any type
-            if types != TEXT or in_others or not open_tools.isdisjoint(names):
-                for_all = bool(name) and not in_others and len(by_types) == 1 and open_tools.issubset(names)
+            if by_tool or types != TEXT or in_others or not open_tools.isdisjoint(names):
+                for_all = (
+                    bool(name) and not by_tool and not in_others and len(by_types) == 1 and open_tools.issubset(names)
+                )
                 listed.append(ArgumentType(name, types, () if for_all else tuple(names)))
     return listed
 
@@ -244,10 +253,10 @@ def json_of(text: str, types: Types) -> str | None:
     templates print, are read, too.
     """
     stripped = text.strip()
-    scanned = _scanned(JsonScanner(), stripped)
+    scanned = _scanned(JsonScanner(repairs_escapes=False), stripped)
     if JsonType.STRING in types:
         return scanned if scanned is not None and _written_type(scanned) & (types - TEXT) else None
-    return scanned or _scanned(LiteralScanner(), stripped)
+    return scanned or _scanned(LiteralScanner(), stripped) or _scanned(JsonScanner(), stripped)
 
 
 def _written_type(text: str) -> Types:

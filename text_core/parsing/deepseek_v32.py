@@ -23,6 +23,7 @@ TAGS = Tags(
     value=(('true">', TEXT), ('false">', ALL - TEXT)),
     value_end=f"</{_TOKEN}parameter>",
     markers=MARKERS,
+    may_lack_begin=True,
     several=True,
 )
 
@@ -37,4 +38,5 @@ TOOL_FORMAT = ToolFormat(
     MARKERS,
     is_in,
     partial(tagged_grammar, TAGS, format_name="deepseek_v32"),
+    uses_names=True,
 )

@@ -11,20 +11,27 @@ from text_core.grammar.lark import literal
 from text_core.parsing.argument_types import CONTAINERS, ITEM, JsonType
 from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValues, is_any
 from text_core.parsing.text_values import ValueEnd, free_value, value_rules
-from text_core.parsing.tool_grammar import Marker, ToolSpec
+from text_core.parsing.tool_grammar import Marker, ToolSpec, name_class, own_names
 
-_NAME = re.compile(r"[\w.-]{1,256}\Z")
-_OTHER = r"[^\x00-\x1f<>\/][^\x00-\x1f<>\/]{0,63}"
+_NAME = re.compile(r"[^\s\x00-\x1f<>/](?:[^\x00-\x1f<>]{0,254}[^\s\x00-\x1f<>])?")
+_OTHER = name_class("<>", first=r"\/")
 """Names that a grammar allows of elements that a schema does not list."""
 _BRANCHES = ("anyOf", "oneOf")
 
 
+def free_arguments(tool: ToolSpec, index: int, token: str, marker: Marker) -> list[str]:
+    """A rule ``arguments_<index>`` for any arguments of a tool. ``token`` stands before every tag."""
+    key = own_names(_OTHER, tool, lambda name: _NAME.fullmatch(name) is not None)
+    tag = f'/{key}/ ">"'
+    return [f"arguments_{index}: any_{index}*", f"any_{index}: {marker(f'{token}<')} {tag} any_value {tag}"]
+
+
 def free_elements(token: str, marker: Marker) -> list[str]:
-    """A rule ``any_elements`` for any arguments. ``token`` stands before every tag."""
+    """A rule ``any_elements`` for anything that an object or list may have."""
     return [
         "any_elements: any_element*",
         f"any_element: {marker(f'{token}<')} any_name any_value any_name",
-        'any_name: /[A-Za-z_][A-Za-z0-9_.-]{0,63}/ ">"',
+        f'any_name: /{_OTHER}/ ">"',
         f"any_value: any_text | any_element+ {marker(f'{token}</')}",
         *free_value("any_text", _end(token, marker)),
     ]
@@ -86,8 +93,8 @@ class ElementValues(NestedValues):
             return "any_elements"
         pairs = []
         for key, own in properties.items():
-            if _NAME.match(key) is None:
-                raise ConstraintError(self._field, f"{key!r}: expected a name of letters, digits, _, . and -")
+            if _NAME.fullmatch(key) is None:
+                raise ConstraintError(self._field, f"{key!r}: expected a name without <, > and line breaks")
             pairs.append(f"({self._element(key, own)})" + ("" if key in required else "?"))
         if others is not False:
             key, value = self._other(_OTHER, (*properties, ITEM), others)  # what begins with an item may be a list

@@ -35,6 +35,10 @@ class ToolFormat:
     """Makes the grammar of an answer with calls."""
     needs_names: bool = False
     """Calls may begin without a marker: whether text is a call depends on the names of the tools."""
+    uses_names: bool = False
+    """The names of the tools tell what is meant by malformed calls."""
+    uses_argument_names: bool = False
+    """With ``uses_names`` and ``writes_text``: so do those of their arguments."""
     opened_by: str = ""
     """What begins a call at the beginning of an answer, where the prompt has it already; empty: nothing."""
     writes_text: bool = False

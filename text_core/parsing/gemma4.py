@@ -24,11 +24,11 @@ from text_core.parsing.nested_values import OF_ITEMS, OF_PROPERTIES, NestedValue
 from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.text_parser import MAX_NAME, Reading, search_for
 from text_core.parsing.text_values import ValueEnd, text_expressions
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, name_class, own_names
 
 _NAME = re.compile(r"[\w.-]+")
-_BARE = re.compile(r"[\w.-]{1,256}\Z")
-_OTHER = r"""[^\s\x00-\x1f,:{}\[\]<"'\/]([^\x00-\x1f,:{}\[\]<\/]{0,62}[^\s\x00-\x1f,:{}\[\]<\/])?"""
+_BARE = re.compile(r"""[^\s\x00-\x1f,:{}\[\]<"'](?:[^\x00-\x1f,:{}\[\]<]{0,254}[^\s\x00-\x1f,:{}\[\]<])?""")
+_OTHER = name_class(r",:{}\[\]<", first="\"'")
 """Names that a grammar allows of properties that a schema does not list."""
 
 
@@ -97,13 +97,15 @@ def gemma_grammar(
         if tool.strict:
             rules += _Values(tool, index, end, format_name).rules()
         else:
-            rules.append(f"arguments_{index}: any_pairs")
+            key = own_names(_OTHER, tool, lambda name: _BARE.fullmatch(name) is not None)
+            rules.append(f'arguments_{index}: (any_{index} ("," any_{index})*)?')
+            rules.append(f'any_{index}: /{key}/ ":" any_value')
     text = _quoted("any", end, [FREE_TEXT])
     return "\n".join(
         [
             *rules,
             'any_pairs: (any_pair ("," any_pair)*)?',
-            'any_pair: /[A-Za-z0-9_.-]{1,64}/ ":" any_value',
+            f'any_pair: /{_OTHER}/ ":" any_value',
             f"any_value: {text[0]} | any_plain | {literal('{')} any_pairs {literal('}')} | any_list",
             'any_list: "[" (any_value ("," any_value)*)? "]"',
             f"any_plain: %json {checked_schema(json.dumps({'type': ['number', 'boolean', 'null']}))}",
@@ -169,8 +171,8 @@ class _Values(NestedValues):
             return '""' if others is False else "any_pairs"
         name, count = self._new(), len(properties)
         for number, (key, own) in enumerate(sorted(properties.items(), key=lambda each: each[0].lower())):
-            if _BARE.match(key) is None:
-                raise ConstraintError(self._field, f"{key!r}: expected a name of letters, digits, _, . and -")
+            if _BARE.fullmatch(key) is None:
+                raise ConstraintError(self._field, f"{key!r}: expected a name without , : < brackets and line breaks")
             pair = f"{literal(key + ':')} {self._value(own)} {name}_more_{number + 1}"
             first, more = f"{name}_first_{number}: {pair}", f'{name}_more_{number}: "," {pair}'
             if key not in required:

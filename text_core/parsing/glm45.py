@@ -20,6 +20,7 @@ TAGS = Tags(
     value=(("<arg_value>", None),),
     value_end="</arg_value>",
     markers=MARKERS,
+    may_garble_keys=True,
 )
 
 

@@ -20,6 +20,7 @@ TAGS = Tags(
     value=((_VALUE, None),),
     value_end=_END_VALUE,
     markers=MARKERS,
+    may_garble_keys=True,
     several=True,
 )
 

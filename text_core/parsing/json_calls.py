@@ -211,7 +211,7 @@ class JsonCallParser(ReadingParser):
         end, arguments = scanner.feed(text, 0)
         if end < len(text) or (is_whole and not scanner.done) or not "{".startswith(text[:1]):
             return None
-        return arguments
+        return arguments + scanner.held
 
     def _send_arguments(self, text: str) -> None:
         self._writer.arguments(text)
@@ -257,6 +257,8 @@ class JsonCallParser(ReadingParser):
             if scanner.done:
                 return True
             if self._at < len(self._text) or self._ended:
+                if send is not None and isinstance(scanner, JsonScanner):
+                    send(scanner.held)
                 return False
             yield
 

@@ -17,6 +17,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _STRING_TEXT = re.compile('[^"\\\\\x00-\x1f\ud800-\udfff]+')
 _CONTROL = re.compile(r"[\x00-\x1f]+")
 _DIGITS = re.compile("[0-9]*")
+_UNICODE_ESCAPE = len("u00e9")
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 
 _NUMBER: dict[str, dict[str, str]] = {
@@ -39,18 +40,20 @@ MALFORMED = -1
 class JsonScanner:
     """Scans one value; white space may precede it."""
 
-    __slots__ = ("_hex_left", "_in_key", "_number", "_stack", "_step", "_word_left", "done")
+    __slots__ = ("_in_key", "_number", "_repairs", "_stack", "_step", "_word_left", "done", "held")
 
-    def __init__(self) -> None:
+    def __init__(self, *, repairs_escapes: bool = True) -> None:
         self.done = False
         """Whether the value is complete."""
+        self.held = ""
+        """What has been read of an escape behind its backslash, and is sent once it is whole."""
+        self._repairs = repairs_escapes
+        """Whether a backslash that begins no escape is one of the string's text."""
         self._stack: list[str] = []
         """Closing brackets of the open ones."""
         self._step: Callable[[str, int], int] = self._value
         """Scans at an index; returns the index after what it scanned, or ``MALFORMED``."""
         self._in_key = False
-        self._hex_left = 0
-        """Remaining digits of an escape."""
         self._word_left = ""
         """Rest of true, false or null."""
         self._number = ""
@@ -60,19 +63,32 @@ class JsonScanner:
         """Scan ``text`` from ``at`` on. Returns the index where the scan ended, and the JSON scanned.
 
         If it ended before the end of ``text``, the value is done, or malformed from there on. The JSON is the text
-        itself, except that control characters within strings are escaped.
+        itself, except that control characters within strings are escaped, and backslashes that begin no escape.
         """
         begin, length, parts = at, len(text), []
         while at < length and not self.done:
             after = self._step(text, at)
             if after == MALFORMED:
-                control = _CONTROL.match(text, at) if self._step == self._string else None
-                if control is None:
+                repaired, after = self._repaired(text, at)
+                if after == MALFORMED:
                     break
-                parts += [text[begin:at], json.dumps(control[0])[1:-1]]
-                begin = after = control.end()
-            at = after
+            elif self.held:
+                repaired, self.held = (self.held, "") if len(self.held) == _UNICODE_ESCAPE else ("", self.held)
+            else:
+                at = after
+                continue
+            parts += [text[begin:at], repaired]
+            begin = at = after
         return at, "".join([*parts, text[begin:at]])
+
+    def _repaired(self, text: str, at: int) -> tuple[str, int]:
+        """JSON for what is malformed within a string, and where that ends; or ``MALFORMED``."""
+        if self._step == self._string and (control := _CONTROL.match(text, at)) is not None:
+            return json.dumps(control[0])[1:-1], control.end()
+        if self._repairs and self._step in (self._escape, self._hex):
+            escape, self.held, self._step = self.held, "", self._string
+            return "\\" + escape, at
+        return "", MALFORMED
 
     def _value(self, text: str, at: int) -> int:
         character = text[at]
@@ -152,7 +168,7 @@ class JsonScanner:
 
     def _escape(self, text: str, at: int) -> int:
         if text[at] == "u":
-            self._hex_left, self._step = 4, self._hex
+            self.held, self._step = "u", self._hex
         elif text[at] in '"\\/bfnrt':
             self._step = self._string
         else:
@@ -162,8 +178,8 @@ class JsonScanner:
     def _hex(self, text: str, at: int) -> int:
         if text[at] not in hexdigits:
             return MALFORMED
-        self._hex_left -= 1
-        if not self._hex_left:
+        self.held += text[at]
+        if len(self.held) == _UNICODE_ESCAPE:
             self._step = self._string
         return at + 1
 

@@ -25,6 +25,8 @@ _SEARCH = search_for(_BEGIN_ALL, _BEGIN)
 _ID = re.compile("[^\\s<{\ud800-\udfff]+")
 _PREFIX = "functions."
 _NUMBER = re.compile(r":[0-9]{1,6}\Z")
+_DIGITS = re.compile(r"[0-9]{0,6}\Z")
+_PUNCTUATION = re.compile("[^A-Za-z0-9]+")
 
 
 class KimiK2Parser(JsonCallParser):
@@ -37,10 +39,40 @@ class KimiK2Parser(JsonCallParser):
         yield from self._read_run(SPACE)
         written = yield from self._read_run(_ID, MAX_NAME)
         name = _NUMBER.sub("", written).removeprefix(_PREFIX)
+        if name not in self._tool_names and (meant := self._without_punctuation(written)) is not None:
+            name, written = meant
         yield from self._read_run(SPACE)
         if not is_name(name) or not (yield from self._read_marker(_ARGUMENTS)):
             return False
         return (yield from self._read_closed_call(name, _END, written if _NUMBER.search(written) else None))
+
+    def _without_punctuation(self, written: str) -> tuple[str, str] | None:
+        """The only known tool's name, and the id, that are ``written`` but for punctuation.
+
+        A model writes such an id once a client has shown it one of which only letters, digits and ``_`` were left.
+        """
+        if written.startswith(_PREFIX) and _NUMBER.search(written):
+            return None
+        found = [
+            (name, number)
+            for name in self._tool_names
+            if (number := _number_behind(_only_word(name), _only_word(written))) is not None
+        ]
+        if len(found) != 1:
+            return None
+        name, number = found[0]
+        return name, f"{_PREFIX}{name}:{number}" if number else name
+
+
+def _only_word(text: str) -> str:
+    return _PUNCTUATION.sub("", text)
+
+
+def _number_behind(name: str, written: str) -> str | None:
+    """What ``written`` has behind ``functions`` and ``name``; None if that is no number, or it does not begin so."""
+    begin = f"{_only_word(_PREFIX)}{name}"
+    number = written.removeprefix(begin)
+    return number if written.startswith(begin) and _DIGITS.match(number) else None
 
 
 def is_in(template: str) -> bool:
@@ -64,4 +96,4 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
     return "\n".join(rules)
 
 
-TOOL_FORMAT = ToolFormat(KimiK2Parser, MARKERS, is_in, grammar)
+TOOL_FORMAT = ToolFormat(KimiK2Parser, MARKERS, is_in, grammar, uses_names=True)

@@ -17,6 +17,7 @@ TAGS = Tags(
     value=(),
     value_end="</parameter>",
     markers=MARKERS,
+    may_lack_begin=True,
     several=True,
 )
 
@@ -31,5 +32,6 @@ TOOL_FORMAT = ToolFormat(
     MARKERS,
     is_in,
     partial(tagged_grammar, TAGS, format_name="minimax_m2"),
+    uses_names=True,
     writes_text=True,
 )

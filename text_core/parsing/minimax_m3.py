@@ -11,7 +11,7 @@ from functools import partial
 
 from text_core.grammar.lark import literal
 from text_core.parsing.argument_types import CONTAINERS, ITEM, JsonType, Types
-from text_core.parsing.element_values import ElementValues, free_elements
+from text_core.parsing.element_values import ElementValues, free_arguments, free_elements
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.json_calls import SPACE
 from text_core.parsing.json_scanner import MAX_DEPTH
@@ -133,7 +133,7 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
         if tool.strict:
             rules += ElementValues(tool, index, TOKEN, marker, "minimax_m3").rules()
         else:
-            rules.append(f"arguments_{index}: any_elements")
+            rules += free_arguments(tool, index, TOKEN, marker)
     return "\n".join([*rules, f"one: ({' | '.join(calls)}) {marker(TAGS.call_end)}"])
 
 

@@ -19,6 +19,8 @@ _WORDS |= {text[0]: (text, text) for _, text in _WORDS.values()}
 """(word, its JSON), which have the same length, keyed by the word's first character."""
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _STRING_TEXT = re.compile("[^'\"\\\\\x00-\x1f\ud800-\udfff]+")
+_IN_NAME = re.compile("[^=,()\\[\\]{}'\"\x00-\x1f\ud800-\udfff]")
+_NAME = re.compile(rf"(?![0-9*\s]){_IN_NAME.pattern}{{1,{_MAX_IDENTIFIER}}}(?<!\s)")
 _ESCAPES = {"a": "\x07", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
 _ESCAPES |= dict(zip("\\'\"/", "\\'\"/", strict=True))
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -34,6 +36,7 @@ class StringScanner:
         self._step: Callable[[str, int], int] = self._text
         """Like ``LiteralScanner._step``."""
         self._digits = ""
+        """Of an escape, behind the letter that begins it."""
         self._digits_left = 0
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
@@ -66,7 +69,7 @@ class StringScanner:
     def _escape(self, text: str, at: int) -> int:
         character = text[at]
         if character in _HEX_DIGITS:
-            self._digits, self._digits_left, self._step = "", _HEX_DIGITS[character], self._hex
+            self._digits, self._digits_left, self._step = character, _HEX_DIGITS[character], self._hex
             return at + 1
         if "\ud800" <= character <= "\udfff":
             return MALFORMED
@@ -76,16 +79,22 @@ class StringScanner:
 
     def _hex(self, text: str, at: int) -> int:
         if text[at] not in hexdigits:
-            return MALFORMED
-        digits = self._digits + text[at]
-        code = int(digits, 16)
-        if code > 0x10FFFF:
-            return MALFORMED
-        self._digits, self._digits_left = digits, self._digits_left - 1
+            return self._no_escape(at)
+        self._digits += text[at]
+        self._digits_left -= 1
         if not self._digits_left:
+            code = int(self._digits[1:], 16)
+            if code > 0x10FFFF:
+                return self._no_escape(at + 1)
             self._out.append(f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code))[1:-1])
             self._step = self._text
         return at + 1
+
+    def _no_escape(self, at: int) -> int:
+        """What seemed to be an escape is text."""
+        self._out.append("\\\\" + self._digits)
+        self._step = self._text
+        return at
 
 
 class LiteralScanner:
@@ -221,38 +230,54 @@ class LiteralScanner:
 
 
 class ArgumentsScanner(LiteralScanner):
-    """Scans the text after the opening parenthesis, up to the closing one."""
+    """Scans the text after the opening parenthesis, up to the closing one.
+
+    A tool may have names of arguments that Python does not allow, such as ``-A``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._stack, self._out = [")"], ["{"]
         self._step = self._item
-        self._identifier = ""
+        self._space = ""
+        """What may be the white space between the name of an argument and ``=``."""
+        self._num_left = 0
+        """Characters that the name may still have."""
 
     def _begin_item(self, text: str, at: int) -> int:
         if len(self._stack) > 1:
             return super()._begin_item(text, at)
-        self._identifier, self._step = "", self._name
+        if not is_argument_name(text[at]):
+            return MALFORMED
+        self._out.append('"')
+        self._space, self._num_left, self._step = "", _MAX_IDENTIFIER, self._name
         return at
 
     def _name(self, text: str, at: int) -> int:
         """The name of an argument."""
         character = text[at]
-        if character == "=" and self._identifier:
-            self._out.append(json.dumps(self._identifier, ensure_ascii=False) + ": ")
+        if character == "=":
+            self._out.append('": ')
             self._step = self._value
             return at + 1
-        longer = self._identifier + character
-        if len(longer) > _MAX_IDENTIFIER or not longer.isidentifier():
-            if self._identifier:  # what has been read is not lost
-                self._out.append('"' + self._identifier)
+        if not self._num_left or _IN_NAME.match(character) is None:
+            self._out.append(_json_text(self._space))
             return MALFORMED
-        self._identifier = longer
+        self._num_left -= 1
+        self._space += character
+        if not character.isspace():
+            self._out.append(_json_text(self._space))
+            self._space = ""
         return at + 1
 
     def _closed(self) -> str:
         closed = super()._closed()
         return closed if self._stack else "}"
+
+
+def is_argument_name(text: str) -> bool:
+    """Whether ``text`` can be the name of an argument in a call."""
+    return _NAME.fullmatch(text) is not None
 
 
 def _json_text(text: str) -> str:

@@ -20,13 +20,13 @@ from text_core.parsing.described_arguments import described_arguments
 from text_core.parsing.format import ToolFormat
 from text_core.parsing.json_calls import SPACE, JsonCallParser, is_name
 from text_core.parsing.parts import KnownTools, PartWriter
-from text_core.parsing.python_scanner import ArgumentsScanner
+from text_core.parsing.python_scanner import ArgumentsScanner, is_argument_name
 from text_core.parsing.text_parser import MAX_NAME, MAX_SPACE, Reading, search_for
 from text_core.parsing.text_values import words_of_python
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, other_name, regex_text, unmarked
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, other_name, own_names, regex_text, unmarked
 
 _NAME = re.compile(r"[\w.-]+")
-_ANY_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+_ANY_NAME = r"[^\W\d]\w{0,63}"
 """Names that a grammar allows of arguments that a tool does not list."""
 _TEXT = r"""/'([^'\\\x00-\x1f]|\\['"\\nrt])*'/"""
 """A text in single quotes."""
@@ -143,20 +143,22 @@ def _argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
     """A rule ``arguments_<index>`` for each tool's arguments, and those that it refers to."""
     rules = []
     for index, tool in enumerate(tools):
-        rules += _arguments(tool, index) if tool.strict else [f"arguments_{index}: any_arguments"]
+        rules += _arguments(tool, index) if tool.strict else _any_arguments(tool, index)
+    return [*rules, f"any_value: %json {checked_schema('{}')}"]
+
+
+def _any_arguments(tool: ToolSpec, index: int) -> list[str]:
+    """Rules of the arguments of a tool that is not strict."""
     return [
-        *rules,
-        'any_arguments: (any_argument (", " any_argument)*)?',
-        f"any_argument: /{_ANY_NAME}/ {literal('=')} any_value",
-        f"any_value: %json {checked_schema('{}')}",
+        f'arguments_{index}: (any_{index} (", " any_{index})*)?',
+        f"any_{index}: /{own_names(_ANY_NAME, tool, is_argument_name)}/ {literal('=')} any_value",
     ]
 
 
 def _arguments(tool: ToolSpec, index: int) -> list[str]:
     """Rules of a tool's arguments, in the order of its properties; optional ones may be left out."""
-    arguments = described_arguments(
-        tool, index, "pythonic", allowed=str.isidentifier, expected="a name that Python allows"
-    )
+    expected = "a name without = , \" ' brackets and line breaks, which begins with neither digit nor *"
+    arguments = described_arguments(tool, index, "pythonic", allowed=is_argument_name, expected=expected)
     rules, field = [], f"tools[{index}].parameters_json"
     for number, each in enumerate(arguments.listed):
         schema = checked_schema(json.dumps(each.schema), field=field)

@@ -20,6 +20,8 @@ TAGS = Tags(
     value=(),
     value_end="</parameter>",
     markers=MARKERS,
+    may_lack_begin=True,
+    may_lack_value_end=True,
     python=True,
     in_lines=True,
 )
@@ -35,5 +37,7 @@ TOOL_FORMAT = ToolFormat(
     MARKERS,
     is_in,
     partial(tagged_grammar, TAGS, format_name="qwen3_coder"),
+    uses_names=True,
+    uses_argument_names=True,
     writes_text=True,
 )

@@ -17,6 +17,8 @@ TAGS = Tags(
     value=(),
     value_end="</parameter>",
     markers=MARKERS,
+    may_lack_begin=True,
+    may_lack_value_end=True,
     python=True,
 )
 
@@ -31,5 +33,7 @@ TOOL_FORMAT = ToolFormat(
     MARKERS,
     is_in,
     partial(tagged_grammar, TAGS, format_name="seed_oss"),
+    uses_names=True,
+    uses_argument_names=True,
     writes_text=True,
 )

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -23,13 +23,12 @@ from text_core.parsing.parts import KnownTools, PartWriter
 from text_core.parsing.python_scanner import LiteralScanner
 from text_core.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, search_for_texts
 from text_core.parsing.text_values import ValueEnd, free_value, value_rules
-from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, other_name
+from text_core.parsing.tool_grammar import Marker, ToolSpec, marked, name_class, other_name, own_names
+from text_core.parsing.value_ends import LeftOut, value_ends
 
 _LINE = r'"\n"?'
 _NUMBER = re.compile("[0-9]+")
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
-_ANY_KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
-"""Names that a grammar allows of arguments that a tool does not list."""
 _RUNS = re.compile("[\ud800-\udfff]|[^\ud800-\udfff]+")
 """Marks, and text between them."""
 
@@ -63,6 +62,12 @@ class Tags:
     """Around a call's number, behind its name; empty: it has none."""
     python: bool = False
     """Whether templates write ``True``, ``False`` and ``None``."""
+    may_lack_begin: bool = False
+    """Whether models leave out ``begin``: then a known name begins a call, if an argument or the call's end follows."""
+    may_lack_value_end: bool = False
+    """Whether models leave out ``value_end``: then what must follow it ends a value, at the beginning of a line."""
+    may_garble_keys: bool = False
+    """Whether models double the tags of keys, and leave out what begins a value."""
     cdata: bool = False
     """Whether a text may stand in CDATA; one with ``<``, ``&`` or line breaks must."""
 
@@ -81,14 +86,20 @@ class Tags:
         )
 
     @cached_property
+    def begins_or_names(self) -> re.Pattern[str]:
+        """Finds a ``begin``, or what stands before a name."""
+        return search_for_texts(self.spelled(*self.begin, self.name[0]))
+
+    @cached_property
     def value_ends(self) -> re.Pattern[str]:
         """Finds ``value_end``, with the line break before it that is not of the value."""
         return search_for_texts(self.spelled(self.value_end), before=r"\n" if self.in_lines else "", most=1)
 
     @cached_property
-    def cdata_ends(self) -> re.Pattern[str]:
-        """Finds ``value_end`` behind CDATA."""
-        return search_for_texts(self.spelled(_END_CDATA + self.value_end), before="")
+    def others(self) -> list[str]:
+        """All tags but those around names and behind values."""
+        tags = (*self.key, *(text for text, _ in self.value), *self.begin, self.call_end, *self.end)
+        return self.spelled(*filter(None, tags))
 
     @cached_property
     def names(self) -> re.Pattern[str]:
@@ -99,6 +110,30 @@ class Tags:
     def keys(self) -> re.Pattern[str]:
         """Matches characters of an argument's name."""
         return re.compile(f"[^\\n{re.escape(self.key[1][0])}\ud800-\udfff]+")
+
+
+@lru_cache(64)
+def _ends_of_values(
+    tags: Tags, *, in_cdata: bool, may_be_text: bool, keys: tuple[str, ...] | None, is_begun: bool
+) -> re.Pattern[str]:
+    """See ``value_ends``.
+
+    ``may_be_text``: whether a value may spell ``value_end``. ``keys``: the known arguments of the tool, if what ends a
+    value may be left out; None: it may not. ``is_begun``: whether there was what begins the value; one without it has
+    no other tags.
+    """
+    left_out = None
+    if keys is not None:
+        texts = tags.spelled(*(key.join(tags.key) for key in keys))
+        left_out = LeftOut(texts, *map(tags.spelled, (tags.call_end, tags.end[0], tags.begin[0])))
+    following = (tags.key[0], tags.call_end, *tags.end, *tags.begin, tags.name[0])  # even of a call without an end
+    return value_ends(
+        tags.spelled(_END_CDATA + tags.value_end if in_cdata else tags.value_end),
+        tags.spelled(*filter(None, following)) if may_be_text else (),
+        in_lines=tags.in_lines and not in_cdata,
+        left_out=left_out,
+        breaking=() if is_begun else tags.others,
+    )
 
 
 class TaggedCallParser(JsonCallParser):
@@ -116,9 +151,11 @@ class TaggedCallParser(JsonCallParser):
         return super().num_waiting + (0 if self._value is None else self._value.num_held)
 
     def _read(self) -> Reading[None]:
-        while (yield from self._read_until(self._tags.begins, self._send_content)) is not None:
+        knows = self._tags.may_lack_begin and self._tool_names
+        begins = self._tags.begins_or_names if knows else self._tags.begins
+        while (begun := (yield from self._read_until(begins, self._send_content))) is not None:
             yield from self._read_run(SPACE)
-            if not (yield from self._read_tagged_call()):
+            if not (yield from self._read_tagged_call(lacks_begin=begun == self._tags.name[0])):
                 self._release()
                 continue
             yield from self._read_run(SPACE)
@@ -133,12 +170,14 @@ class TaggedCallParser(JsonCallParser):
             yield from self._read_run(SPACE)
             self._drop()
 
-    def _read_tagged_call(self) -> Reading[bool]:
+    def _read_tagged_call(self, *, lacks_begin: bool = False) -> Reading[bool]:
+        """Read a call; ``lacks_begin``: from its name on, and it is none unless the name is a known tool's."""
         tags = self._tags
-        if not (yield from self._read_tag(tags.name[0])):
+        if not lacks_begin and not (yield from self._read_tag(tags.name[0])):
             return False
         name = yield from self._read_run(tags.names, MAX_NAME)
-        if not is_name(name) or not (yield from self._read_tag(tags.name[1])):
+        is_known = name in self._tool_names if lacks_begin else is_name(name)
+        if not is_known or not (yield from self._read_tag(tags.name[1])):
             return False
         if tags.number[0]:
             if not (yield from self._read_tag(tags.number[0])):
@@ -146,9 +185,10 @@ class TaggedCallParser(JsonCallParser):
             yield from self._read_run(_NUMBER, MAX_NAME)
             if not (yield from self._read_tag(tags.number[1])):
                 return False
-        if not tags.name[1]:
+        if lacks_begin or not tags.name[1]:
             yield from self._read_run(SPACE)
-            if not (yield from self._follows(*tags.spelled(tags.key[0], *tags.end))):
+            ends = (tags.call_end,) if lacks_begin else tags.end
+            if not (yield from self._follows(*tags.spelled(tags.key[0], *ends))):
                 return False
         self._begin_call(name)
         self._writer.arguments("{")
@@ -177,32 +217,79 @@ class TaggedCallParser(JsonCallParser):
     def _read_argument(self, tool: str, separator: str) -> Reading[bool]:
         """Read the rest of an argument, from its key on."""
         tags = self._tags
+        if tags.may_garble_keys:
+            yield from self._read_tag(tags.key[0])
         key = yield from self._read_run(tags.keys, MAX_NAME)
         if not key or not (yield from self._read_tag(tags.key[1])):
             yield from self._read_closing_of(tags.key[1])
             return False
         types: Types | None = None
+        is_begun = True
         if tags.value:
-            yield from self._read_run(SPACE)
             own = dict(tags.value)
-            begun = yield from self._read_one(*self._tags.spelled(*own))
-            if begun is None:
-                yield from self._read_closing_of(*own)
+            begun = yield from self._read_beginning_of_value(*own)
+            is_begun = begun is not None
+            if begun is not None:
+                types = own[marker_text(begun)]
+            elif not (yield from self._may_be_value()):
                 return False
-            types = own[marker_text(begun)]
         in_cdata = tags.cdata and (yield from self._read_tag(_CDATA))
         if tags.in_lines:
             yield from self._read_one("\n")
         self._drop()
         self._writer.arguments(separator + json.dumps(key, ensure_ascii=False) + ": ")
-        self._value = TextValue(self._writer.arguments, self._types.of(tool, key) if types is None else types)
-        ends = tags.cdata_ends if in_cdata else tags.value_ends
-        ended = (yield from self._read_until(ends, self._add_to_value)) is None
-        is_whole = not ended and self._value.finish()
-        self._value = None
-        if is_whole or ended:
+        types = self._types.of(tool, key) if types is None else types
+        self._value = TextValue(self._writer.arguments, types)
+        knows = tags.may_lack_value_end and self._tool_names
+        keys = self._types.names_of(tool) if knows else None
+        may_be_text = JsonType.STRING in types
+        ends = _ends_of_values(tags, in_cdata=in_cdata, may_be_text=may_be_text, keys=keys, is_begun=is_begun)
+        has_ended = yield from self._read_value_until(ends)
+        value, self._value = self._value, None
+        is_whole = bool(has_ended) and value.finish()
+        if has_ended is False or (not has_ended and any(text in value.held for text in tags.spelled(tags.value_end))):
+            self._send_content(value.held)
+        if is_whole or has_ended is None:
             self._drop()
         return is_whole
+
+    def _read_beginning_of_value(self, *own: str) -> Reading[str | None]:
+        yield from self._read_run(SPACE)
+        if self._tags.may_garble_keys:
+            yield from self._read_tag(self._tags.key[1])
+            yield from self._read_run(SPACE)
+        begun = yield from self._read_one(*self._tags.spelled(*own))
+        if begun is None:
+            yield from self._read_closing_of(*own)
+        return begun
+
+    def _may_be_value(self) -> Reading[bool]:
+        """Whether a value comes next, of which a model has left out the beginning."""
+        if not self._tags.may_garble_keys or (yield from self._follows(*self._tags.others)):
+            return False
+        return not self._ended
+
+    def _read_value_until(self, ends: re.Pattern[str]) -> Reading[bool | None]:
+        """Read a value, and hold what ends it; see ``value_ends``.
+
+        Returns False before what no value has, and None if the answer ended first.
+        """
+        while True:
+            found = ends.search(self._text, self._at)
+            if found is None:  # the pattern finds the end of the text, too
+                raise AssertionError
+            group = "closed" if self._ended and found["closed"] else "full"
+            has_ended, is_broken = found[group] is not None, found["broken"] is not None
+            end = len(self._text) if self._ended and not has_ended and not is_broken else found.start()
+            begin, self._at = self._at, end
+            self._add_to_value(self._text[begin:end])
+            if has_ended:
+                self._hold(found.end(group))
+            if has_ended or is_broken:
+                return has_ended
+            if self._ended:
+                return None
+            yield
 
     def _add_to_value(self, text: str) -> None:
         if self._value is not None:
@@ -252,6 +339,11 @@ class TextValue:
         return ""
 
     @property
+    def held(self) -> str:
+        """The text of which nothing has been sent."""
+        return "".join(self._held)
+
+    @property
     def may_be_elements(self) -> bool:
         """Whether elements may follow instead: nothing but white space has come, of a value that is not just text."""
         return not self._is_text and self._scanner is None and not "".join(self._held).strip()
@@ -264,6 +356,8 @@ class TextValue:
             text = marker_text("".join(self._held))
             self._send(json_of(text, self._types) or json.dumps(text, ensure_ascii=False))
         else:
+            if isinstance(self._scanner, JsonScanner):
+                self._send(self._scanner.held)
             self._scanner.feed(" ", 0)  # ends a number
             return self._scanner.done and not self._is_broken
         return True
@@ -292,7 +386,7 @@ class TextValue:
 
 def _fitting_scanner(beginning: str) -> JsonScanner | LiteralScanner | None:
     """A scanner of values that can begin with ``beginning``; None: they are neither JSON nor a literal of Python."""
-    for make in (JsonScanner, LiteralScanner):
+    for make in (partial(JsonScanner, repairs_escapes=False), LiteralScanner, JsonScanner):
         scanner = make()
         end, _ = scanner.feed(beginning, 0)
         if end == len(beginning) or (scanner.done and not beginning[end:].strip()):
@@ -320,9 +414,8 @@ def tagged_grammar(
     values = _ValueRules(tags, marker)
     for index, tool in enumerate(tools):
         calls.append(f"{before}{literal(tool.name)} {after}arguments_{index}{closing}")
-        rules += values.of_tool(tool, index, format_name) if tool.strict else [f"arguments_{index}: any_argument*"]
-    any_key = f"/{_ANY_KEY}/"
-    rules += [f"any_argument: {values.argument(any_key, 'any_value')}", *values.rules("any_value", None, "")]
+        rules += values.of_tool(tool, index, format_name) if tool.strict else values.of_any(tool, index)
+    rules += values.rules("any_value", None, "")
     return "\n".join([*rules, f"one: {' | '.join(calls)}"])
 
 
@@ -337,6 +430,9 @@ class _ValueRules:
         self._end = ValueEnd(tags.value_end, marker(line + tags.value_end), "[<&\\n]" if tags.cdata else "")
         self._ways = [(begin, types, self._end) for begin, types in tags.value or (("", None),)]
         """What begins a value, the types that may be written so (None: those of the schema), and what ends it."""
+        self._key_end = tags.key[1][0]
+        self._any_key = name_class(f"<{self._key_end}")
+        """Names that a grammar allows of arguments that a tool does not list."""
         if tags.cdata:
             end = _END_CDATA + tags.value_end
             self._ways.append((_CDATA, TEXT, ValueEnd(end, marker(end))))
@@ -344,14 +440,9 @@ class _ValueRules:
     def of_tool(self, tool: ToolSpec, index: int, format_name: str) -> list[str]:
         """A rule ``arguments_<index>``, and those that it refers to."""
         rules, parts = [], []
-        field, last = f"tools[{index}].parameters_json", self._tags.key[1][0]
-        arguments = described_arguments(
-            tool,
-            index,
-            format_name,
-            allowed=lambda name: 0 < len(name) <= MAX_NAME and not set(name) & {last, "\n", "<"},
-            expected=f"a name without {last}, < and line breaks",
-        )
+        field = f"tools[{index}].parameters_json"
+        expected = f"a name without {self._key_end}, < and line breaks"
+        arguments = described_arguments(tool, index, format_name, allowed=self._is_key, expected=expected)
         for number, each in enumerate(arguments.listed):
             name = f"value_{index}_{number}"
             rules += self.rules(name, each.schema, field)
@@ -360,10 +451,18 @@ class _ValueRules:
         if arguments.others is not False:
             other, key = f"other_{index}", f"OTHER_KEY_{index}"
             rules += self.rules(f"{other}_value", arguments.others, field)
-            rules.append(f"{key}: {other_name(_ANY_KEY, (each.name for each in arguments.listed))}")
+            rules.append(f"{key}: {other_name(self._any_key, (each.name for each in arguments.listed))}")
             rules.append(f"{other}: {self.argument(key, f'{other}_value')}")
             parts.append(f"{other}*")
         return [*rules, f"arguments_{index}: {' '.join(parts)}"]
+
+    def of_any(self, tool: ToolSpec, index: int) -> list[str]:
+        """A rule ``arguments_<index>`` for a tool that is not strict."""
+        key = f"/{own_names(self._any_key, tool, self._is_key)}/"
+        return [f"arguments_{index}: any_{index}*", f"any_{index}: {self.argument(key, 'any_value')}"]
+
+    def _is_key(self, name: str) -> bool:
+        return 0 < len(name) <= MAX_NAME and not set(name) & {self._key_end, "\n", "<"}
 
     def argument(self, key: str, value: str) -> str:
         """An expression for an argument; ``key`` is one, ``value`` a rule."""

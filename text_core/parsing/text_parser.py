@@ -59,11 +59,11 @@ def search_for_texts(texts: Sequence[str], *, before: str = r"\s", most: int = M
     """Like ``search_for``, of exactly these ``texts``, with at most ``most`` characters of white space."""
     space = f"{before}{{0,{most}}}+" if before else ""
     full = "|".join(map(re.escape, texts))
-    begun = "|".join(_begun(text) for text in texts if len(text) > 1)
-    return re.compile(rf"{space}(?:(?P<full>{full})|(?:{begun})?\Z)")
+    beginnings = "|".join(begun(text) for text in texts if len(text) > 1)
+    return re.compile(rf"{space}(?:(?P<full>{full})|(?:{beginnings})?\Z)")
 
 
-def _begun(marker: str) -> str:
+def begun(marker: str) -> str:
     """A pattern for the proper prefixes of ``marker``."""
     pattern = ""
     for character in reversed(marker[:-1]):

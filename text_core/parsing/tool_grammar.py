@@ -7,6 +7,7 @@ required, else free text in which a call must keep to its form once begun.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,27 @@ def unmarked(beginning: str, marker: str, *, required: bool) -> list[str]:
         others.append(rf"(?s:.*){regex_text(json.loads(marker))}")
     excluded = " & ".join(f"~/{other}(?s:.*)/" for other in others)
     return [f"start: calls | FREE{after}", f"FREE: {FREE_TEXT} & {excluded}"]
+
+
+def name_class(ends: str, first: str = "") -> str:
+    """A regular expression for names of at most 64 characters, neither of ``ends`` nor control characters.
+
+    White space is within them only. ``first``: what may not be their first character, either. Both are in a class.
+    """
+    inner, outer = rf"[^\x00-\x1f{ends}]", rf"[^\s\x00-\x1f{ends}]"
+    begin = rf"[^\s\x00-\x1f{ends}{first}]"
+    return f"{begin}({inner}{{0,62}}{outer})?"
+
+
+def own_names(pattern: str, tool: ToolSpec, allowed: Callable[[str], bool]) -> str:
+    """``pattern``, a regular expression for names, and the names of a tool's arguments that it does not match.
+
+    ``allowed``: whether the format can write a name.
+    """
+    properties = tool.parameters.get("properties")
+    listed = properties if isinstance(properties, Mapping) else ()
+    names = [name for name in listed if allowed(name) and re.fullmatch(pattern, name) is None]
+    return "|".join([pattern, *map(regex_text, names)])
 
 
 def other_name(pattern: str, listed: Iterable[str]) -> str:

@@ -52,6 +52,8 @@ def resolve_parse(
     if given.tool_names or (resolved.tool_calls != NONE and formats.TOOL_FORMATS[resolved.tool_calls].needs_names):
         resolved.tool_names.extend(given.tool_names or tools.names)
     _add_types(resolved, given, tools)
+    if tools.calls is None and not request.HasField("constraint"):  # else a grammar holds calls to their form
+        _add_known(resolved, given, tools)
     _check_names(resolved.tool_names, "output.parse.tool_names" if given.tool_names else "chat.tools")
     if (size := resolved.ByteSize()) > MAX_PARSE_BYTES:
         problem = f"names and types of all tools' arguments take {size} bytes: expected at most {MAX_PARSE_BYTES}"
@@ -74,6 +76,25 @@ def _add_types(resolved: part_pb2.ParseParams, given: part_pb2.ParseParams, tool
         resolved.argument_types.extend(map(types_message, listed_types(tools.schemas, depth)))
         if resolved.ByteSize() <= MAX_PARSE_BYTES:
             return
+
+
+def _add_known(resolved: part_pb2.ParseParams, given: part_pb2.ParseParams, tools: Tools) -> None:
+    """Add what helps to read malformed calls, as far as there is room for it."""
+    known = formats.TOOL_FORMATS.get(resolved.tool_calls)
+    if known is None or not known.uses_names or not tools.names:
+        return
+    told = part_pb2.ParseParams()
+    told.CopyFrom(resolved)
+    if not given.tool_names and sum(map(len, tools.names)) <= MAX_TOOL_NAMES_BYTES:
+        told.tool_names.extend(tools.names)
+    if told.ByteSize() > MAX_PARSE_BYTES:
+        return
+    resolved.CopyFrom(told)
+    if known.uses_argument_names and not given.argument_types:
+        del told.argument_types[:]
+        told.argument_types.extend(map(types_message, listed_types(tools.schemas, by_tool=True)))
+        if told.ByteSize() <= MAX_PARSE_BYTES:
+            resolved.CopyFrom(told)
 
 
 def may_reason(parse: part_pb2.ParseParams | None, served_model: ServedModel, prompt: Sequence[int]) -> bool:

@@ -28,6 +28,7 @@ TYPES = tuple(
             "get_weather": {},
         },
         depth=3,
+        by_tool=True,
     )
 )
 

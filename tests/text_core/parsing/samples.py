@@ -38,6 +38,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             '<|tool_call>call:g{o:{<|"|>k<|"|>:[1,<|"|><|"|>, {}],l : None},m:12:30 h}<tool_call|>Then',
             [("g", '{"o": {"k": [1, "", {}], "l": null}, "m": "12:30 h"}'), "Then"],
         ),
+        (r'<|tool_call>call:f{a:"C:\Users",n:5}<tool_call|>', [("f", r'{"a": "C:\\Users", "n": 5}')]),
         (
             '<|tool_call>call:f{"a": "x, n:5} {\\"\\n", \'k, \'  :[\'it\\\'s\', "<", "\\d", "" ],m:5"}<tool_call|>',
             [("f", '{"a": "x, n:5} {\\"\\n", "k, ": ["it\'s", "<", "\\\\d", ""], "m": "5\\""}')],
@@ -55,6 +56,13 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             '{"a": "1"}<|tool_call_end|><|tool_call_begin|>g:12<|tool_call_argument_begin|>{}<|tool_call_end|>'
             "<|tool_calls_section_end|>",
             ["So", ("f", '{"a": "1"}'), ("g", "{}")],
+        ),
+        (
+            '<|tool_call_begin|>functionsf5<|tool_call_argument_begin|>{"a": "1"}<|tool_call_end|>'
+            "<|tool_call_begin|>functions_get_weather_3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_call_begin|>functionsh5<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_call_begin|>functions.f5:1<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            [("f", '{"a": "1"}'), ("get_weather", "{}"), ("functionsh5", "{}"), ("f5", "{}")],
         ),
         (
             "<think>x</think><|tool_call_begin|> f <|tool_call_argument_begin|> {} <|tool_call_end|>",
@@ -163,6 +171,35 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             [("g", '{"m": "5", "o": "{} {}"}'), "So"],
         ),
         (
+            "<tool_call>\n<function=f>\n<parameter=a>\n<a>\n</parameter>\nx</parameter> <b>\n</parameter>\n"
+            "<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
+            [("f", '{"a": "<a>\\n</parameter>\\nx</parameter> <b>", "n": 5}')],
+        ),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\n3\n<parameter=x>\n<parameter=n>\n5\n<parameter=b>\ntrue\n</parameter>"
+            "\n</function>\n</tool_call>",
+            [("f", '{"a": "3\\n<parameter=x>", "n": 5, "b": true}')],
+        ),
+        (
+            "<tool_call>\n<function=get_weather>\n<parameter=x>\n3\n<parameter=y>\n4\n</parameter>\n</function>\n</tool_call>",
+            [("get_weather", '{"x": "3\\n<parameter=y>\\n4"}')],
+        ),
+        (
+            "<tool_call>\n<function=f>\n<parameter=n>\n3\n</function>\n</tool_call>\n<tool_call>\n<function=f>\n<parameter=a>\n"
+            "</function>\n4\n</function>\n</tool_call>\n",
+            [("f", '{"n": 3}'), ("f", '{"a": "</function>\\n4"}')],
+        ),
+        (
+            "So `<function=h>`:\n\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>\n"
+            "<function=g>\n</function>",
+            ["So `<function=h>`:", ("f", '{"n": 5}'), ("g", "{}")],
+        ),
+        (
+            "<tool_call>\n<function=g>\n</function>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n"
+            "</tool_call>",
+            [("g", "{}"), ("f", '{"n": 5}')],
+        ),
+        (
             "<tool_call><function=get_weather><parameter=x>5</parameter><parameter=y>five</parameter></function>",
             [("get_weather", '{"x": 5, "y": "five"}')],
         ),
@@ -172,6 +209,16 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             "<think>x</think>\nSo\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\n1\n</arg_value>\n"
             "<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
             ["think: x", "So", ("f", '{"a": "\\n1\\n", "n": 1}'), ("g", "{}")],
+        ),
+        (
+            "<tool_call>f\n<arg_key>a</arg_key>\nhow many?</arg_value>\n<arg_key><arg_key>n</arg_key>5</arg_value>"
+            "</tool_call><tool_call>g<arg_key>n</arg_key></arg_key>\n<arg_value> 5</arg_value>\n</tool_call>",
+            [("f", '{"a": "how many?", "n": 5}'), ("g", '{"n": " 5"}')],
+        ),
+        (
+            "<tool_call>f<arg_key>a</arg_key><arg_value>x </arg_value> </arg_key> y</arg_value> \n<arg_key>n</arg_key>"
+            "<arg_value>5</arg_value></tool_call>",
+            [("f", '{"a": "x </arg_value> </arg_key> y", "n": 5}')],
         ),
         (
             "<tool_call>g<arg_key>o</arg_key><arg_value>{}</arg_value><arg_key>m</arg_key><arg_value>[1]</arg_value>"
@@ -188,6 +235,11 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             ["So", ("f", '{"a": "5", "n": 5}'), ("g", "{}")],
         ),
         (
+            'So\n\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">5</｜DSML｜parameter>\n'
+            '</｜DSML｜invoke>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+            ["So", ("f", '{"a": "5"}'), ("g", "{}")],
+        ),
+        (
             '<think>x</think><｜DSML｜tool_calls><｜DSML｜invoke name="g">'
             '<｜DSML｜parameter name="x" string="false">[{}]'
             "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>So",
@@ -201,6 +253,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
             "</invoke>\n</minimax:tool_call>",
             ["think: x", "So", ("f", '{"a": "5", "n": 5}'), ("g", '{"n": "5"}')],
         ),
+        ('So <invoke name="f"><parameter name="n">5</parameter></invoke>', ["So", ("f", '{"n": 5}')]),
         ('<minimax:tool_call><invoke name="g"></invoke></minimax:tool_call>', [("g", "{}")]),
     ],
     "minimax_m3": [
@@ -225,6 +278,10 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ),
     ],
     "seed_oss": [
+        (
+            "<seed:tool_call>\n<function=f>\n<parameter=a>x\ny\n<parameter=n>7</parameter>\n</function>\n</seed:tool_call>",
+            [("f", '{"a": "x\\ny", "n": 7}')],
+        ),
         (
             "So\n<seed:tool_call>\n<function=f>\n<parameter=a>x\ny</parameter>\n<parameter=n>7</parameter>\n"
             "<parameter=b>False</parameter>\n</function>\n</seed:tool_call>",
@@ -264,6 +321,14 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ),
         ('<think>\nAm I?\n</think>\n\n<tool_call>{"name": "h"}</tool_call>', ["think: Am I?", ("h", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', [("f", '{"a": "x\\ny"}')]),
+        (
+            r'<tool_call>{"name": "f", "arguments": {"a": "C:\Users\x \u6水 \u00e9"}}</tool_call>',
+            [("f", r'{"a": "C:\\Users\\x \\u6水 \u00e9"}')],
+        ),
+        (
+            r'<tool_call>{"name": "f", "arguments": "{\"a\": \"C:\Users\"}"}</tool_call>',
+            [("f", r'{"a": "C:\\Users"}')],
+        ),
         ("<think></think>1 < 2", ["1 < 2"]),
         (
             '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\\\"\\n\\ud83d\\ude00\\"}"}</tool_call>'
@@ -284,6 +349,9 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     "pythonic": [
         ("[f(a=1, b='x\"', c=[True, None]), g()]", [("f", '{"a": 1, "b": "x\\"", "c": [true, null]}'), ("g", "{}")]),
         ('Now <|python_start|>[h(a={"k": (-1, 2)})]<|python_end|>', ["Now", ("h", '{"a": {"k": [-1, 2]}}')]),
+        ("[f(-A=1, $top = 2, größe=[], a b='x')]", [("f", '{"-A": 1, "$top": 2, "größe": [], "a b": "x"}')]),
+        (r'[f(a="C:\Users\new \x4 \UFFFFFFFF")]', [("f", r'{"a": "C:\\Users\new \\x4 \\UFFFFFFFF"}')]),
+        ('[f(a="x\\U01001f60")]', [("f", '{"a": "x\\\\U01001f60"}')]),
         ('[f(a="\\u00e9\\x41\\t\\U0001f600\\/")]', [("f", '{"a": "\\u00e9\\u0041\\t\\ud83d\\ude00/"}')]),
     ],
     "mistral": [
@@ -439,6 +507,22 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     "qwen3_coder": [
         ("It is <tool_call>.", ["It is <tool_call>."]),
         ("<tool_call>\n<function=f x>", ["<tool_call>\n<function=f x>"]),
+        (
+            "<function=h>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
+            ["<function=h>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>"],
+        ),
+        ("It is <function=f>\n.", ["It is <function=f>\n."]),
+        ("It is <function=f> ", ["It is <function=f> "]),
+        ("<tool_call><function=f><parameter=n>5</parameter> x", [("f", '{"n": 5'), " x"]),
+        (
+            "<tool_call><function=f><parameter=a>5</parameter>\n<tool_call><function=g></function></tool_call>",
+            [("f", '{"a": "5"'), "\n", ("g", "{}")],
+        ),
+        ("<tool_call><function=g><parameter=m>5</parameter> x", [("g", '{"m": '), "5</parameter> x"]),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>" + " " * 600 + "y",
+            [("f", '{"a": "x"'), " " * 600 + "y"],
+        ),
         ("<tool_call>\n<function=f> and", [("f", "{"), " and"]),
         ("<tool_call><function=f><parameter=a>x</param", [("f", '{"a": "x</param')]),
         ("<tool_call><function=f><parameter=n>12", [("f", '{"n": ')]),
@@ -449,7 +533,19 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
     ],
     "glm45": [
         ("<tool_call> f g</tool_call>", ["<tool_call> f g</tool_call>"]),
-        ("<tool_call>f<arg_key>a</arg_key>1", [("f", "{"), "<arg_key>a</arg_key>1"]),
+        ("<tool_call>f<arg_key>a</arg_key>1", [("f", '{"a": "1')]),
+        ("<tool_call>f<arg_key>n</arg_key>1</tool_call>x", [("f", '{"n": '), "1</tool_call>x"]),
+        (
+            "<tool_call>f<arg_key>a</arg_key>1<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>"
+            "<tool_call>g</tool_call>",
+            [("f", '{"a": "1'), "<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>", ("g", "{}")],
+        ),
+        ("<tool_call>f<arg_key>a</arg_key></tool_call>", [("f", "{"), "<arg_key>a</arg_key></tool_call>"]),
+        ("<tool_call>f<arg_key>a</arg_key></tool", [("f", "{"), "<arg_key>a</arg_key></tool"]),
+        (
+            "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value> y</tool_call>",
+            [("f", '{"a": "x</arg_value> y</tool_call>')],
+        ),
         ("<tool_call>f", ["<tool_call>f"]),
     ],
     "deepseek_v32": [
@@ -501,6 +597,7 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"b\\ud83d\\ude', [("f", '{"a": "b')]),
         ('<tool_call>{"name": "f", "arguments": "', [("f", "")]),
         ('<tool_call>{"name": "f", "arguments": "\\ud800"}', [("f", ""), ', "arguments": "\\ud800"}']),
+        (r'<tool_call>{"name": "f", "arguments": {"a": "\u00', [("f", r'{"a": "\u00')]),
         ('<tool_call>{"name": "f", "argum', [("f", "")]),
         ('<tool_call>{"name": "f"} <tool_call>{"na', [("f", "{}"), '<tool_call>{"na']),
         ("x <tool_c", ["x <tool_c"]),
@@ -517,8 +614,9 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ("[h(a=1)]", ["[h(a=1)]"]),
         ("[f(a=1, b)] c", [("f", '{"a": 1, "b'), ")] c"]),
         ("[f(a=1, 2)] b", [("f", '{"a": 1, '), "2)] b"]),
+        ("[f(a=1, b )] b", [("f", '{"a": 1, "b '), ")] b"]),
+        ("[f(a=1, -b", [("f", '{"a": 1, "-b')]),
         ("[f(a=1), g", [("f", '{"a": 1}'), ", g"]),
-        ('[f(a="x\\U01001f60")]', [("f", '{"a": "x'), '0")]']),
     ],
     "mistral": [
         ("[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),

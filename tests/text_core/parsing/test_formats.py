@@ -289,6 +289,22 @@ def test_ids_of_calls() -> None:
     assert mistral.isalnum()
 
 
+def test_an_id_without_punctuation_is_of_the_only_tool_that_it_can_name() -> None:
+    call = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    read = {
+        "functions_read_file_3": ("read_file", "functions.read_file:3"),
+        "functionsreadfile12": ("read_file", "functions.read_file:12"),
+        "functionsexec": ("exec", None),
+        "functionsexec5": ("functionsexec5", None),
+        "exec_2": ("exec_2", None),
+        "functions.exec_2:7": ("exec_2", "functions.exec_2:7"),
+    }
+    for written, (name, own_id) in read.items():
+        options = ParseOptions("kimi_k2", tool_names=("exec", "exec5", "read_file"), call_id_seed=b"a")
+        (part,) = parse([call.format(written)], options)[-1]
+        assert part == ToolCallPiece(0, own_id or call_id(b"a", 0, 0), name, "{}")
+
+
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ValueError, match=r"there is no format 'x': expected one of harmony, mistral, .*, think, none"):
         marker_texts(ParseOptions(reasoning="x"))

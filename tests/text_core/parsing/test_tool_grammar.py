@@ -372,13 +372,20 @@ def written(name: str, arguments: object) -> str:
 
 
 def check_case(
-    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str, case: Case, argument: str = ""
+    checker: GrammarChecker,
+    masks: LLTokenizer,
+    tokenizer: Tokenizer,
+    name: str,
+    case: Case,
+    argument: str = "",
+    *,
+    strict: bool = True,
 ) -> None:
     """Check what a grammar accepts as the arguments of a call, or as one ``argument``, and that it is read back."""
     schema, allowed, others = case
     if argument:
         schema = {"type": "object", "properties": {argument: schema}, "required": [argument]}
-    tool = ToolSpec("f", schema, strict=True)
+    tool = ToolSpec("f", schema, strict=strict)
     grammar = TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker)
     checker.check(grammar)
     tools = {"f": schema, "g": {"properties": {"zz": {"type": "null"}}}}
@@ -418,6 +425,36 @@ def test_words_are_json_where_text_is_allowed_too(
         check_case(checker, masks, tokenizer, name, case, "e")
 
 
+NAMES = ("ok", "-A", "$top", "größe", "a b", "@timestamp", "a/b", "x" * 200)
+"""Names that tools have for their arguments."""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", [*BY_ARGUMENT, "kimi_k3", "minicpm5", "hermes"])
+def test_names_of_arguments_can_be_written(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str, strict: bool
+) -> None:
+    schema = {"properties": {each: {"type": "integer"} for each in NAMES}}
+    check_case(checker, masks, tokenizer, name, (schema, [{each: 5} for each in NAMES], []), strict=strict)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_ARGUMENT if name not in ("pythonic", "lfm2", "olmo3")])
+def test_other_names_may_have_what_does_not_end_a_name(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
+) -> None:
+    allowed = [{each: 5} for each in (*NAMES[:-1], "ns:a" if name != "gemma4" else "x")]
+    case = ({"type": "object"}, allowed, [{"x" * 65: 5}, {"a\nb": 5}])
+    for strict in (False, True):
+        check_case(checker, masks, tokenizer, name, case, strict=strict)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "minimax_m3"])
+def test_names_in_free_objects(checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str) -> None:
+    allowed = [{each: 5} for each in NAMES[:-1]]
+    for strict in (False, True):
+        check_case(checker, masks, tokenizer, name, ({"type": "object"}, allowed, []), "body", strict=strict)
+
+
 def test_parameters_that_cannot_be_held_to() -> None:
     def grammar(name: str, parameters: dict[str, object]) -> str:
         tools = [ToolSpec("f", parameters, strict=True)]
@@ -428,12 +465,15 @@ def test_parameters_that_cannot_be_held_to() -> None:
     assert refused.value.field == "tools[0].parameters_json"
     with pytest.raises(ConstraintError, match="anyOf: is not supported in the format pythonic"):
         grammar("pythonic", {"anyOf": [{}]})
-    with pytest.raises(ConstraintError, match="expected a name that Python allows"):
-        grammar("pythonic", {"properties": {"a-b": {}}})
+    for wrong in ("a=b", "5a", "a\nb", " a", "a)"):
+        with pytest.raises(ConstraintError, match="expected a name without ="):
+            grammar("pythonic", {"properties": {wrong: {}}})
+    with pytest.raises(ConstraintError, match="expected a name without ,"):
+        grammar("gemma4", {"properties": {"a,b": {}}})
     with pytest.raises(ConstraintError, match=r"'#/properties/b' is not supported in the format pythonic"):
         grammar("pythonic", {"properties": {"a": {"items": {"$ref": "#/properties/b"}}, "b": {}}})
     problems: list[tuple[dict[str, object], str]] = [
-        ({"properties": {"a b": {}}}, "expected a name of letters"),
+        ({"properties": {"a>b": {}}}, "expected a name without <, >"),
         ({"properties": {"a": {"type": "object", "minProperties": 1}}}, "minProperties: not supported beside type"),
         ({"properties": {"a": {"enum": [{}]}}}, "objects and lists in enum or const: not supported"),
         ({"properties": {"a": {"allOf": [{}, {}]}}}, "allOf: several schemas are not supported"),
