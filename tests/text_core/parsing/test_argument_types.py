@@ -136,6 +136,10 @@ def test_what_is_not_listed_is_text() -> None:
     assert types.of("o", "x") == types.of("o", "m") == ALL
     assert types.of("unknown", "x") == TEXT
     assert len([each for each in listed if each.name == "m"]) == 1
+    by_tool = ArgumentTypes(listed_types(tools, by_tool=True))
+    names = [(tool, name) for tool in (*tools, "unknown") for name in ("a", "n", "m", "x")]
+    assert [by_tool.of(*each) for each in names] == [types.of(*each) for each in names]
+    assert [sorted(by_tool.names_of(tool)) for tool in tools] == [["a", "m", "n"], ["a", "n"], ["m"], []]
 
 
 @pytest.mark.parametrize(

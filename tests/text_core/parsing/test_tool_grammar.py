@@ -430,7 +430,7 @@ NAMES = ("ok", "-A", "$top", "größe", "a b", "@timestamp", "a/b", "x" * 200)
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", [*BY_ARGUMENT, "kimi_k3", "minicpm5", "hermes"])
+@pytest.mark.parametrize("name", [*BY_ARGUMENT, "functiongemma", "kimi_k3", "minicpm5", "hermes"])
 def test_names_of_arguments_can_be_written(
     checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str, strict: bool
 ) -> None:
@@ -448,7 +448,7 @@ def test_other_names_may_have_what_does_not_end_a_name(
         check_case(checker, masks, tokenizer, name, case, strict=strict)
 
 
-@pytest.mark.parametrize("name", ["gemma4", "minimax_m3"])
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma", "minimax_m3"])
 def test_names_in_free_objects(checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str) -> None:
     allowed = [{each: 5} for each in NAMES[:-1]]
     for strict in (False, True):
