@@ -11,6 +11,8 @@ from engine_core.sampling.base import Array, Ids, Index, SamplingOps
 from engine_core.sampling.logits_processors import Applies, LogitsProcessor, SamplingRows, Tokens
 from engine_core.structured_output.compiler import GrammarCompiler
 
+_MOST_SECTIONS = 64
+"""Times that an answer may begin to reason: each step reads all of them."""
 _MOST_BYTES = 4
 """Of a character in UTF-8, and so the most tokens that it may have."""
 _MOST_BEFORE = 16
@@ -27,19 +29,29 @@ def forced_and_banned(
     tokens = np.asarray(output, np.int32)
     start, left, closing = _start(budget, tokens), budget.max_tokens, budget.closing
     spent = False
-    while start is not None:
+    for section in range(_MOST_SECTIONS):
+        if start is None:
+            break
         end, own = start + left, _find(tokens, closing[:1], start)
         while within is not None and start < end <= len(tokens) and within(tokens[start:end][-_MOST_BYTES:].tolist()):
             end += 1
         if own is not None and own < end:  # the model has ended it
-            left -= own - start
+            left = max(left - (own - start), 0)
             behind = own + 1
         elif (written := len(tokens) - end) < len(closing):
             return (closing[written] if written >= 0 else None), None
         else:
-            left, behind, spent = 0, end + len(closing), True
+            left, behind = 0, end + len(closing)
+        spent = left == 0 or section == _MOST_SECTIONS - 1
         start = _find_end(tokens, budget.again, behind)
     return None, _beginning(budget.again, tokens) if spent else None
+
+
+def _may_be_spent(budget: ReasoningBudget, output: Tokens) -> bool:
+    """Whether ``output``, of fewer tokens than the budget, may have begun to reason as often as it may."""
+    if len(output) < _MOST_SECTIONS or not budget.again:
+        return False
+    return int(np.count_nonzero(output == budget.again[0])) >= _MOST_SECTIONS - 1
 
 
 def _beginning(marker: tuple[int, ...], tokens: Tokens) -> int | None:
@@ -69,8 +81,12 @@ def _find_end(tokens: Tokens, marker: tuple[int, ...], begin: int) -> int | None
 
 def _find(tokens: Tokens, marker: tuple[int, ...], begin: int) -> int | None:
     """The first place of ``marker`` from ``begin`` on; None also if it is empty."""
-    places = begin + np.flatnonzero(tokens[begin:] == marker[0]) if marker else ()
-    return next((int(at) for at in places if tokens[at : at + len(marker)].tolist() == [*marker]), None)
+    count = len(tokens) - begin - len(marker) + 1
+    if not marker or count <= 0:
+        return None
+    is_here = np.logical_and.reduce([tokens[begin + at : begin + at + count] == id_ for at, id_ in enumerate(marker)])
+    first = int(is_here.argmax())
+    return begin + first if is_here[first] else None
 
 
 class ReasoningBudgets(LogitsProcessor[tuple[ReasoningBudget, GrammarCompiler | None]]):
@@ -96,8 +112,8 @@ class ReasoningBudgets(LogitsProcessor[tuple[ReasoningBudget, GrammarCompiler | 
         for row in chosen.tolist():
             budget, grammars = self._of_slot[int(rows.slots[row])]
             output = rows.tokens_before(row)[int(rows.num_prompt_tokens[row]) :]
-            if len(output) < budget.max_tokens:  # most steps: long reasoning is not read again at each of them
-                continue
+            if len(output) < budget.max_tokens and not _may_be_spent(budget, output):
+                continue  # most steps: long reasoning is not read again at each of them
             must, must_not = forced_and_banned(
                 budget, output, None if grammars is None else grammars.ends_within_character
             )

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from ringline.options import Parse
 
 from services.common.config.options import settings_of
 from services.common.config.settings import AnswerSettings
 from services.common.config.vllm_options import REASONING_PARSERS, TOOL_CALL_PARSERS
+from services.gateway.fields import supported
 from services.gateway.http.api_error import invalid, shown
+
+ToolCallParser = Annotated[str | None, supported("Format in which the model writes calls; default: the model's.")]
+ReasoningParser = Annotated[
+    str | None, supported("Format in which the model writes its reasoning; default: the model's.")
+]
 
 _CHOICES = {setting.name: setting.choices or () for setting in settings_of(AnswerSettings())}
 _AUTO = "auto"

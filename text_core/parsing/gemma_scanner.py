@@ -14,6 +14,7 @@ from text_core.parsing.argument_types import ALL, TEXT, json_of
 from text_core.parsing.json_scanner import MALFORMED, MAX_DEPTH
 from text_core.parsing.marks import mark, marker_text
 from text_core.parsing.python_scanner import StringScanner
+from text_core.parsing.step_scanner import StepScanner
 
 _MAX_WORD = 256
 """Characters of a bare word that are held, or of white space that may be its end. Longer ones are texts."""
@@ -23,18 +24,16 @@ _WORD = re.compile("[^,{}\\[\\]<\ud800-\udfff]+")
 _CLOSING = {"{": "}", "[": "]"}
 
 
-class GemmaScanner:
+class GemmaScanner(StepScanner):
     """Scans the text after the opening brace, up to the closing one."""
 
     def __init__(self, quote: str) -> None:
         """``quote``: the token before and behind a text; it begins with ``<``."""
-        self.done = False
+        super().__init__(self._item)
         self._quotes, self._marked = quote, mark(quote)
-        self._out = ["{"]
+        self._out.append("{")
         self._stack = ["}"]
         """Closing brackets of the open ones."""
-        self._step: Callable[[str, int], int] = self._item
-        """Scans at an index; returns the index after what it scanned, or ``MALFORMED``."""
         self._first = True
         """Whether no item has followed the last opening bracket."""
         self._quote = ""
@@ -48,16 +47,6 @@ class GemmaScanner:
         self._is_long = False
         """Whether the bare word is a text, whose beginning has been sent."""
         self._is_key = False
-
-    def feed(self, text: str, at: int) -> tuple[int, str]:
-        """Like ``JsonScanner.feed``."""
-        while at < len(text) and not self.done:
-            after = self._step(text, at)
-            if after == MALFORMED:
-                break
-            at = after
-        out, self._out = self._out, []
-        return at, "".join(out)
 
     def _item(self, text: str, at: int) -> int:
         """After an opening bracket or a comma."""

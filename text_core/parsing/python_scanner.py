@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from string import hexdigits
 
 from text_core.parsing.json_scanner import MALFORMED, MAX_DEPTH, JsonScanner
+from text_core.parsing.step_scanner import StepScanner
 
 _MAX_IDENTIFIER = 256
 _WORDS = {python[0]: (python, text) for python, text in (("True", "true"), ("False", "false"), ("None", "null"))}
@@ -26,28 +26,18 @@ _ESCAPES |= dict(zip("\\'\"/", "\\'\"/", strict=True))
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
-class StringScanner:
-    """Scans the text after a string's opening quote, up to the closing one. JSON's strings are read alike."""
+class StringScanner(StepScanner):
+    """Scans the text after a string's opening quote, up to the closing one. JSON's strings are read alike.
+
+    The JSON is without the opening quote.
+    """
 
     def __init__(self, quote: str = '"') -> None:
-        self.done = False
+        super().__init__(self._text)
         self._quote = quote
-        self._out: list[str] = []
-        self._step: Callable[[str, int], int] = self._text
-        """Like ``LiteralScanner._step``."""
         self._digits = ""
         """Of an escape, behind the letter that begins it."""
         self._digits_left = 0
-
-    def feed(self, text: str, at: int) -> tuple[int, str]:
-        """Like ``JsonScanner.feed``; the JSON is without the opening quote."""
-        while at < len(text) and not self.done:
-            after = self._step(text, at)
-            if after == MALFORMED:
-                break
-            at = after
-        out, self._out = self._out, []
-        return at, "".join(out)
 
     def _text(self, text: str, at: int) -> int:
         run = _STRING_TEXT.match(text, at)
@@ -97,16 +87,13 @@ class StringScanner:
         return at
 
 
-class LiteralScanner:
+class LiteralScanner(StepScanner):
     """Scans one literal; white space may precede it."""
 
     def __init__(self) -> None:
-        self.done = False
+        super().__init__(self._value)
         self._stack: list[str] = []
         """Closing brackets of the open ones."""
-        self._step: Callable[[str, int], int] = self._value
-        """Scans at an index; returns the index after what it scanned, or ``MALFORMED``."""
-        self._out: list[str] = []
         self._first = True
         """Whether no item has followed the last opening bracket."""
         self._string = StringScanner()
@@ -114,16 +101,6 @@ class LiteralScanner:
         """Whether the string is a key of a dictionary."""
         self._word = ("", "")
         self._number = JsonScanner()
-
-    def feed(self, text: str, at: int) -> tuple[int, str]:
-        """Like ``JsonScanner.feed``."""
-        while at < len(text) and not self.done:
-            after = self._step(text, at)
-            if after == MALFORMED:
-                break
-            at = after
-        out, self._out = self._out, []
-        return at, "".join(out)
 
     def _item(self, text: str, at: int) -> int:
         """After an opening bracket or a comma."""

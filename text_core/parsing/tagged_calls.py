@@ -124,8 +124,9 @@ def _ends_of_values(
     """
     left_out = None
     if keys is not None:
-        texts = tags.spelled(*(key.join(tags.key) for key in keys))
-        left_out = LeftOut(texts, *map(tags.spelled, (tags.call_end, tags.end[0], tags.begin[0])))
+        before, behind = map(tags.spelled, tags.key)
+        known = [key for key in keys if len(key) <= MAX_NAME]
+        left_out = LeftOut(before, known, behind, *map(tags.spelled, (tags.call_end, tags.end[0], tags.begin[0])))
     following = (tags.key[0], tags.call_end, *tags.end, *tags.begin, tags.name[0])  # even of a call without an end
     return value_ends(
         tags.spelled(_END_CDATA + tags.value_end if in_cdata else tags.value_end),

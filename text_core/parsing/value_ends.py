@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from text_core.parsing.text_parser import begun
+from text_core.parsing.text_parser import MAX_NAME, begun
 
 _MOST = 512
 """White space behind a closing tag, in characters, that is looked through for what must follow."""
@@ -20,8 +20,12 @@ _SPACE = rf"\s{{0,{_MOST - 1}}}"
 class LeftOut:
     """What ends a value whose closing tag is left out: the beginning of a line with one of these."""
 
+    before: Sequence[str]
+    """What comes before a key."""
     keys: Sequence[str]
-    """Whole tags of the keys that a tool has."""
+    """The keys that a tool has, of at most ``MAX_NAME`` characters."""
+    behind: Sequence[str]
+    """What comes behind a key, and begins with nothing that a key has."""
     call_ends: Sequence[str]
     """What ends a call, if ``ends`` follow."""
     ends: Sequence[str]
@@ -53,10 +57,15 @@ def value_ends(
     if left_out is not None:
         call_end = rf"(?:{_any(left_out.call_ends)}){_SPACE}"
         calls_end = rf"{call_end}(?:{_any(left_out.ends)}){_SPACE}"
-        full += [rf"\n(?={_any(left_out.keys)})"] if left_out.keys else []
+        before, behind = _any(left_out.before), _any(left_out.behind)
+        if left_out.keys:
+            full.append(rf"\n(?=(?:{before})(?:{_any(left_out.keys)})(?:{behind}))")
         full.append(rf"\n(?={calls_end}(?:{_any(left_out.begins)}))")
         closed.append(rf"\n(?={calls_end}(?:{_any_begun(left_out.begins)})?\Z)")
-        lines = _any_begun([*left_out.keys, *left_out.call_ends])
+        lines = _any_begun([*left_out.before, *left_out.call_ends])
+        # of any key: the beginnings of all keys would take long to compile
+        lines += rf"|(?:{before})[^\n{''.join(re.escape(text[0]) for text in left_out.behind)}]{{0,{MAX_NAME}}}"
+        lines += f"(?:{_any_begun(left_out.behind)})?"
         beginnings.append(rf"\n(?:{lines}|{call_end}(?:{_any_begun(left_out.ends)})?)?\Z")
     broken = rf"(?P<broken>(?={_any(breaking)}))|" if breaking else r"(?P<broken>(?!))|"
     return re.compile(f"(?P<full>{'|'.join(full)})|(?P<closed>{'|'.join(closed)})|{broken}{'|'.join(beginnings)}")

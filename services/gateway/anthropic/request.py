@@ -12,7 +12,7 @@ from services.gateway.fields import ignored, options_of, passed, refused, suppor
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.other_servers import Limit, RepeatPenalty, limit_reasoning
-from services.gateway.parsers import chosen_formats
+from services.gateway.parsers import ReasoningParser, ToolCallParser, chosen_formats
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
@@ -187,12 +187,8 @@ class MessageRequest(CountRequest):
             option="max_reasoning_tokens",
         ),
     ] = None
-    tool_call_parser: Annotated[
-        str | None, supported("Format in which the model writes calls; default: the model's.")
-    ] = None
-    reasoning_parser: Annotated[
-        str | None, supported("Format in which the model writes its reasoning; default: the model's.")
-    ] = None
+    tool_call_parser: ToolCallParser = None
+    reasoning_parser: ReasoningParser = None
     n_predict: Limit = None
     num_predict: Limit = None
     max_new_tokens: Limit = None

@@ -55,7 +55,7 @@ from services.gateway.other_servers import (
     limit_reasoning,
     thinking_arguments,
 )
-from services.gateway.parsers import chosen_formats
+from services.gateway.parsers import ReasoningParser, ToolCallParser, chosen_formats
 from services.gateway.parts import StreamedCalls, calls_to_be_made
 
 
@@ -78,12 +78,8 @@ class ChatRequest(SamplingFields):
         str | dict[str, Any] | None, supported("`auto`, `none`, `required` or a function; `allowed_tools` is refused.")
     ] = None
     parallel_tool_calls: Annotated[bool | None, supported("false: at most one call.")] = None
-    tool_call_parser: Annotated[
-        str | None, supported("Format in which the model writes calls; default: the model's.")
-    ] = None
-    reasoning_parser: Annotated[
-        str | None, supported("Format in which the model writes its reasoning; default: the model's.")
-    ] = None
+    tool_call_parser: ToolCallParser = None
+    reasoning_parser: ReasoningParser = None
     reasoning_effort: Annotated[
         str | None, supported("Goes to the model's template; `none` also as `enable_thinking: false`.")
     ] = None

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.request import ReasoningBudget, SamplingParams
-from engine_core.sampling.reasoning_budget import forced_and_banned
+from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
+from engine_core.sampling.numpy_ops import NumpyOps
+from engine_core.sampling.reasoning_budget import ReasoningBudgets, forced_and_banned
 from tests.engine_core.engines import run, started
 
 CLOSE, OPEN, OTHER = (7, 8, 9), (5, 6), 3
@@ -188,3 +192,21 @@ def test_a_grammar_goes_on_behind_reasoning_that_ends_within_a_character(max_tok
         for at in (1, 3, 4, 5):
             resumed = run(engine, {"p": [11, 12]}, {"p": params}, resume={"p": {0: tuple(whole.token_ids[:at])}})
             assert whole.token_ids[:at] + resumed["p", 0].token_ids == whole.token_ids, at
+
+
+@pytest.mark.parametrize("max_tokens", [3, 1000])
+def test_an_answer_begins_to_reason_a_bounded_number_of_times(max_tokens: int) -> None:
+    """Each step reads all reasoning; what begins and ends at once would never be spent."""
+    budget = ReasoningBudget(max_tokens, CLOSE[:1], OPEN[:1], again=OPEN[:1])
+    state = ReasoningBudgets(ProcessorSetup(1, 20, ()))
+    state.add(0, SamplingParams(reasoning_budget=budget))
+    output: list[int] = []
+    for _ in range(200):
+        tokens = np.array([output], np.int32)
+        rows = SamplingRows(np.zeros(1, np.intp), tokens, np.array([len(output)]), np.zeros(1, int), np.zeros(1, int))
+        logits = torch.zeros(1, 20)
+        logits[0, OPEN[0] if len(output) % 2 == 0 else CLOSE[0]] = 1.0
+        state.apply(NumpyOps(20), logits, rows, np.zeros(1, np.intp))
+        output.append(int(logits.argmax()))
+    assert output.count(OPEN[0]) == 64
+    assert output[:128] == [OPEN[0], CLOSE[0]] * 64

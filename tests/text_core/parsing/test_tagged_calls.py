@@ -1,4 +1,4 @@
-"""Values between tags that are too long to be held until they end."""
+"""Values between tags that are too long to be held until they end, and names that are long or many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 from tests.text_core.parsing.parsing import options_of, parse, shown
 from text_core.parsing import tagged_calls
+from text_core.parsing.argument_types import TEXT, ArgumentType
 from text_core.parsing.marks import mark
+from text_core.parsing.parts import ParseOptions
 
 M3 = "]<]minimax[>["
 AROUND = {
@@ -93,3 +95,16 @@ def test_a_long_value_may_spell_a_marker() -> None:
     assert parsed_at_every_cut("qwen3_coder", begin + value + '"}' + end) == [("g", f'{{"o": {spelled}"}}}}')]
     call, rest = parsed_at_every_cut("qwen3_coder", begin + value + '"' + mark("<tool_call>") + "x" + end)
     assert (call, rest) == (("g", f'{{"o": {spelled}"'), "x" + end)
+
+
+def test_names_of_any_length_and_number_may_follow_a_value_without_its_end() -> None:
+    names = ["a", "b" * 200, "c" * 3000, *(f"argument_{number}" for number in range(300))]
+    types = tuple(ArgumentType(name, TEXT, ("f",)) for name in names)
+    options = ParseOptions("qwen3_coder", "none", tool_names=("f",), argument_types=types)
+    for follows, value in ((names[1], "1"), (names[-1], "1"), (names[2], f"1\n<parameter={names[2]}>\n2")):
+        arguments = f"<parameter=a>\n1\n<parameter={follows}>\n2\n</parameter>"
+        text = f"<tool_call>\n<function=f>\n{arguments}\n</function>\n</tool_call>"
+        expected = {"a": value} if follows == names[2] else {"a": value, follows: "2"}
+        for cut in (text,), list(text), (text[: text.index(follows) + 3], text[text.index(follows) + 3 :]):
+            ((name, arguments),) = shown(parse(cut, options)[-1])
+            assert (name, json.loads(arguments)) == ("f", expected)
