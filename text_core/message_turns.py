@@ -13,14 +13,15 @@ from text_core.system_messages import merged
 
 def in_turns(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """``chat`` with each message of the user part of the user's message, or the result of a call, before it."""
-    turns: list[dict[str, Any]] = []
+    turns: list[list[dict[str, Any]]] = []
+    """Groups of messages to merge; each once, as there may be thousands."""
     for message in chat:
-        before = turns[-1] if turns else {}
-        if message.get("role") == "user" and before.get("role") in ("user", "tool") and _has_content(message, before):
-            turns[-1] = merged([before, message])
+        last = turns[-1][-1] if turns else {}
+        if message.get("role") == "user" and last.get("role") in ("user", "tool") and _has_content(message, last):
+            turns[-1].append(message)
         else:
-            turns.append(message)
-    return turns
+            turns.append([message])
+    return [turn[0] if len(turn) == 1 else merged(turn) for turn in turns]
 
 
 def _has_content(*messages: dict[str, Any]) -> bool:
