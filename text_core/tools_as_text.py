@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from text_core.system_messages import merged
+
 FORMAT = "hermes"
 """The format of calls, of ``text_core.parsing.formats``."""
 _INSTRUCTIONS = """\
@@ -68,14 +70,13 @@ def _call(call: Any) -> str:
 
 def _with_results_joined(chat: _Chat) -> _Chat:
     """Results that follow each other are one message: many templates want users and assistants in turns."""
-    joined: _Chat = []
+    turns: list[_Chat] = []
     for message in chat:
-        before = joined[-1] if joined else {}
-        if _is_result(message) and _is_result(before):
-            joined[-1] = _with_text(before, "\n" + message["content"])
+        if turns and _is_result(message) and _is_result(turns[-1][-1]):
+            turns[-1].append(message)
         else:
-            joined.append(message)
-    return joined
+            turns.append([message])
+    return [turn[0] if len(turn) == 1 else merged(turn) for turn in turns]
 
 
 def _is_result(message: Mapping[str, Any]) -> bool:
