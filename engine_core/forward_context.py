@@ -8,16 +8,20 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.attention.base import Angles, AttentionMetadata
+from engine_core.states.base import LayerState, StateMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlace:
-    """Indices of a layer's angles, cache and metadata in a step's."""
+    """Indices of a layer's angles, cache, metadata and state in a step's."""
 
     rotation: int | None
     """None: nothing is rotated."""
-    cache: int
-    group: int
+    cache: int | None
+    """None: the layer does not attend; nor has it a ``group``."""
+    group: int | None
+    state: int | None = None
+    """None: the layer keeps no state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,15 @@ class LayerContext:
     """A step's data for one layer."""
 
     angles: Angles | None
-    kv_cache: torch.Tensor
-    metadata: AttentionMetadata
+    kv_cache: torch.Tensor | None
+    """None, like ``metadata``: the layer does not attend."""
+    metadata: AttentionMetadata | None
     rows: torch.Tensor | None
-    """[R] int64: the rows needed after its attention; None: all."""
+    """[R] int64: the rows needed after its attention, or what it has in its place; None: all."""
     per_layer: torch.Tensor | None
+    state: LayerState | None = None
+    """None: the layer keeps no state."""
+    state_metadata: StateMetadata | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +68,19 @@ class ForwardContext:
     """One entry for each of the model's rotations."""
     per_layer: torch.Tensor | None = None
     """[T, …]: input of the layers for each token besides hidden states, if any."""
+    states: Sequence[LayerState] = ()
+    """Of the model's layers that keep a state."""
+    state_metadata: StateMetadata | None = None
+    """None: no layer keeps a state."""
 
     def of_layer(self, place: LayerPlace, *, is_last: bool) -> LayerContext:
         """The data for the layer at ``place``. All rows are needed until the attention of the last layer."""
         return LayerContext(
             None if place.rotation is None else self.angles[place.rotation],
-            self.kv_caches[place.cache],
-            self.metadata[place.group],
+            None if place.cache is None else self.kv_caches[place.cache],
+            None if place.group is None else self.metadata[place.group],
             self.rows if is_last else None,
             self.per_layer,
+            None if place.state is None else self.states[place.state],
+            self.state_metadata,
         )

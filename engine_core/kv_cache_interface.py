@@ -1,8 +1,12 @@
-"""The KV cache as both the scheduler and the workers know it: data per token and layer, layer groups, size; no torch.
+"""The KV cache as both the scheduler and the workers know it: data per token and layer, layer groups, states, size; no
+torch.
 
 Layers that attend to the same tokens and store the same amount per token form a *group* with one block table. Groups
 are of equal size (the last one of a kind may be smaller), so that one pool of blocks serves them all: a block takes the
 bytes of the largest group in each of them. vLLM's hybrid KV cache manager divides a cache in the same way.
+
+Layers with a recurrence or a short convolution keep a *state* per sequence instead of data per token. A *slot* holds
+one state of all these layers: a running sequence's working state, or a snapshot of one at a block's end.
 """
 
 from __future__ import annotations
@@ -10,11 +14,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 NO_BLOCK = -1
 """Entry of a block table for tokens that are never read again."""
+_UNIT = 16
+"""Channels that ranks share are cut in multiples of this: ``distributed.ranks.UNIT``."""
+NO_STATE = -1
+"""The slot of a sequence's state before its first token: all zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,83 @@ LayerCacheSpec = AttentionSpec | MLAAttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """The state of a layer with a short convolution alone: the last inputs of each channel."""
+
+    channels: int
+    conv_width: int
+    """Inputs kept of each channel: one fewer than the convolution has taps."""
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Shape of the last inputs, in the model's type: (inputs, channels)."""
+        return self.conv_width, self.channels
+
+    @property
+    def recurrent_shape(self) -> None:
+        """There is no recurrence."""
+        return None
+
+    def nbytes(self, itemsize: int) -> int:
+        """Bytes of a state; ``itemsize`` is that of the model's type."""
+        return math.prod(self.conv_shape) * itemsize
+
+    def padded(self, pad: Callable[[int], int]) -> Self:
+        """A copy with ``pad`` applied to every width that kernels work on."""
+        return type(self)(pad(self.channels), self.conv_width)
+
+    def of_rank(self, ranks: int) -> Self:
+        """The most that one of ``ranks`` ranks keeps: its channels, cut in units of ``UNIT``."""
+        return type(self)(-(-self.channels // (ranks * _UNIT)) * _UNIT if ranks > 1 else self.channels, self.conv_width)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSpec:
+    """The state of a layer with a linear recurrence (Gated DeltaNet, Mamba-2) after a short convolution.
+
+    Mamba-2's B and C are its keys and queries; its groups are key heads, and its state size is their width.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    """Value heads; neighbouring ones share a key head."""
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    """As in ``ShortConvSpec``."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values of all heads."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """As in ``ShortConvSpec``."""
+        return self.conv_width, self.channels
+
+    @property
+    def recurrent_shape(self) -> tuple[int, int, int]:
+        """Shape of the recurrent state, in float32: (heads, width of a key, width of a value)."""
+        return self.num_heads, self.key_dim, self.value_dim
+
+    def nbytes(self, itemsize: int) -> int:
+        """As in ``ShortConvSpec``."""
+        return math.prod(self.conv_shape) * itemsize + math.prod(self.recurrent_shape) * 4
+
+    def padded(self, pad: Callable[[int], int]) -> Self:
+        """A copy with ``pad`` applied to every width that kernels work on."""
+        return replace(self, key_dim=pad(self.key_dim), value_dim=pad(self.value_dim))
+
+    def of_rank(self, ranks: int) -> Self:
+        """The part kept by one of ``ranks`` ranks: its heads, and a copy of a key head that several ranks need."""
+        return replace(self, num_key_heads=max(1, self.num_key_heads // ranks), num_heads=self.num_heads // ranks)
+
+
+StateSpec = ShortConvSpec | RecurrentSpec
+
+
+@dataclass(frozen=True, slots=True)
 class KVCacheGroup:
     """Layers with one block table."""
 
@@ -132,6 +217,9 @@ class KVCacheConfig:
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
     layout: str = ""
     """Content and memory layout of a block; two caches could exchange blocks only if these are equal."""
+    num_states: int = 0
+    """Slots for the states of sequences and for snapshots; 0: no layer keeps a state."""
+    bytes_per_state: int = 0
 
     def describe(self) -> str:
         """Its size, for a person; with several groups or windows, also the layers of a block."""

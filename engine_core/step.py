@@ -31,6 +31,23 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class StatePlan:
+    """Where the states of a step's sequences are and go, for models whose layers keep states.
+
+    The lists are aligned with the plan's ``seq_ids``. No slot that a sequence reads or writes belongs to another one of
+    the step, except that several may read the same snapshot.
+    """
+
+    sources: list[int]
+    """The slot of the state before the first row; ``NO_STATE``: zeros."""
+    targets: list[int]
+    """The slot that takes the state after the last row; it may be the source."""
+    saves: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """seq_id → further (rows, slot), ascending: after this many of the sequence's rows the state goes to the slot, too.
+    Snapshots at blocks' ends, and the states after rows that drafts may turn out to end at."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """The work of one step. The lists ``seq_ids``, ``num_tokens`` and ``samples`` are aligned."""
 
@@ -50,6 +67,8 @@ class StepPlan:
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → drafts: proposed next tokens, for sequences that sample. They are computed, too, and counted in
     ``num_tokens``; a token is sampled after each. The sequence is in no other plan until the result has arrived."""
+    states: StatePlan | None = None
+    """None: no layer keeps a state."""
 
     @property
     def total_tokens(self) -> int:

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from engine_core.activation import Activation, read_activation
 from engine_core.distributed.ranks import UNIT, cut_layers
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
+from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, StateSpec, group_layers
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 from engine_core.models.stage_work import work_of_head, work_of_layers
 from engine_core.ops.base import Routing
@@ -91,9 +91,20 @@ class ModelShape:
         return replace(self, sliding_windows=tuple(windows))
 
     @property
-    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
-        """What each layer's cache holds per token, without padding. A family with unlike layers overrides it."""
+    def cache_specs(self) -> tuple[LayerCacheSpec | None, ...]:
+        """What each layer's cache holds per token, without padding; None: the layer does not attend.
+
+        A family with unlike layers overrides it.
+        """
         return (AttentionSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def state_specs(self) -> tuple[StateSpec | None, ...]:
+        """The state that each layer keeps per sequence, without padding; None: none.
+
+        A family with states overrides it.
+        """
+        return (None,) * self.num_layers
 
     @property
     def cache_owners(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from engine_core.activation import Activation
 from engine_core.attention.base import RotaryOp
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.forward_context import ForwardContext
+from engine_core.ops.states import StateOps
 from engine_core.ops.streams import StreamOps
 from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights, QuantizedExpertWeights
 from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
@@ -339,6 +340,10 @@ class OpsBackend(ABC):
     def stream_ops(self) -> StreamOps:
         """Ops on several residual streams per row, and the cutoff of sparse activations."""
         return StreamOps()
+
+    def state_ops(self) -> StateOps:
+        """Ops of layers that keep a state per sequence."""
+        return StateOps()
 
     # Elementwise ops: by torch here, by a kernel where a backend has one.
 
