@@ -58,6 +58,14 @@ struct Relu {
     static Vec of(Vec x) { return maximum_of(splat(0.0f), x); }  // NaN stays NaN
 };
 
+struct Relu2 {
+    static Vec of(Vec x) { return multiply(Relu::of(x), Relu::of(x)); }
+};
+
+struct Sigmoid {
+    static Vec of(Vec x) { return times_sigmoid(splat(1.0f), x); }
+};
+
 template <class F, class Activation>
 int activate_rows(const RinglineActivation& args) {
     using Element = typename F::Element;
@@ -81,6 +89,8 @@ int activate_as(const RinglineActivation& args) {
         case kRinglineSilu: return activate_rows<F, Silu>(args);
         case kRinglineGelu: return activate_rows<F, Gelu>(args);
         case kRinglineGeluTanh: return activate_rows<F, GeluTanh>(args);
+        case kRinglineSigmoid: return activate_rows<F, Sigmoid>(args);
+        case kRinglineRelu2: return activate_rows<F, Relu2>(args);
         default: return activate_rows<F, Relu>(args);
     }
 }
