@@ -12,7 +12,14 @@ from transformers import PretrainedConfig
 from engine_core.activation import Activation, read_activation
 from engine_core.distributed.ranks import UNIT, cut_layers
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, StateSpec, group_layers
+from engine_core.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheGroup,
+    LayerCacheSpec,
+    RecurrentSpec,
+    StateSpec,
+    group_layers,
+)
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 from engine_core.models.stage_work import work_of_head, work_of_layers
 from engine_core.ops.base import Routing
@@ -61,6 +68,11 @@ class ModelShape:
         for heads in {spec.num_kv_heads for spec in self.cache_specs if isinstance(spec, AttentionSpec)}:
             if heads % size and size % heads:
                 raise refuse(f"a divisor or a multiple of num_key_value_heads={heads}")
+        for spec in {spec for spec in self.state_specs if isinstance(spec, RecurrentSpec)}:
+            if spec.num_heads % size:
+                raise refuse(f"a divisor of {spec.num_heads}, the heads of its recurrent states")
+            if spec.num_key_heads % size and size % spec.num_key_heads:
+                raise refuse(f"a divisor or a multiple of {spec.num_key_heads}, the key heads of its recurrent states")
         for name, count in self._shared_widths(expert_parallel).items():
             if -(-count // UNIT) < size:
                 raise refuse(f"at most {-(-count // UNIT)}, as {name}={count} is cut in units of {UNIT}")
@@ -78,7 +90,7 @@ class ModelShape:
         ranges = cut_layers(self.cache_owners, stages, work_of_layers(self), work_of_head(self))
         if ranges is None:
             most = next(count for count in reversed(range(stages)) if cut_layers(self.cache_owners, count))
-            shared = self.num_layers - len(self.caching_layers)
+            shared = self.num_layers - len(set(self.cache_owners))
             reason = f", {shared} of which attend over the caches of earlier ones and stay with them" if shared else ""
             raise ConfigError(
                 "pipeline_parallel_size", stages, f"at most {most}: the model has {self.num_layers} layers{reason}"
@@ -117,19 +129,24 @@ class ModelShape:
     @property
     def caching_layers(self) -> tuple[int, ...]:
         """The layers with their own cache, in ascending order."""
-        return tuple(sorted(set(self.cache_owners)))
+        specs = self.cache_specs
+        return tuple(sorted({owner for owner in self.cache_owners if specs[owner] is not None}))
 
     @property
-    def rank_cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+    def rank_cache_specs(self) -> tuple[LayerCacheSpec | None, ...]:
         """One rank's share of ``cache_specs``."""
-        return tuple(spec.of_rank(self.tensor_parallel_size) for spec in self.cache_specs)
+        return tuple(spec and spec.of_rank(self.tensor_parallel_size) for spec in self.cache_specs)
+
+    @property
+    def rank_state_specs(self) -> tuple[StateSpec | None, ...]:
+        """The most that a rank has of ``state_specs``."""
+        return tuple(spec and spec.of_rank(self.tensor_parallel_size) for spec in self.state_specs)
 
     def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
-        """The groups of a rank's cache for these layers; groups contain indices into ``layers``."""
-        windows, specs = self.sliding_windows, self.rank_cache_specs
-        return group_layers(
-            [windows[layer] for layer in layers], [specs[layer] for layer in layers], chunked=self.chunked_attention
-        )
+        """The groups of a rank's cache for these layers, which attend; groups contain indices into ``layers``."""
+        windows, specs = [self.sliding_windows[layer] for layer in layers], self.rank_cache_specs
+        kept = [spec for layer in layers if (spec := specs[layer]) is not None]
+        return group_layers(windows, kept, chunked=self.chunked_attention)
 
     @property
     def largest_head_dim(self) -> int:

@@ -16,6 +16,7 @@ from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import StagedModel
 from engine_core.ops.native import NativeBackend
 from engine_core.quantization.selector import choose_quantization
+from engine_core.states.base import StateCacheSpec
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of
 
 
@@ -52,11 +53,18 @@ class Pipeline:
         self._caches = [attention.allocate(spec, num_blocks, device) for spec in specs]
         return [cache for caches in self._caches for cache in caches]
 
+    @property
+    def state_cache_spec(self) -> StateCacheSpec:
+        specs = [stage.state_cache_spec for stage in self.stages]
+        return StateCacheSpec(tuple(layer for spec in specs for layer in spec.layers), specs[0].dtype)
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         given = self.stages[0].first_input(input_ids, positions)
+        states = list(context.states)
         for stage, caches in zip(self.stages, self._caches, strict=True):
-            rows = context.rows if stage.has_head else None
-            hidden = stage.forward_stage(given, positions, replace(context, kv_caches=caches, rows=rows))
+            rows, count = context.rows if stage.has_head else None, len(stage.state_cache_spec.layers)
+            own = replace(context, kv_caches=caches, rows=rows, states=states[:count])
+            hidden, states = stage.forward_stage(given, positions, own), states[count:]
             if not stage.has_head:
                 given = stage.for_next_stage(given, hidden)
                 given = type(given)(*(tensor.clone() for tensor in given.tensors()))
