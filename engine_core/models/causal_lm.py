@@ -89,7 +89,7 @@ class CausalLM(StagedModel):
         is_caching = config.cache_owners[index] == index
         is_sparse = config.mixture is not None and config.mixture.is_sparse[index]
         specs = config.cache_specs[index], config.state_specs[index]
-        return config.sliding_windows[index], config.ropes[index], specs, is_caching, is_sparse
+        return config.sliding_windows[index], config.ropes[index], *specs, is_caching, is_sparse
 
     def is_redundant(self, name: str) -> bool:
         """True for rotary frequencies, saved by older releases, and for a tied output projection."""

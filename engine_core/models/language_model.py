@@ -26,8 +26,7 @@ from engine_core.weights.source import Weights
 
 
 class LanguageModel(ABC):
-    """Consists of parts whose weights ``load`` fills in; keeps no state between calls but the KV cache and
-    the states of ``state_cache_spec``.
+    """Consists of parts whose weights ``load`` fills in; keeps nothing between calls but the caches.
 
     With batch-invariant backends, a row's result should have the same bits whatever else is in the step; a self-test
     has to confirm it.
@@ -177,13 +176,9 @@ class LanguageModel(ABC):
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """The cache that the attention backend must allocate for this model."""
-        specs = self.config.rank_cache_specs
+        specs, pad = self.config.rank_cache_specs, self._factory.backend.padded
         return KVCacheSpec(
-            tuple(
-                spec.padded(self._factory.backend.padded)
-                for index in self._caching_layers
-                if (spec := specs[index]) is not None
-            ),
+            tuple(spec.padded(pad) for index in self._caching_layers if (spec := specs[index]) is not None),
             block_size,
             self._factory.dtype,
             self.kv_cache_groups,
@@ -193,22 +188,22 @@ class LanguageModel(ABC):
     @property
     def cache_of_layers(self) -> tuple[int | None, ...]:
         """For each layer, the index of its cache in ``kv_cache_spec``; None: it does not attend."""
-        places = {index: place for place, index in enumerate(self._caching_layers)}
+        places = {layer: place for place, layer in enumerate(self._caching_layers)}
         return tuple(places.get(owner) for owner in self._owners)
 
     @property
-    def state_cache_spec(self) -> StateCacheSpec:
-        """What a slot for a sequence's state must hold for this model; no layers if none keeps a state."""
+    def state_cache_spec(self) -> StateCacheSpec | None:
+        """The states that must be allocated for this model's layers; None: none keeps one."""
         specs, pad = self.config.rank_state_specs, self._factory.backend.padded
-        kept = (spec for index in self._layer_indices if (spec := specs[index]) is not None)
-        return StateCacheSpec(tuple(spec.padded(pad) for spec in kept), self._factory.dtype)
+        layers = tuple(spec.padded(pad) for index in self._layer_indices if (spec := specs[index]) is not None)
+        return StateCacheSpec(layers, self._factory.dtype) if layers else None
 
     @property
     def state_of_layers(self) -> tuple[int | None, ...]:
         """For each layer, the index of its state in ``state_cache_spec``; None: it keeps none."""
         specs = self.config.state_specs
         keeping = [index for index in self._layer_indices if specs[index] is not None]
-        places = {index: place for place, index in enumerate(keeping)}
+        places = {layer: place for place, layer in enumerate(keeping)}
         return tuple(places.get(index) for index in self._layer_indices)
 
     @abstractmethod
@@ -231,8 +226,7 @@ class LanguageModel(ABC):
         return self.with_layers(sorted({*first, *(self.config.cache_owners[index] for index in first)}))
 
     def with_layers(self, indices: Sequence[int]) -> Self:
-        """A copy with only the layers ``indices``, sharing weights; its ``kv_cache_spec`` and ``state_cache_spec``
-        count only them.
+        """A copy with only the layers ``indices``, sharing weights; its specs of caches and states count only them.
 
         A layer that attends over a missing layer's cache gets one that nothing writes: good only for measuring.
         """
@@ -246,7 +240,7 @@ class LanguageModel(ABC):
         owners = self.config.cache_owners
         self._owners = tuple(owners[index] if owners[index] in indices else index for index in indices)
         specs = self.config.cache_specs
-        self._caching_layers = tuple(sorted({owner for owner in self._owners if specs[owner] is not None}))
+        self._caching_layers = tuple(owner for owner in sorted(set(self._owners)) if specs[owner] is not None)
 
 
 class StagedModel(LanguageModel):

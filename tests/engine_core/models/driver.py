@@ -103,7 +103,8 @@ class Driver:
         self.computed = [0] * len(lengths)
         self._rng = random.Random(seed)
         self._slots = self._rng.sample(range(_SLOTS * len(lengths)), _SLOTS * len(lengths))
-        self.states = model.state_cache_spec.allocate(len(self._slots), CPU)
+        spec = model.state_cache_spec
+        self.states = [] if spec is None else spec.allocate(len(self._slots), CPU)
         self._poison(self._slots)
         self._held = [NO_STATE] * len(lengths)
         """The slot of each sequence's state."""

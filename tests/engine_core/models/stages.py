@@ -10,6 +10,7 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.distributed.ranks import Rank
 from engine_core.forward_context import ForwardContext
+from engine_core.kv_cache_interface import StateSpec
 from engine_core.layers.part_factory import PartFactory
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
@@ -36,6 +37,11 @@ def load_stages(checkpoint: Checkpoint, count: int) -> list[StagedModel]:
     return stages
 
 
+def _states_of(stage: StagedModel) -> tuple[StateSpec, ...]:
+    spec = stage.state_cache_spec
+    return () if spec is None else spec.layers
+
+
 class Pipeline:
     """Passes on what each stage gives the next, as links would: copies."""
 
@@ -54,15 +60,15 @@ class Pipeline:
         return [cache for caches in self._caches for cache in caches]
 
     @property
-    def state_cache_spec(self) -> StateCacheSpec:
-        specs = [stage.state_cache_spec for stage in self.stages]
-        return StateCacheSpec(tuple(layer for spec in specs for layer in spec.layers), specs[0].dtype)
+    def state_cache_spec(self) -> StateCacheSpec | None:
+        layers = tuple(layer for stage in self.stages for layer in _states_of(stage))
+        return StateCacheSpec(layers, self.stages[0].dtype) if layers else None
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         given = self.stages[0].first_input(input_ids, positions)
         states = list(context.states)
         for stage, caches in zip(self.stages, self._caches, strict=True):
-            rows, count = context.rows if stage.has_head else None, len(stage.state_cache_spec.layers)
+            rows, count = context.rows if stage.has_head else None, len(_states_of(stage))
             own = replace(context, kv_caches=caches, rows=rows, states=states[:count])
             hidden, states = stage.forward_stage(given, positions, own), states[count:]
             if not stage.has_head:
