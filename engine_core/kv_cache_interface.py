@@ -280,8 +280,6 @@ def group_layers(
     A group is as large as the kind with the fewest layers or, if all kinds have about the same number of layers, as the
     largest kind, because that wastes less memory than further groups.
     """
-    if not sliding_windows:
-        return ()
     kinds: dict[tuple[int | None, LayerCacheSpec | None], list[int]] = {}
     for layer, window in enumerate(sliding_windows):
         kinds.setdefault((window, None if specs is None else specs[layer]), []).append(layer)
