@@ -30,6 +30,8 @@ class Prefix:
     """The slot of the state behind them."""
     branch_at: int = 0
     """Number of tokens in cached blocks, if there are more of these but no state behind them; else 0."""
+    is_awaited: bool = False
+    """Whether a running sequence will leave the state at ``branch_at``."""
 
 
 class KVCacheManager:
@@ -85,8 +87,10 @@ class KVCacheManager:
             length, state = self._find_state(self.states, seq.group, hashes[:length])
             while (shorter := _shortened(cached, length)) < length:
                 length, state = self._find_state(self.states, seq.group, hashes[:shorter])
-        branch_at = longest * self.block_size if length < longest else 0
-        return Prefix(length, [blocks.table(length) for blocks in cached], state, branch_at)
+        tables = [blocks.table(length) for blocks in cached]
+        if self.states is None or length == longest:
+            return Prefix(length, tables, state)
+        return Prefix(length, tables, state, longest * self.block_size, self.states.is_awaited(hashes[longest - 1]))
 
     def _find_state(self, states: StateSlots, group: SequenceGroup, hashes: Items[bytes]) -> tuple[int, int]:
         """Of the blocks with these ``hashes``, how many have a state behind them, and its slot."""
@@ -114,7 +118,7 @@ class KVCacheManager:
         if self.states is not None:
             if not self.states.has_room(prefix.state):
                 return False
-            self.states.start(seq, prefix.state, prefix.branch_at)
+            self.states.start(seq, prefix.state, cached, prefix.branch_at)
         pool.hold(found)
         seq.generation = seq.group.shared_generation if self._shares_blocks(seq.group) else self._generation
         seq.block_tables = [
@@ -257,7 +261,11 @@ class KVCacheManager:
     def release_states(self, slots: Items[int]) -> None:
         """Release slots of states; none if no layer keeps a state."""
         if self.states is not None:
-            self.states.release(slots)
+            self.states.pool.release(slots)
+
+    def stop_states(self, seq: Sequence) -> list[int]:
+        """The slots of ``seq``, which runs no more, to release when no step uses them."""
+        return [] if self.states is None else self.states.stop(seq)
 
     def keep_source(self, seq: Sequence) -> None:
         """Make the group of ``seq`` hold the state that it starts from, if it is the one behind the shared blocks."""
@@ -278,7 +286,7 @@ class KVCacheManager:
     def drop_prompt(self, group: SequenceGroup) -> None:
         """Undo ``hold_prompt``, and give up a state kept for it."""
         if self.states is not None and group.shared_state != NO_STATE:
-            self.states.release([group.shared_state])
+            self.states.pool.release([group.shared_state])
             group.shared_state = NO_STATE
         if group.shared_blocks is not None:
             self.release(group.shared_blocks)

@@ -180,18 +180,18 @@ class Scheduler:
         for block_tables in step.deferred:
             self._kv.release(block_tables)
         self._kv.release_states(step.deferred_states)
+        uses = step.states or []
+        if self._kv.states is not None:
+            self._kv.states.release_sources(uses)
         outputs = []
         for place, (seq, end, token_ids) in enumerate(zip(step.sequences, step.ends, result.token_ids, strict=True)):
-            use = None if step.states is None else step.states[place]
             if step.dropped and seq.seq_id in step.dropped:
-                if use is not None:
-                    self._kv.release_states(use.held)
                 continue
             if seq.drafts or seq.seq_id in result.draft_token_ids:
                 drafting.take_in(seq, token_ids, result.draft_token_ids.get(seq.seq_id))
             output = output_of_step(seq, end, token_ids, result)
-            if use is not None and use.held:
-                self._take_states(step, seq, use, end, len(token_ids))
+            if uses and uses[place].left:
+                self._take_states(step, seq, uses[place], end, len(token_ids))
             if end >= seq.watch_at:
                 # Drafts after a token that ends the sequence were computed and accepted, but do not belong to it.
                 self._lifecycle.advance(seq, min(end, seq.num_known))
@@ -201,6 +201,8 @@ class Scheduler:
             self._counters.generated_tokens += len(output.token_ids)
             if output.finish is not None:
                 self._lifecycle.remove(seq)
+        if self._kv.states is not None:
+            self._kv.states.release_left(uses)
         return outputs
 
     def _take_states(self, step: StepInFlight, seq: Sequence, use: StateUse, end: int, num_sampled: int) -> None:
@@ -209,7 +211,6 @@ class Scheduler:
         if 0 < num_sampled <= len(step.draft_token_ids.get(seq.seq_id, ())):
             self._kv.states.roll_back(seq, use, num_sampled)
         self._kv.take_snapshots(seq, use, min(end, seq.num_known))
-        self._kv.states.release(use.held)
 
     @property
     def computed_tokens(self) -> int:
@@ -380,6 +381,9 @@ class Scheduler:
             missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
             if room < missing and not self._config.enable_chunked_prefill:
                 return
+            if prefix.is_awaited:
+                passed.add(tenant)  # What it lacks is being computed, and found in one of the next steps.
+                continue
             # If a single token is missing, nothing can be computed before it: it waits only for room in the step.
             held = self._pacing.holds_back(seq, others_only=others_only and missing > 1)
             if held and missing == 1:

@@ -83,7 +83,13 @@ def check_states(scheduler: Scheduler) -> None:
     for step in sequences.in_flight.values():
         holders.update(step.deferred_states)
         for use in step.states:
-            holders.update(use.held)
+            holders.update((*use.read, *use.left))
+    assert states._running == {seq.seq_id for seq in sequences.running}
+    assert set(states._awaited.values()) <= states._running
+    trails = {slot: owner for owner, slots in states._trails.items() for slot in slots}
+    assert trails == {slot: owner for slot, owner in enumerate(states._left_by) if owner is not None}
+    assert not trails.keys() & (states._worn.keys() | states._milestones.keys())
+    assert not states._worn.keys() & states._milestones.keys()
     pool = states.pool
     assert {slot: pool.ref_count(slot) for slot in range(pool.num_blocks) if pool.ref_count(slot)} == holders
 
