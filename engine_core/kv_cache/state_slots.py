@@ -23,6 +23,7 @@ several sequences have found belongs to no trail.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -147,14 +148,15 @@ class StateSlots:
     def stop(self, seq: Sequence) -> list[int]:
         """Give up the slots of ``seq``, which runs no more: those to release when no step uses them."""
         held = _held(seq)
-        self._let_go(held)
+        self.end_wait(seq, held.branch_at)
         self._running.discard(seq.seq_id)
         seq.states = None
         return held.slots
 
-    def _let_go(self, held: HeldStates) -> None:
-        """Let nobody wait for the snapshot at ``branch_at`` any longer."""
-        if held.awaited is not None:
+    def end_wait(self, seq: Sequence, num_computed: int) -> None:
+        """Let nobody wait for the snapshot of ``seq`` at ``branch_at``, if it has computed as much."""
+        held = _held(seq)
+        if held.awaited is not None and num_computed >= held.branch_at:
             del self._awaited[held.awaited]
             held.awaited = None
 
@@ -233,7 +235,7 @@ class StateSlots:
         use.snapshots.reverse()
         use.left = [*drafts, *reversed(use.left)]
         if start < held.branch_at <= end and held.branch_at not in dict(use.snapshots):
-            self._let_go(held)
+            self.end_wait(seq, end)
         held.source = use.target = slots.pop(num_tokens, held.working)
         if held.source_is_held:
             self.pool.hold([held.source])
@@ -272,14 +274,12 @@ class StateSlots:
                     self._leave_trail(held.newest)
                     self.pool.withdraw(held.newest)
                 held.newest = slot
-        if snapshots and snapshots[-1][0] >= held.branch_at:
-            self._let_go(held)
 
-    def release_sources(self, uses: Items[StateUse]) -> None:
+    def release_sources(self, uses: Collection[StateUse]) -> None:
         """Take back the sources that a step has held."""
         self.pool.release(slot for use in uses for slot in use.read)
 
-    def release_left(self, uses: Items[StateUse]) -> None:
+    def release_left(self, uses: Collection[StateUse]) -> None:
         """Take back the other slots that a step has held. Of its snapshots the latest ones will be overwritten last."""
         self.pool.release(slot for use in uses for slot in use.left[:-1])
         self.pool.release(slot for use in uses for slot in use.left[-1:])

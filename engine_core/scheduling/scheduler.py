@@ -180,18 +180,17 @@ class Scheduler:
         for block_tables in step.deferred:
             self._kv.release(block_tables)
         self._kv.release_states(step.deferred_states)
-        uses = step.states or []
         if self._kv.states is not None:
-            self._kv.states.release_sources(uses)
+            self._kv.states.release_sources(step.state_uses.values())
         outputs = []
-        for place, (seq, end, token_ids) in enumerate(zip(step.sequences, step.ends, result.token_ids, strict=True)):
+        for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
             if step.dropped and seq.seq_id in step.dropped:
                 continue
             if seq.drafts or seq.seq_id in result.draft_token_ids:
                 drafting.take_in(seq, token_ids, result.draft_token_ids.get(seq.seq_id))
             output = output_of_step(seq, end, token_ids, result)
-            if uses and uses[place].left:
-                self._take_states(step, seq, uses[place], end, len(token_ids))
+            if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
+                self._take_states(step, seq, use, end, len(token_ids))
             if end >= seq.watch_at:
                 # Drafts after a token that ends the sequence were computed and accepted, but do not belong to it.
                 self._lifecycle.advance(seq, min(end, seq.num_known))
@@ -202,7 +201,7 @@ class Scheduler:
             if output.finish is not None:
                 self._lifecycle.remove(seq)
         if self._kv.states is not None:
-            self._kv.states.release_left(uses)
+            self._kv.states.release_left(step.state_uses.values())
         return outputs
 
     def _take_states(self, step: StepInFlight, seq: Sequence, use: StateUse, end: int, num_sampled: int) -> None:
@@ -220,6 +219,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The present load and counters."""
         counters, pool = self._counters, self._kv.pool
+        slots = None if self._kv.states is None else self._kv.states.pool
         returning = list(self._queue.returning())
         return SchedulerStats(
             running_seqs=len(self._lifecycle.running),
@@ -235,6 +235,8 @@ class Scheduler:
             preemptions=counters.preemptions,
             prefix_query_tokens=counters.prefix_query_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
+            state_slots=0 if slots is None else slots.num_blocks,
+            state_slots_used=0 if slots is None else slots.num_blocks - slots.num_free,
         )
 
     def _schedule_running(self, step: StepInFlight, others_only: bool = False) -> None:
