@@ -11,7 +11,8 @@ leaves them:
 
 - at the last block end in its prompt, and at the one before if few tokens follow, because a chat's next request may
   differ in a prompt's last tokens, which call for an answer;
-- at *milestones* in its prompt, for prompts that begin alike: four up to 2,048 tokens, four for each doubling after;
+- at *milestones*, for prompts that begin alike, and for itself if it loses its last blocks: four up to 2,048 tokens,
+  four for each doubling after;
 - where cached blocks of its prompt end, if no snapshot is there: others have branched off here and may again;
 - in its output, at each block's end, replacing its snapshot before that one.
 
@@ -52,7 +53,7 @@ def snapshot_positions(start: int, end: int, num_prompt_tokens: int, branch_at: 
     if num_prompt_tokens - last <= _CALL_TOKENS:
         positions.add(last - block_size)
     position = start
-    while (position := _milestone_after(position)) <= min(end + block_size, last):
+    while (position := _milestone_after(position)) < end + block_size:
         positions.add(position // block_size * block_size)
     if (newest := end // block_size * block_size) > last:
         positions.add(newest)
@@ -68,6 +69,11 @@ def _milestone_after(position: int) -> int:
     """The first milestone after ``position``: multiples of 512, or of an eighth to a quarter of themselves."""
     spacing = max(_MILESTONE, (1 << position.bit_length()) // 8)
     return (position // spacing + 1) * spacing
+
+
+def _is_milestone(position: int, block_size: int) -> bool:
+    """Whether a milestone is at ``position``, a block end, or in the block that begins there."""
+    return _milestone_after(position - 1) < position + block_size
 
 
 @dataclass(slots=True)
@@ -224,12 +230,9 @@ class StateSlots:
             if rows not in slots:
                 if not self.num_spare:
                     continue
-                is_milestone = position < self._first_of_trail(seq) and position != held.branch_at
-                if is_milestone and len(self._milestones) >= self._most_milestones:
+                if self._leaves_milestone(seq, position) and len(self._milestones) == self._most_milestones:
                     self._wear(next(iter(self._milestones)))
                 slots[rows] = self._take()
-                if is_milestone:
-                    self._milestones[slots[rows]] = None
                 use.left.append(slots[rows])
             use.snapshots.append((position, slots[rows]))
         use.snapshots.reverse()
@@ -242,9 +245,11 @@ class StateSlots:
         use.saves = sorted(slots.items())
         return use
 
-    def _first_of_trail(self, seq: Sequence) -> int:
-        """Where the trail of ``seq`` begins: with the last but one block end in its prompt."""
-        return _last_in_prompt(seq.group.num_prompt_tokens, self._block_size) - self._block_size
+    def _leaves_milestone(self, seq: Sequence, position: int) -> bool:
+        """Whether the snapshot of ``seq`` at ``position`` is a milestone, and of no other kind that counts more."""
+        num_prompt, size = seq.group.num_prompt_tokens, self._block_size
+        is_in_trail = _last_in_prompt(num_prompt, size) - size <= position < num_prompt
+        return not is_in_trail and position != _held(seq).branch_at and _is_milestone(position, size)
 
     def roll_back(self, seq: Sequence, use: StateUse, rows: int) -> None:
         """Go back to the state after ``rows`` of the step's rows, which are those before a draft."""
@@ -259,21 +264,34 @@ class StateSlots:
         """Make snapshots findable, up to ``num_computed`` tokens of ``seq``; its hashes must reach as far."""
         snapshots = [each for each in use.snapshots if each[0] <= num_computed]
         num_prompt, held = seq.group.num_prompt_tokens, _held(seq)
-        in_prompt = [each for each in snapshots if each[0] < num_prompt]
-        first_of_trail = self._first_of_trail(seq)
-        for position, slot in (*in_prompt, *snapshots[len(in_prompt) :][-1:]):
+        for position, slot in snapshots:
+            is_milestone, in_output = self._leaves_milestone(seq, position), position >= num_prompt
+            if in_output and not is_milestone and position < snapshots[-1][0]:
+                continue
             self.pool.publish(slot, seq.block_hashes[position // self._block_size - 1])
-            if position >= first_of_trail and position != held.branch_at:
-                self._join_trail(slot, seq)
-                if held.followed is not None:
-                    if self._left_by[held.followed] == seq.seq_id:
-                        self._wear(held.followed)
-                    held.followed = None
-            if position >= num_prompt:
+            if is_milestone:
+                self._add_milestone(slot)
+            elif position != held.branch_at:
+                self._lead_trail(slot, seq)
+            if in_output:
                 if held.newest is not None and self._left_by[held.newest] == seq.seq_id:
                     self._leave_trail(held.newest)
                     self.pool.withdraw(held.newest)
-                held.newest = slot
+                held.newest = None if is_milestone else slot
+
+    def _add_milestone(self, slot: int) -> None:
+        if len(self._milestones) == self._most_milestones:
+            self._wear(next(iter(self._milestones)))
+        self._milestones[slot] = None
+
+    def _lead_trail(self, slot: int, seq: Sequence) -> None:
+        """Add a snapshot to the trail of ``seq``; the one that it started from is worn then, unless others found it."""
+        held = _held(seq)
+        self._join_trail(slot, seq)
+        if held.followed is not None:
+            if self._left_by[held.followed] == seq.seq_id:
+                self._wear(held.followed)
+            held.followed = None
 
     def release_sources(self, uses: Collection[StateUse]) -> None:
         """Take back the sources that a step has held."""
