@@ -64,8 +64,12 @@ class Memory:
 
     @property
     def blocks(self) -> int:
-        """Blocks that fit into the KV cache beside the states."""
+        """Blocks that fit into the KV cache beside the states; 0 if no layer attends."""
         return int((self.cache - self.states * self.state) // self.block) if self.block else 0
+
+    def holds(self, blocks: int) -> bool:
+        """Whether so many blocks fit."""
+        return not self.block or blocks <= self.blocks
 
     @property
     def sequences(self) -> float:
@@ -131,7 +135,7 @@ def plan_ring(
     ``rank``: name of the rank with ``memory``; None if the engine has only one. Raises ``Impossible``.
     """
     fitting = int(min(memory.sequences, max_num_seqs))
-    most = _largest(lambda count: blocks_of(memory, demand, count) <= memory.blocks, fitting)
+    most = _largest(lambda count: memory.holds(blocks_of(memory, demand, count)), fitting)
     if most < 1:
         raise Impossible(_shortage(memory, rank))
     bound = "max_num_seqs" if most == max_num_seqs else "memory"
@@ -160,14 +164,14 @@ def _shortage(memory: Memory, rank: str | None) -> str:
     """Why not even one sequence fits, and what to change."""
     where, holder, ranks = ("", "an engine", "ranks") if rank is None else (f"on rank {rank}, ", "it", "more ranks")
     divide = f"divide the model among {ranks} (--tensor-parallel-size, --pipeline-parallel-size)"
-    if memory.state and memory.sequences < 1 <= memory.cache:
+    if memory.state and memory.sequences < 1 and memory.cache > 0:
         fewest = f"{SPARE_STATES + 1} states of {size(memory.state)}"
         beside = f" beside the {size(memory.prompt_blocks * memory.block)} of its KV cache" if memory.block else ""
         return (
             f"{where}a request needs room for {fewest}{beside}, and {size(memory.cache)} are left: {divide}, or raise "
             "--memory-gb or --memory-share"
         )
-    if memory.blocks < 1:
+    if not memory.holds(1) or memory.cache <= 0:
         return (
             f"{where}weights ({size(memory.weights)}), angles ({size(memory.angles)}), largest step "
             f"({size(memory.activations)}) and runtime ({size(memory.runtime)}) take {size(memory.taken)}, and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -65,10 +66,12 @@ class Estimate:
     @property
     def tightest(self) -> str:
         """The rank with the least room."""
-        ranks = self.ranks
-        return min(
-            ranks, key=lambda rank: (ranks[rank].blocks, ranks[rank].sequences, ranks[rank].usable - ranks[rank].taken)
-        )
+
+        def room(rank: str) -> tuple[float, float, float]:
+            each = self.ranks[rank]
+            return each.blocks if each.block else math.inf, each.sequences, each.usable - each.taken
+
+        return min(self.ranks, key=room)
 
     def model(self, active_weights: float) -> Model:
         token = self.whole.block // self.whole.block_size
