@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.kv_cache_interface import NO_STATE
+from engine_core.kv_cache_interface import NO_STATE, KVCacheGroup, group_layers
 from engine_core.request import SamplingParams
 from engine_core.states.base import StateMetadata
 from engine_core.step import NewSequence, StatePlan, StepPlan
@@ -42,11 +42,10 @@ def test_every_state_is_saved_after_its_row(seed: int, saving: float) -> None:
     assert tensors(made) == tensors(StateMetadata.of_sequences(counts, sources, targets, saves))
 
 
-@pytest.mark.parametrize("kv_cache_groups", [(), None])
-def test_a_batch_prepares_states_with_and_without_attention(kv_cache_groups: tuple[()] | None) -> None:
-    groups = {} if kv_cache_groups is None else {"kv_cache_groups": kv_cache_groups}
-    batch = InputBatch(BatchLimits(4, 16, 32, 4, keeps_states=True, **groups), 100, [])
-    tables = [] if kv_cache_groups == () else [[1, 2]]
+@pytest.mark.parametrize("groups", [(), group_layers([None])])
+def test_a_batch_prepares_states_with_and_without_attention(groups: tuple[KVCacheGroup, ...]) -> None:
+    batch = InputBatch(BatchLimits(4, 16, 32, 4, groups, keeps_states=True), 100, [])
+    tables = [[1, 2] for _ in groups]
     new = [NewSequence(seq, 0, [seq, 5, 6, 7, 8], 5, 0, tables, GREEDY) for seq in (3, 9)]
     prompt = StepPlan(
         0, [], new, [3, 9], [5, 3], [True, False], {}, states=StatePlan([NO_STATE, 6], [0, 1], {3: [(4, 2)]})
