@@ -109,6 +109,7 @@ inline Vec gated(const RinglineExperts& args, Vec gate, Vec up) {
         case kRinglineGelu: return multiply(Gelu::of(gate), up);
         case kRinglineGeluTanh: return multiply(GeluTanh::of(gate), up);
         case kRinglineRelu: return multiply(Relu::of(gate), up);
+        case kRinglineRelu2: return multiply(Relu2::of(gate), up);
         default: {
             const Vec limit = splat(args.limit), g = least_of(limit, gate);
             const Vec u = least_of(limit, maximum_of(splat(-args.limit), up));
