@@ -63,6 +63,8 @@ CLASSES = frozenset(
         "Qwen3OmniMoeThinkerForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
         "SmolVLMForConditionalGeneration",
         "VibeVoiceAsrForConditionalGeneration",
         "VideoLlama3ForConditionalGeneration",
