@@ -90,7 +90,8 @@ struct RinglineRouting {
     int32_t scoring;
     int32_t renormalize;  // whether to divide a row's weights by their sum
     int32_t num_threads;
-    float scale;  // of the weights
+    float sum_offset;  // added to that sum
+    float scale;       // of the weights
 };
 
 // The phases of experts: a call runs one, or several consecutive ones.
@@ -233,7 +234,7 @@ struct RinglineActivation {
 struct RinglineSigmoidGate {
     const void* x;         // [M, width]
     const float* logits;   // [M]
-    const void* residual;  // [M, width]
+    const void* residual;  // [M, width]; or null
     void* output;          // [M, width]; may be the residual
     int64_t rows, width;
     int32_t number_type;
