@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense, experts, fallback, gemma3n, gemma4, latent, more_experts, scaled
+from tests.engine_core.models.families import (
+    dense,
+    experts,
+    fallback,
+    gemma3n,
+    gemma4,
+    hybrid,
+    latent,
+    more_experts,
+    scaled,
+)
 from tests.engine_core.models.tiny_models import CASES
 
 SHAPES: dict[str, PretrainedConfig] = {
@@ -18,6 +28,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     **scaled.SHAPES,
     **gemma3n.SHAPES,
     **gemma4.SHAPES,
+    **hybrid.SHAPES,
 }
 """By names that begin with the family's."""
 FALLBACK = fallback.SHAPES
