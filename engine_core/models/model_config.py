@@ -253,6 +253,8 @@ def common_fields(
     *,
     activation: str = "hidden_act",
     intermediate_size: str = "intermediate_size",
+    norm_eps: str = "rms_norm_eps",
+    rotates: bool = True,
     partial_rotary: bool = False,
     query_scaling: bool = False,
     interleaved: bool = False,
@@ -260,12 +262,13 @@ def common_fields(
     head_dims: Sequence[int] | None = None,
     windows: Callable[[PretrainedConfig, int], tuple[int | None, ...]] | None = None,
 ) -> dict[str, Any]:
-    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation`` and ``intermediate_size`` name
-    fields.
+    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation``, ``intermediate_size`` and
+    ``norm_eps`` name fields.
 
-    ``partial_rotary``, ``query_scaling``: whether the family has ``partial_rotary_factor``, ``llama_4_scaling_beta``.
-    ``interleaved``: neighbouring elements are rotated as pairs. ``head_dim`` defaults to the configuration's, and
-    ``head_dims``, per layer, to ``head_dim``. ``windows`` reads the sliding windows of that many layers, by default
+    ``rotates``: whether any layer does; else nothing is read of it. ``partial_rotary``, ``query_scaling``: whether the
+    family has ``partial_rotary_factor``, ``llama_4_scaling_beta``. ``interleaved``: neighbouring elements are rotated
+    as pairs. ``head_dim`` defaults to the configuration's, and ``head_dims``, per layer, to ``head_dim``. ``windows``
+    reads the sliding windows of that many layers, by default
     none. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
     that the engine lacks.
     """
@@ -292,7 +295,7 @@ def common_fields(
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "activation": read_activation(activation, getattr(config, activation)),
-        "norm_eps": _norm_eps(config),
+        "norm_eps": read_norm_eps(config, norm_eps),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
         "ropes": _ropes(
@@ -302,7 +305,9 @@ def common_fields(
             partial_rotary,
             query_scaling,
             interleaved,
-        ),
+        )
+        if rotates
+        else (None,) * num_layers,
         "sliding_windows": (None,) * num_layers if windows is None else windows(config, num_layers),
     }
 
@@ -433,10 +438,11 @@ def optional_number(config: PretrainedConfig, name: str) -> float | None:
     return None if getattr(config, name) is None else positive_number(config, name)
 
 
-def _norm_eps(config: PretrainedConfig) -> float:
-    value = config.rms_norm_eps
+def read_norm_eps(config: PretrainedConfig, name: str = "rms_norm_eps") -> float:
+    """A number from 0 to 1. Raises ``CheckpointError``."""
+    value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise CheckpointError(f"rms_norm_eps={value!r} is not usable: expected a number from 0 to 1")
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a number from 0 to 1")
     return float(value)
 
 

@@ -128,6 +128,7 @@ struct RinglineExperts {
     int32_t phases;      // sum of RinglineExpertPhase
     int32_t activation;  // RinglineActivationKind
     int32_t weighs_inputs;  // whether weights multiply experts' inputs, instead of their outputs
+    int32_t gated;          // else there is only up, in tiles and panels of its own, and no bias
     int32_t number_type;
     int32_t num_threads;
     float limit, alpha;  // of kRinglineClampedSwiglu
@@ -213,7 +214,7 @@ enum RinglineActivationKind : int32_t {
     kRinglineGeluTanh = 2,
     kRinglineRelu = 3,
     kRinglineClampedSwiglu = 4,  // (min(max(up, −limit), limit) + 1) · g · σ(α · g) with g = min(gate, limit); experts only
-    kRinglineSigmoid = 5,
+    kRinglineSigmoidActivation = 5,
     kRinglineRelu2 = 6,
 };
 
