@@ -129,6 +129,16 @@ class BlockPool:
         self._unlink(known)
         self._link(known)
 
+    def withdraw(self, block: int) -> None:
+        """Make a block unfindable that nobody holds; it is the next to be allocated. Held ones stay as they are."""
+        content = self._hash[block]
+        if content is None or self._ref_counts[block]:
+            return
+        del self._by_hash[content]
+        self._hash[block] = None
+        self._unlink(block)
+        self._link(block)
+
     def find(self, content: bytes) -> int | None:
         """The block with this content, held or free, if any."""
         return self._by_hash.get(content)

@@ -93,7 +93,8 @@ class CausalLM(StagedModel):
         config = self.config
         is_caching = config.cache_owners[index] == index
         is_sparse = config.mixture is not None and config.mixture.is_sparse[index]
-        return config.sliding_windows[index], config.ropes[index], config.cache_specs[index], is_caching, is_sparse
+        specs = config.cache_specs[index], config.state_specs[index]
+        return config.sliding_windows[index], config.ropes[index], *specs, is_caching, is_sparse
 
     def is_redundant(self, name: str) -> bool:
         """True for rotary frequencies, saved by older releases, and for a tied output projection."""
@@ -166,9 +167,10 @@ class CausalLM(StagedModel):
         super()._set_layers(indices)
         ropes, distinct = self.config.ropes, self.config.distinct_ropes
         group_of, placed = group_of_layers(self.kv_cache_groups), []
-        for index, cache in zip(indices, self.cache_of_layers, strict=True):
+        for index, cache, state in zip(indices, self.cache_of_layers, self.state_of_layers, strict=True):
             rotation = None if (rope := ropes[index]) is None else distinct.index(rope)
-            placed.append((self._layers[index], LayerPlace(rotation, cache, group_of[cache])))
+            group = None if cache is None else group_of[cache]
+            placed.append((self._layers[index], LayerPlace(rotation, cache, group, state)))
         # On CPU this is ops/kernel_graph.py, which runs the layers natively.
         self._run_layers = self._factory.backend.captured(self.make_stack(placed))
 

@@ -12,7 +12,14 @@ from transformers import PretrainedConfig
 from engine_core.activation import Activation, read_activation
 from engine_core.distributed.ranks import UNIT, cut_layers
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, StateSpec, group_layers
+from engine_core.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheGroup,
+    LayerCacheSpec,
+    ShortConvSpec,
+    StateSpec,
+    group_layers,
+)
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 from engine_core.models.stage_work import work_of_head, work_of_layers
 from engine_core.ops.base import Routing
@@ -56,34 +63,42 @@ class ModelShape:
         def refuse(accepted: str) -> ConfigError:
             return ConfigError("tensor_parallel_size", size, accepted)
 
-        if self.num_heads % size:
+        if self.caching_layers and self.num_heads % size:
             raise refuse(f"a divisor of num_attention_heads={self.num_heads}")
         for heads in {spec.num_kv_heads for spec in self.cache_specs if isinstance(spec, AttentionSpec)}:
             if heads % size and size % heads:
                 raise refuse(f"a divisor or a multiple of num_key_value_heads={heads}")
+        for spec in dict.fromkeys(spec for spec in self.state_specs if spec is not None):
+            if (accepted := _accepted_ranks(spec, size, self.state_fields)) is not None:
+                raise refuse(accepted)
         for name, count in self._shared_widths(expert_parallel).items():
             if -(-count // UNIT) < size:
                 raise refuse(f"at most {-(-count // UNIT)}, as {name}={count} is cut in units of {UNIT}")
 
     def _shared_widths(self, expert_parallel: bool) -> dict[str, int]:
         """Numbers of outputs that ranks share, by their names in config.json."""
-        return {
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-        }
+        widths = {"vocab_size": self.vocab_size, "hidden_size": self.hidden_size}
+        # Without it no layer has a dense block.
+        return widths | ({"intermediate_size": self.intermediate_size} if self.intermediate_size else {})
 
     def stage_layers(self, stages: int) -> list[range]:
         """The layers of each stage, balanced by time. Raises ``ConfigError`` if there are too few layers."""
-        ranges = cut_layers(self.cache_owners, stages, work_of_layers(self), work_of_head(self))
+        ranges = cut_layers(self.cache_owners, stages, self.layer_work, work_of_head(self))
         if ranges is None:
             most = next(count for count in reversed(range(stages)) if cut_layers(self.cache_owners, count))
-            shared = self.num_layers - len(self.caching_layers)
+            shared = sum(owner != layer for layer, owner in enumerate(self.cache_owners))
             reason = f", {shared} of which attend over the caches of earlier ones and stay with them" if shared else ""
             raise ConfigError(
                 "pipeline_parallel_size", stages, f"at most {most}: the model has {self.num_layers} layers{reason}"
             )
         return ranges
+
+    @property
+    def layer_work(self) -> list[int]:
+        """About how much of its memory a layer reads and writes in a step. A family whose layers have other parts than
+        ``work_of_layers`` assumes overrides it.
+        """
+        return work_of_layers(self)
 
     def within(self, max_model_len: int) -> Self:
         """The same without windows that have no effect on sequences of up to ``max_model_len``."""
@@ -107,6 +122,14 @@ class ModelShape:
         return (None,) * self.num_layers
 
     @property
+    def state_fields(self) -> Mapping[str, str]:
+        """The names in config.json of ``channels``, ``num_heads`` and ``num_key_heads`` of ``state_specs``.
+
+        A family with states overrides it.
+        """
+        return {}
+
+    @property
     def cache_owners(self) -> tuple[int, ...]:
         """Each layer's cache owner: itself, or an earlier layer with the same cache size and window.
 
@@ -116,35 +139,52 @@ class ModelShape:
 
     @property
     def caching_layers(self) -> tuple[int, ...]:
-        """The layers with their own cache, in ascending order."""
-        return tuple(sorted(set(self.cache_owners)))
+        """The layers with their own KV cache, in ascending order."""
+        specs = self.cache_specs
+        return tuple(owner for owner in sorted(set(self.cache_owners)) if specs[owner] is not None)
 
     @property
-    def rank_cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+    def rank_cache_specs(self) -> tuple[LayerCacheSpec | None, ...]:
         """One rank's share of ``cache_specs``."""
-        return tuple(spec.of_rank(self.tensor_parallel_size) for spec in self.cache_specs)
+        return tuple(None if spec is None else spec.of_rank(self.tensor_parallel_size) for spec in self.cache_specs)
+
+    @property
+    def rank_state_specs(self) -> tuple[StateSpec | None, ...]:
+        """One rank's share of ``state_specs``."""
+        return tuple(None if spec is None else spec.of_rank(self.tensor_parallel_size) for spec in self.state_specs)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether any layer keeps a state."""
+        return any(spec is not None for spec in self.state_specs)
 
     def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
-        """The groups of a rank's cache for these layers; groups contain indices into ``layers``."""
+        """The groups of a rank's cache for these layers, which attend; groups contain indices into ``layers``."""
         windows, specs = self.sliding_windows, self.rank_cache_specs
         return group_layers(
-            [windows[layer] for layer in layers], [specs[layer] for layer in layers], chunked=self.chunked_attention
+            [windows[layer] for layer in layers],
+            [spec for layer in layers if (spec := specs[layer]) is not None],
+            chunked=self.chunked_attention,
         )
 
     @property
     def largest_head_dim(self) -> int:
+        """Of the layers that attend; 0 if none does."""
+        if not self.caching_layers:
+            return 0
         return max(
             (spec.head_dim for spec in self.cache_specs if isinstance(spec, AttentionSpec)), default=self.head_dim
         )
 
     @property
     def has_plain_layers(self) -> bool:
-        """Whether all layers see all tokens, and have their own, equal caches."""
-        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
+        """Whether layers attend, and all that do see all tokens, and have their own, equal caches."""
+        attending = [layer for layer, spec in enumerate(self.cache_specs) if spec is not None]
+        alike = {self.cache_specs[layer] for layer in attending} == {AttentionSpec(self.num_kv_heads, self.head_dim)}
         return (
             alike
-            and len(self.caching_layers) == self.num_layers
-            and all(window is None for window in self.sliding_windows)
+            and len(self.caching_layers) == len(attending)
+            and all(self.sliding_windows[layer] is None for layer in attending)
         )
 
     @property
@@ -161,6 +201,19 @@ class ModelShape:
     def longest_sequence(self) -> int:
         """In tokens."""
         return self.max_position_embeddings
+
+
+def _accepted_ranks(spec: StateSpec, ranks: int, names: Mapping[str, str]) -> str | None:
+    """The numbers of ranks that can share such states, for an error; None if ``ranks`` can."""
+    if isinstance(spec, ShortConvSpec):
+        most = -(-spec.channels // UNIT)
+        named = f"{names['channels']}={spec.channels}"
+        return None if ranks <= most else f"at most {most}, as {named} is cut in units of {UNIT}"
+    if spec.num_heads % ranks:
+        return f"a divisor of {names['num_heads']}={spec.num_heads}"
+    if spec.num_key_heads % ranks and ranks % spec.num_key_heads:
+        return f"a divisor or a multiple of {names['num_key_heads']}={spec.num_key_heads}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

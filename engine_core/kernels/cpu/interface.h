@@ -214,7 +214,7 @@ enum RinglineActivationKind : int32_t {
     kRinglineGeluTanh = 2,
     kRinglineRelu = 3,
     kRinglineClampedSwiglu = 4,  // (min(max(up, −limit), limit) + 1) · g · σ(α · g) with g = min(gate, limit); experts only
-    kRinglineSigmoidActivation = 5,
+    kRinglineSigmoidGate = 5,
     kRinglineRelu2 = 6,
 };
 

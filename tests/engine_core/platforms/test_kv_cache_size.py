@@ -32,6 +32,10 @@ LIMITS = BatchLimits(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=
 BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block takes one MiB
 
 
+def given(count: int) -> CacheConfig:
+    return CacheConfig(kv_cache_memory_bytes=count)
+
+
 def test_blocks_are_what_the_budget_leaves() -> None:
     sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.75), LIMITS, BLOCK)
     assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (960 - 300 - 70 - 10 - 60, 16, BLOCK)
@@ -89,9 +93,9 @@ def test_refusal_names_the_numbers_the_flag_and_the_longest_that_fits() -> None:
 
 
 def test_a_size_that_was_given_is_taken_as_it_is() -> None:
-    assert size_as_given(128 * BLOCK + 5, LIMITS, BLOCK).num_blocks == 128
+    assert size_as_given(given(128 * BLOCK + 5), LIMITS, BLOCK).num_blocks == 128
     with pytest.raises(OutOfMemoryError, match=r"Raise --kv-cache-memory-bytes, or lower --max-model-len to .* 2032"):
-        size_as_given(128 * BLOCK - 5, LIMITS, BLOCK)
+        size_as_given(given(128 * BLOCK - 5), LIMITS, BLOCK)
 
 
 WINDOWS = (KVCacheGroup((0, 1), sliding_window=48),)
@@ -101,20 +105,20 @@ def test_refusal_names_the_step_with_which_a_window_fits() -> None:
     """⌈(47 + step) / 16⌉ + 1 blocks for the window and the step, and 3 + 1 for the window behind the prompt."""
     limits = BatchLimits(64, 512, 1024, 16, WINDOWS)
     with pytest.raises(OutOfMemoryError) as refused:
-        size_as_given(13 * BLOCK, limits, BLOCK)
+        size_as_given(given(13 * BLOCK), limits, BLOCK)
     ways = "lower --max-num-batched-tokens to at most 81, or lower --max-model-len to at most 208."
     assert str(refused.value).endswith(f". Raise --kv-cache-memory-bytes, {ways}")
     for fitting in (replace(limits, max_num_batched_tokens=81), replace(limits, max_model_len=208)):
-        assert size_as_given(13 * BLOCK, fitting, BLOCK).num_blocks == 13
+        assert size_as_given(given(13 * BLOCK), fitting, BLOCK).num_blocks == 13
     for larger in (replace(limits, max_num_batched_tokens=82), replace(limits, max_model_len=209)):
         with pytest.raises(OutOfMemoryError):
-            size_as_given(13 * BLOCK, larger, BLOCK)
+            size_as_given(given(13 * BLOCK), larger, BLOCK)
 
 
 def test_refusal_names_no_step_that_other_options_forbid() -> None:
     limits = BatchLimits(64, 1024, 1024, 16, WINDOWS, min_batched_tokens=1024)
     with pytest.raises(OutOfMemoryError, match=r"Raise --kv-cache-memory-bytes, or lower --max-model-len to .* 208\.$"):
-        size_as_given(13 * BLOCK, limits, BLOCK)
+        size_as_given(given(13 * BLOCK), limits, BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_refusal_names_no_step_that_other_options_forbid() -> None:
 def test_refusal_of_a_cache_without_any_block_names_what_makes_blocks_smaller(block_size: int, way: str) -> None:
     limits = BatchLimits(64, 512, 2048, block_size)
     with pytest.raises(OutOfMemoryError, match=rf"Raise --kv-cache-memory-bytes, or {way}\.$"):
-        size_as_given(BLOCK - 1, limits, BLOCK)
+        size_as_given(given(BLOCK - 1), limits, BLOCK)
 
 
 def test_angles_larger_than_the_memory_are_refused_before_they_are_computed() -> None:

@@ -89,7 +89,7 @@ int activate_as(const RinglineActivation& args) {
         case kRinglineSilu: return activate_rows<F, Silu>(args);
         case kRinglineGelu: return activate_rows<F, Gelu>(args);
         case kRinglineGeluTanh: return activate_rows<F, GeluTanh>(args);
-        case kRinglineSigmoidActivation: return activate_rows<F, Sigmoid>(args);
+        case kRinglineSigmoidGate: return activate_rows<F, Sigmoid>(args);
         case kRinglineRelu2: return activate_rows<F, Relu2>(args);
         default: return activate_rows<F, Relu>(args);
     }
