@@ -46,11 +46,6 @@ class MambaShape:
         """The state of a sequence."""
         return RecurrentSpec(self.num_groups, self.num_heads, self.state_size, self.head_dim, self.conv_taps - 1)
 
-    @property
-    def work(self) -> int:
-        """The factor of the hidden size in the number of the projections' weights."""
-        return 3 * self.inner_size + 2 * self.num_groups * self.state_size + self.num_heads
-
 
 @dataclass(frozen=True, slots=True)
 class MambaNames:

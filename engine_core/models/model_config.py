@@ -202,6 +202,11 @@ class ModelShape:
         """In tokens."""
         return self.max_position_embeddings
 
+    @property
+    def default_length(self) -> int:
+        """The longest sequence unless options name another."""
+        return self.longest_sequence
+
 
 def _accepted_ranks(spec: StateSpec, ranks: int, names: Mapping[str, str]) -> str | None:
     """The numbers of ranks that can share such states, for an error; None if ``ranks`` can."""
@@ -279,7 +284,7 @@ class ArchitectureConfig(ModelShape):
             return widths
         shape, shared = mixture.shape, mixture.shared_size
         if all(mixture.is_sparse) and shared is None:
-            del widths["intermediate_size"]  # no layer has a dense block
+            widths.pop("intermediate_size", None)  # no layer has a dense block
         if shared is not None:
             widths["the inner size of shared experts"] = shared
         if not expert_parallel:

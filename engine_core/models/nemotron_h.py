@@ -28,6 +28,7 @@ from engine_core.models.model_config import (
     positive_number,
     read_experts,
 )
+from engine_core.models.stage_work import met_experts, work_of_layers
 from engine_core.ops.base import Scoring
 from engine_core.weights.expert_tensors import SeparateExperts
 
@@ -45,6 +46,21 @@ class NemotronHConfig(MambaConfig):
     kinds: tuple[str, ...]
     latent_size: int | None
     """Width of the experts' inputs and outputs; None: the hidden size."""
+
+    @property
+    def layer_work(self) -> list[int]:
+        mixers = work_of_layers(replace(self, intermediate_size=0, mixture=None))
+        return [mixer + self._feed_forward(kind) for mixer, kind in zip(mixers, self.kinds, strict=True)]
+
+    def _feed_forward(self, kind: str) -> int:
+        if kind == _MLP:
+            return 2 * self.hidden_size * self.intermediate_size
+        if kind != _MOE or self.mixture is None:
+            return 0
+        shape, shared = self.mixture.shape, self.mixture.shared_size or 0
+        latents = 0 if self.latent_size is None else self.latent_size
+        experts = round(met_experts(shape) * shape.intermediate_size) * shape.hidden_size
+        return 2 * (experts + self.hidden_size * (shared + latents))
 
 
 class NemotronHLayer:

@@ -40,12 +40,14 @@ from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.llama4 import Llama4ForCausalLM
+from engine_core.models.mamba2 import Mamba2ForCausalLM
 from engine_core.models.mellum import MellumForCausalLM
 from engine_core.models.minimax_m2 import MiniMaxM2ForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
+from engine_core.models.nemotron_h import NemotronHForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.olmo3 import Olmo3ForCausalLM
 from engine_core.models.olmoe import OlmoeForCausalLM
@@ -87,12 +89,14 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "InternLM3ForCausalLM": InternLM3ForCausalLM,
     "IQuestCoderForCausalLM": IQuestCoderForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "Mamba2ForCausalLM": Mamba2ForCausalLM,
     "MellumForCausalLM": MellumForCausalLM,
     "MiniMaxM2ForCausalLM": MiniMaxM2ForCausalLM,
     "Ministral3ForCausalLM": Ministral3ForCausalLM,
     "MinistralForCausalLM": MinistralForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
+    "NemotronHForCausalLM": NemotronHForCausalLM,
     "OPTForCausalLM": OPTForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Olmo3ForCausalLM": Olmo3ForCausalLM,

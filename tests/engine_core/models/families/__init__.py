@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense, experts, fallback, gemma3n, gemma4, latent, more_experts, scaled
+from tests.engine_core.models.families import (
+    dense,
+    experts,
+    fallback,
+    gemma3n,
+    gemma4,
+    latent,
+    mamba,
+    more_experts,
+    scaled,
+)
 from tests.engine_core.models.tiny_models import CASES
 
 SHAPES: dict[str, PretrainedConfig] = {
@@ -15,6 +25,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     **experts.SHAPES,
     **more_experts.SHAPES,
     **latent.SHAPES,
+    **mamba.SHAPES,
     **scaled.SHAPES,
     **gemma3n.SHAPES,
     **gemma4.SHAPES,
