@@ -4,17 +4,27 @@ there may be experts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.errors import UnsupportedModelError
 from engine_core.forward_context import LayerContext
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import SelfAttention
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.granite import granite_fields
 from engine_core.models.granitemoe import GraniteMoeFeedForward, granite_mixture
-from engine_core.models.mamba2_mixer import Mamba2Mixer, MambaConfig, MambaNames, read_mamba, read_step_limits
+from engine_core.models.mamba2_mixer import (
+    Mamba2Mixer,
+    MambaConfig,
+    MambaNames,
+    check_inner_size,
+    read_mamba,
+    read_step_limits,
+)
 from engine_core.models.model_config import layer_types, positive
 
 _NAMES = MambaNames(
@@ -26,6 +36,7 @@ _NAMES = MambaNames(
     "mamba_proj_bias",
     "mamba_conv_bias",
 )
+_EXPAND = "mamba_expand"
 _KINDS = ("full_attention", "linear_attention")
 
 
@@ -58,6 +69,10 @@ class GraniteMoeHybridForCausalLM(CausalLM):
     config: MambaConfig
 
     @classmethod
+    def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
+        check_inner_size(raw, _NAMES, _EXPAND)
+
+    @classmethod
     def read_config(cls, config: PretrainedConfig) -> MambaConfig:
         fields, size = granite_fields(config), positive(config, "shared_intermediate_size")
         kinds = layer_types(config, fields["num_layers"])
@@ -67,7 +82,7 @@ class GraniteMoeHybridForCausalLM(CausalLM):
             )
         has_mixer = tuple(kind == "linear_attention" for kind in kinds)
         if any(has_mixer):
-            _check_expansion(config)
+            check_inner_size(config.to_dict(), _NAMES, _EXPAND)
         # Only attention rotates.
         rotates = config.position_embedding_type == "rope"
         ropes = (
@@ -82,14 +97,4 @@ class GraniteMoeHybridForCausalLM(CausalLM):
             mamba_names=_NAMES,
             has_mixer=has_mixer,
             attends=tuple(not mixes for mixes in has_mixer),
-        )
-
-
-def _check_expansion(config: PretrainedConfig) -> None:
-    """Raise ``CheckpointError`` if ``mamba_expand`` is not what the heads make of the hidden size."""
-    expand, heads, head_dim = (positive(config, name) for name in ("mamba_expand", "mamba_n_heads", "mamba_d_head"))
-    if heads * head_dim != (inner := expand * config.hidden_size):
-        raise CheckpointError(
-            f"mamba_n_heads={heads} with mamba_d_head={head_dim} is not usable: expected {inner} in all, which is "
-            f"mamba_expand={expand} × hidden_size={config.hidden_size}"
         )

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 
 from engine_core.activation import Activation
-from engine_core.errors import CheckpointError
 from engine_core.forward_context import LayerContext
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import MOST_POSITIONS
 from engine_core.models.causal_lm import CausalLM
-from engine_core.models.mamba2_mixer import Mamba2Mixer, MambaConfig, MambaNames, read_mamba, read_step_limits
-from engine_core.models.model_config import MOST_LAYERS, positive, positive_number, read_norm_eps
+from engine_core.models.mamba2_mixer import (
+    Mamba2Mixer,
+    MambaConfig,
+    MambaNames,
+    check_inner_size,
+    read_mamba,
+    read_step_limits,
+)
+from engine_core.models.model_config import MOST_LAYERS, positive, read_norm_eps
 
 _NAMES = MambaNames("num_heads", "head_dim")
 _DEFAULT_LENGTH = 32768
@@ -54,14 +62,14 @@ class Mamba2ForCausalLM(CausalLM):
     config: Mamba2Config
 
     @classmethod
+    def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
+        check_inner_size(raw, _NAMES, "expand")
+
+    @classmethod
     def read_config(cls, config: PretrainedConfig) -> Mamba2Config:
         hidden, num_layers = positive(config, "hidden_size"), positive(config, "num_hidden_layers", MOST_LAYERS)
         shape = read_mamba(config, _NAMES, read_step_limits(config))
-        if shape.inner_size != int(positive_number(config, "expand") * hidden):
-            raise CheckpointError(
-                f"num_heads={shape.num_heads} with head_dim={shape.head_dim} is not usable: expected "
-                f"expand={config.expand} × hidden_size={hidden} in all"
-            )
+        check_inner_size(config.to_dict(), _NAMES, "expand")
         return Mamba2Config(
             vocab_size=positive(config, "vocab_size"),
             hidden_size=hidden,

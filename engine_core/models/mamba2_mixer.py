@@ -89,6 +89,19 @@ def read_mamba(config: PretrainedConfig, names: MambaNames, step_limits: tuple[f
     )
 
 
+def check_inner_size(fields: Mapping[str, Any], names: MambaNames, expand: str) -> None:
+    """Raise ``CheckpointError`` if the heads are not ``expand`` times as wide as hidden states, where all is given."""
+    sizes = [fields.get(name) for name in (names.num_heads, names.head_dim, expand, "hidden_size")]
+    if not all(isinstance(size, int) for size in sizes):
+        return
+    heads, head_dim, factor, hidden = sizes
+    if heads * head_dim != factor * hidden:
+        raise CheckpointError(
+            f"{names.num_heads}={heads} with {names.head_dim}={head_dim} is not usable: expected {factor * hidden} in "
+            f"all, which is {expand}={factor} × hidden_size={hidden}"
+        )
+
+
 def read_step_limits(config: PretrainedConfig) -> tuple[float, float]:
     """``time_step_limit``: the least and the greatest step. Raises ``CheckpointError``."""
     value = config.time_step_limit
