@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -309,9 +309,9 @@ class ArchitectureConfig(ModelShape):
 def common_fields(
     config: PretrainedConfig,
     *,
-    activation: str = "hidden_act",
-    intermediate_size: str = "intermediate_size",
+    activation: str | Activation = "hidden_act",
     norm_eps: str = "rms_norm_eps",
+    intermediate_size: str = "intermediate_size",
     rotates: bool = True,
     partial_rotary: bool = False,
     query_scaling: bool = False,
@@ -319,15 +319,16 @@ def common_fields(
     head_dim: int | None = None,
     head_dims: Sequence[int] | None = None,
     windows: Callable[[PretrainedConfig, int], tuple[int | None, ...]] | None = None,
+    unrotated: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation``, ``intermediate_size`` and
-    ``norm_eps`` name fields.
+    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation``, ``norm_eps`` and
+    ``intermediate_size`` name fields, unless ``activation`` is one.
 
     ``rotates``: whether any layer does; else nothing is read of it. ``partial_rotary``, ``query_scaling``: whether the
     family has ``partial_rotary_factor``, ``llama_4_scaling_beta``. ``interleaved``: neighbouring elements are rotated
     as pairs. ``head_dim`` defaults to the configuration's, and ``head_dims``, per layer, to ``head_dim``. ``windows``
-    reads the sliding windows of that many layers, by default
-    none. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
+    reads the sliding windows of that many layers, by default none. ``unrotated``: the ``layer_types`` of layers without
+    rotation. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
     that the engine lacks.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
@@ -352,7 +353,9 @@ def common_fields(
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "activation": read_activation(activation, getattr(config, activation)),
+        "activation": activation
+        if isinstance(activation, Activation)
+        else read_activation(activation, getattr(config, activation)),
         "norm_eps": read_norm_eps(config, norm_eps),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
@@ -363,6 +366,7 @@ def common_fields(
             partial_rotary,
             query_scaling,
             interleaved,
+            unrotated,
         )
         if rotates
         else (None,) * num_layers,
@@ -496,7 +500,7 @@ def optional_number(config: PretrainedConfig, name: str) -> float | None:
     return None if getattr(config, name) is None else positive_number(config, name)
 
 
-def read_norm_eps(config: PretrainedConfig, name: str = "rms_norm_eps") -> float:
+def read_norm_eps(config: PretrainedConfig, name: str) -> float:
     """A number from 0 to 1. Raises ``CheckpointError``."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
@@ -511,6 +515,7 @@ def _ropes(
     partial_rotary: bool,
     query_scaling: bool,
     interleaved: bool,
+    unrotated: Collection[str],
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, common to all layers or given per layer type."""
     # As transformers' modules do: this copies a top-level original_max_position_embeddings into the parameters.
@@ -535,18 +540,20 @@ def _ropes(
                 f"llama_4_scaling_beta={beta!r} is not supported: {config.model_type} does not scale queries by "
                 "position"
             )
-    of_layers = [given] * len(head_dims)
+    of_layers: list[Mapping[str, Any] | None] = [given] * len(head_dims)
     for parameters in by_kind:
         if parameters.get("truncate", True) is not True:
             raise UnsupportedModelError(
                 f"rope_parameters: truncate={parameters['truncate']!r} is not supported with one entry per layer type"
             )
-    if by_kind:
+    if by_kind or unrotated:
         kinds = layer_types(config, len(head_dims))
-        if missing := sorted({kind for kind in kinds if not isinstance(given.get(kind), dict)}):
+        rotated = {*kinds} - {*unrotated}
+        if missing := sorted(kind for kind in rotated if by_kind and not isinstance(given.get(kind), dict)):
             raise CheckpointError(f"rope_parameters has no entry for {', '.join(missing)} layers")
-        of_layers = [given[kind] for kind in kinds]
+        of_kinds = {kind: given[kind] if by_kind else given for kind in rotated}
+        of_layers = [of_kinds.get(kind) for kind in kinds]
     return tuple(
-        RopeParameters.read(own, max_position_embeddings, head_dim, interleaved=interleaved)
+        None if own is None else RopeParameters.read(own, max_position_embeddings, head_dim, interleaved=interleaved)
         for own, head_dim in zip(of_layers, head_dims, strict=True)
     )

@@ -38,6 +38,8 @@ from engine_core.models.internlm3 import InternLM3ForCausalLM
 from engine_core.models.iquestcoder import IQuestCoderForCausalLM
 from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.language_model import LanguageModel
+from engine_core.models.lfm2 import Lfm2ForCausalLM
+from engine_core.models.lfm2_moe import Lfm2MoeForCausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.llama4 import Llama4ForCausalLM
 from engine_core.models.mamba2 import Mamba2ForCausalLM
@@ -88,6 +90,8 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "HYV3ForCausalLM": HYV3ForCausalLM,
     "InternLM3ForCausalLM": InternLM3ForCausalLM,
     "IQuestCoderForCausalLM": IQuestCoderForCausalLM,
+    "Lfm2ForCausalLM": Lfm2ForCausalLM,
+    "Lfm2MoeForCausalLM": Lfm2MoeForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Mamba2ForCausalLM": Mamba2ForCausalLM,
     "MellumForCausalLM": MellumForCausalLM,

@@ -212,5 +212,6 @@ class GpuBackend(OpsBackend):
         )
         return output
 
-    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(residual, x, logits.sigmoid().to(x.dtype))
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        gates = logits.sigmoid().to(x.dtype)
+        return x * gates if residual is None else torch.addcmul(residual, x, gates)

@@ -76,6 +76,7 @@ def route(
         group_best=routing.group_best,
         scoring=routing.scoring,
         renormalize=routing.renormalize,
+        sum_offset=routing.sum_offset,
         scale=routing.scale,
     )
     if failed:

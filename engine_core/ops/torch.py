@@ -251,7 +251,7 @@ class TorchBackend(OpsBackend):
         ids = _greatest(choice, routing.top_k).indices
         weights = scores.gather(1, ids)
         if routing.renormalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = weights / (weights.sum(-1, keepdim=True) + routing.sum_offset)
         weights = weights * routing.scale
         return ids.int(), weights if expert_scales is None else weights * expert_scales[ids]
 

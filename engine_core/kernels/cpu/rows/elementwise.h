@@ -107,11 +107,11 @@ int gate_rows(const RinglineSigmoidGate& args) {
     const int threads = threads_worth(args.rows * width / kActivatedPerNanosecond, args.num_threads);
     parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
         const Element* const x = static_cast<const Element*>(args.x) + row * width;
-        const Element* const residual = static_cast<const Element*>(args.residual) + row * width;
+        const Element* const residual = args.residual ? static_cast<const Element*>(args.residual) + row * width : nullptr;
         Element* const output = static_cast<Element*>(args.output) + row * width;
         const Vec share = times_sigmoid(splat(1.0f), splat(args.logits[row]));
         for (long i = 0; i < width; i += kLanes)
-            F::narrow(output + i, multiply_add(F::widen(x + i), share, F::widen(residual + i)));
+            F::narrow(output + i, multiply_add(F::widen(x + i), share, residual ? F::widen(residual + i) : splat(0.0f)));
     });
     return 0;
 }
