@@ -328,8 +328,8 @@ def common_fields(
     family has ``partial_rotary_factor``, ``llama_4_scaling_beta``. ``interleaved``: neighbouring elements are rotated
     as pairs. ``head_dim`` defaults to the configuration's, and ``head_dims``, per layer, to ``head_dim``. ``windows``
     reads the sliding windows of that many layers, by default none. ``unrotated``: the ``layer_types`` of layers without
-    rotation. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
-    that the engine lacks.
+    rotation. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope
+    type that the engine lacks.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
