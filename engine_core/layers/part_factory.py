@@ -93,18 +93,27 @@ class PartFactory:
         return self._linear(names, inputs, outputs.count, outputs, [range(outputs.count)], bias, rows)
 
     def qkv_linear(
-        self, names: tuple[str, ...], inputs: int, shape: HeadsShape, *, bias: bool = False
+        self, names: tuple[str, ...], inputs: int, shape: HeadsShape, *, bias: bool = False, gated: bool = False
     ) -> ColumnParallelLinear:
-        """Queries, keys and values of this rank's heads, from three tensors or one."""
+        """Queries, keys and values of this rank's heads, from three tensors or one. ``gated``: each query is followed
+        by a gate of the same width; gates come last.
+        """
         own, width = self.shares.of_heads(shape), shape.head_dim
         counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)[: 3 if shape.num_kv_heads else 1]
-        heads = (self.shares.query_heads(shape), *[self.shares.kv_heads(shape)] * 2)
+        queries = self.shares.query_heads(shape)
+        heads = (queries, *[self.shares.kv_heads(shape)] * 2)
+        if gated:
+            counts = (2 * counts[0], *counts[1:])
         taken = [
             range((before + each.start) * width, (before + each.stop) * width)
             for before, each in zip(accumulate(counts, initial=0), heads[: len(counts)], strict=False)
         ]
+        if gated:
+            firsts = [2 * head * width for head in queries]
+            taken[:1] = [range(first, first + width) for first in firsts]
+            taken += [range(first + width, first + 2 * width) for first in firsts]
         rows = tuple(count * width for count in counts) if len(names) == len(counts) else None
-        outputs = Features(own.num_heads + 2 * own.num_kv_heads, width)
+        outputs = Features(own.num_heads * (2 if gated else 1) + 2 * own.num_kv_heads, width)
         return self._linear(names, inputs, sum(counts) * width, outputs, taken, bias, rows)
 
     def heads_linear(self, name: str, inputs: int, outputs: Features) -> ColumnParallelLinear:

@@ -58,7 +58,10 @@ from engine_core.models.phi3 import Phi3ForCausalLM
 from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM
 from engine_core.models.qwen3 import Qwen3ForCausalLM
+from engine_core.models.qwen3_5 import Qwen3_5ForCausalLM
+from engine_core.models.qwen3_5_moe import Qwen3_5MoeForCausalLM
 from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
+from engine_core.models.qwen3_next import Qwen3NextForCausalLM
 from engine_core.models.seed_oss import SeedOssForCausalLM
 from engine_core.models.smollm3 import SmolLM3ForCausalLM
 from engine_core.models.solar_open import SolarOpenForCausalLM
@@ -109,6 +112,9 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3NextForCausalLM": Qwen3NextForCausalLM,
+    "Qwen3_5ForCausalLM": Qwen3_5ForCausalLM,
+    "Qwen3_5MoeForCausalLM": Qwen3_5MoeForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
     "SeedOssForCausalLM": SeedOssForCausalLM,
     "SmolLM3ForCausalLM": SmolLM3ForCausalLM,

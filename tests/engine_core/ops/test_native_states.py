@@ -136,7 +136,9 @@ def filled(op: Op, dtype: torch.dtype) -> LayerState:
 
 def kept(op: Op, state: LayerState) -> torch.Tensor:
     """[slots, …] of what the op keeps."""
-    return state.conv if isinstance(op, Convolution) else state.recurrent
+    kept = state.conv if isinstance(op, Convolution) else state.recurrent
+    assert kept is not None
+    return kept
 
 
 def run(
@@ -288,6 +290,7 @@ class Stack:
 
     def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         self.calls += 1
+        assert context.state_metadata is not None
         for state in context.states:
             hidden = self._outputs(self._mixed(self._inputs(hidden), state, context.state_metadata))
         return self._backend.select_rows(hidden, context.rows)
@@ -310,17 +313,18 @@ def test_replayed_steps_have_the_same_bits() -> None:
     graph = KernelGraph(stack, load_kernels().replay)
 
     def outputs(layers: DecoderStack) -> list[torch.Tensor]:
-        cache: list[LayerState] = StateCacheSpec((plain.spec,) * 2, torch.bfloat16).allocate(SLOTS, torch.device("cpu"))
+        cache = StateCacheSpec((plain.spec,) * 2, torch.bfloat16).allocate(SLOTS, torch.device("cpu"))
+        kv_caches: list[torch.Tensor] = []
         found = []
         for seed, (counts, sources, targets) in enumerate(STEPS):
             metadata = StateMetadata.of_sequences(counts, sources, targets)
             hidden = numbers(sum(counts), 32, dtype=torch.bfloat16, seed=seed)
             rows = torch.tensor([sum(counts) - 1]) if seed % 2 else None
-            context = ForwardContext([], (), rows, states=cache, state_metadata=metadata)
+            context = ForwardContext(kv_caches, (), rows, states=cache, state_metadata=metadata)
             found.append(layers(hidden, context).clone())
             del metadata, context
         used = sorted({slot for _, _, targets in STEPS for slot in targets})
-        return [*found, *(each[used] for layer in cache for each in (layer.conv, layer.recurrent))]
+        return [*found, *(kept[used] for layer in cache for kept in (layer.conv, layer.recurrent) if kept is not None)]
 
     for _ in range(2):
         for actual, expected in zip(outputs(graph), outputs(plain), strict=True):

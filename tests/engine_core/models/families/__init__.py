@@ -13,6 +13,7 @@ from tests.engine_core.models.families import (
     fallback,
     gemma3n,
     gemma4,
+    hybrid,
     latent,
     mamba,
     more_experts,
@@ -29,6 +30,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     **scaled.SHAPES,
     **gemma3n.SHAPES,
     **gemma4.SHAPES,
+    **hybrid.SHAPES,
 }
 """By names that begin with the family's."""
 FALLBACK = fallback.SHAPES
