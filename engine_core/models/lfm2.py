@@ -58,9 +58,7 @@ class Lfm2Config(ArchitectureConfig):
             )
 
 
-def lfm2_operator(
-    config: Lfm2Config, index: int, prefix: str, parts: PartFactory
-) -> SelfAttention | GatedShortConv:
+def lfm2_operator(config: Lfm2Config, index: int, prefix: str, parts: PartFactory) -> SelfAttention | GatedShortConv:
     """What mixes tokens in layer ``index``."""
     if not config.attends[index]:
         return GatedShortConv(config.conv_spec, config.hidden_size, f"{prefix}.conv", parts, bias=config.conv_bias)

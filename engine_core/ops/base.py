@@ -322,7 +322,7 @@ class OpsBackend(ABC):
         formats expands the weights.
         """
         op = self.experts(shape, dtype, split)
-        op.load(expert.expanded(dtype) for expert in experts)
+        op.load(expert.expanded(shape, dtype) for expert in experts)
         return op
 
     @abstractmethod

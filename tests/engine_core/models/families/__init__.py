@@ -15,6 +15,7 @@ from tests.engine_core.models.families import (
     gemma4,
     hybrid,
     latent,
+    mamba,
     more_experts,
     scaled,
 )
@@ -25,6 +26,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     **experts.SHAPES,
     **more_experts.SHAPES,
     **latent.SHAPES,
+    **mamba.SHAPES,
     **scaled.SHAPES,
     **gemma3n.SHAPES,
     **gemma4.SHAPES,
