@@ -16,8 +16,10 @@ from transformers import (
     GptOssConfig,
     Llama4TextConfig,
     PretrainedConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from engine_core.logprobs import Logprobs
@@ -29,6 +31,7 @@ from tests.engine_core.executor.ranks.forked_ranks import LOCAL_RANK, ForkedRank
 from tests.engine_core.executor.small_caches import blocks_to_spare
 from tests.engine_core.models.families.experts import LLAMA4
 from tests.engine_core.models.families.gemma4 import EXPERTS, FULL, GEMMA, PER_LAYER, THETAS, WINDOW
+from tests.engine_core.models.families.hybrid import DELTA_NET
 from tests.engine_core.models.families.latent import LATENT
 from tests.engine_core.models.tiny_models import SIZES
 
@@ -57,9 +60,19 @@ MODELS: dict[str, PretrainedConfig] = {
         num_kv_shared_layers=2,
         rope_parameters=THETAS,
     ),
+    "qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA_NET),
+    "qwen3-next": Qwen3NextConfig(
+        **(SIZES | DELTA_NET | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}),
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=80,
+        shared_expert_intermediate_size=80,
+        mlp_only_layers=[1],
+    ),
 }
 """A dense one, experts, latents and experts, sinks and windows, chunks and weighed inputs of experts, windows and caps;
-and Gemma 4: shared caches, values that are keys, embeddings per layer, and experts."""
+Gemma 4: shared caches, values that are keys, embeddings per layer, and experts; and Gated DeltaNet in three layers of
+four, with a dense block and with experts."""
 DTYPES: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},

@@ -19,6 +19,7 @@ from transformers import (
     Olmo2Config,
     OPTConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
     Qwen3MoeConfig,
 )
 
@@ -103,6 +104,19 @@ KINDS = {
         num_experts=4,
         top_k_experts=2,
         moe_intermediate_size=600,
+    ),
+    "delta-net": Qwen3_5MoeTextConfig(
+        **SMALL,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=24,
+        linear_value_head_dim=40,
+        layer_types=["linear_attention", "full_attention"],
+        moe_intermediate_size=600,
+        shared_expert_intermediate_size=40,
+        num_experts=4,
+        num_experts_per_tok=2,
     ),
 }
 STORED = [("float32", None), ("bfloat16", None), ("float16", None), ("bfloat16", "int8")]

@@ -52,6 +52,11 @@ ERNIE = named("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", moe_num_experts=4, moe_
 MINIMAX = named("MiniMaxM2ForCausalLM", "minimax_m2", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
 GRANITE4 = named("GraniteMoeHybridForCausalLM", "granitemoehybrid", mamba_n_heads=8, shared_intermediate_size=32)
 EXAONE4 = named("Exaone4ForCausalLM", "exaone4", layer_types=[WINDOW, FULL])
+LINEAR = "linear_attention"
+DELTA_NET = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "head_dim": 8}
+QWEN3_5 = named("Qwen3_5ForCausalLM", "qwen3_5_text", layer_types=[LINEAR, FULL], **DELTA_NET)
+QWEN3_NEXT = named("Qwen3NextForCausalLM", "qwen3_next", num_experts=4, num_experts_per_tok=2, **DELTA_NET)
+QWEN3_5_MOE = named("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", num_experts=4, num_experts_per_tok=2, **DELTA_NET)
 HY_V3 = named("HYV3ForCausalLM", "hy_v3", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
 
 
@@ -269,6 +274,25 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         ),
         (EXAONE4 | {"sliding_window": 0}, "sliding_window=0 is not usable"),
         (HY_V3 | {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        (
+            QWEN3_5 | {"layer_types": [LINEAR, WINDOW]},
+            "layer_types: sliding_attention is not supported for qwen3_5_text: expected linear_attention or full_atten",
+        ),
+        (QWEN3_5 | {"layer_types": [LINEAR]}, "must be equal to the number of `layer_types`"),
+        (
+            QWEN3_5 | {"linear_num_value_heads": 5},
+            "linear_num_value_heads=5 is not a multiple of linear_num_key_heads=2",
+        ),
+        (QWEN3_5 | {"linear_num_key_heads": 0}, "linear_num_key_heads=0 is not usable: expected a positive whole"),
+        (QWEN3_5 | {"linear_key_head_dim": -8}, "linear_key_head_dim=-8 is not usable: expected a positive whole"),
+        (QWEN3_5 | {"linear_value_head_dim": 2**30}, "linear_value_head_dim=1073741824 is not usable: expected at mo"),
+        (QWEN3_5 | {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim=1 is not usable: expected 2 to 16"),
+        (QWEN3_5 | {"linear_conv_kernel_dim": 17}, "linear_conv_kernel_dim=17 is not usable: expected at most 16"),
+        (QWEN3_5 | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported: expected silu, as it follows convol"),
+        (QWEN3_NEXT | {"mlp_only_layers": [2]}, r"mlp_only_layers=\[2\] is not usable: expected layers below 2"),
+        (QWEN3_NEXT | {"decoder_sparse_step": 0}, "decoder_sparse_step=0 is not usable"),
+        (QWEN3_NEXT | {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size=0 is not usable"),
+        (QWEN3_5_MOE | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_experts"),
         (named("GemmaForCausalLM", "gemma", use_bidirectional_attention=True), "no token may attend to later ones"),
     ],
 )
