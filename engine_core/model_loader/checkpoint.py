@@ -381,9 +381,9 @@ def _first_dtype(tensors: Mapping[str, StoredTensor]) -> torch.dtype:
 
 
 def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -> int:
-    """The length in the options, by default the longest that the checkpoint allows."""
+    """The length in the options, by default, for nearly all models, the longest that the checkpoint allows."""
     longest = limits.longest_sequence
-    length = longest if config.max_model_len is None else config.max_model_len
+    length = limits.default_length if config.max_model_len is None else config.max_model_len
     if length > longest:
         raise ConfigError(
             "max_model_len",

@@ -40,6 +40,9 @@ class CausalLM(StagedModel):
     """``model_type`` in config.json."""
     prefix: ClassVar[str] = "model"
     """The prefix of all tensors' names but the head's."""
+    embedding_name: ClassVar[str] = "embed_tokens"
+    """Below the prefix, like ``norm_name``."""
+    norm_name: ClassVar[str] = "norm"
     layer_class: ClassVar[Callable[..., DecoderLayer]]
     """Takes the configuration, the layer's index, its tensors' prefix, and the part factory."""
     config: ArchitectureConfig
@@ -54,13 +57,13 @@ class CausalLM(StagedModel):
     def __init__(self, config: ArchitectureConfig, parts: PartFactory, max_model_len: int) -> None:
         """Make the parts, in loading order."""
         super().__init__(config, parts, max_model_len)
-        tied = config.tie_word_embeddings
+        tied, embedding = config.tie_word_embeddings, f"{self.prefix}.{self.embedding_name}"
         if self.has_head or (self.is_first_stage and tied):
-            name = f"{self.prefix}.embed_tokens" if tied else "lm_head"
+            name = embedding if tied else "lm_head"
             self.lm_head = parts.parallel_lm_head(name, config.vocab_size, self.embedding_size)
         if self.is_first_stage:
             self.embed_tokens = parts.vocab_parallel_embedding(
-                f"{self.prefix}.embed_tokens",
+                embedding,
                 config.vocab_size,
                 self.embedding_size,
                 self.lm_head if tied else None,
@@ -78,7 +81,9 @@ class CausalLM(StagedModel):
     def make_norm(self, parts: PartFactory) -> Callable[[torch.Tensor], torch.Tensor]:
         """The norm between the last layer and the head."""
         config = self.config
-        return parts.rms_norm(f"{self.prefix}.norm", config.hidden_size, config.norm_eps, config.norm_offset)
+        return parts.rms_norm(
+            f"{self.prefix}.{self.norm_name}", config.hidden_size, config.norm_eps, config.norm_offset
+        )
 
     def make_stack(self, layers: Sequence[tuple[DecoderLayer, LayerPlace]]) -> DecoderStack:
         """Everything between embedding and head, with these ``layers``."""
@@ -97,7 +102,7 @@ class CausalLM(StagedModel):
 
     def repeats(self, name: str) -> str | None:
         tied = self.config.tie_word_embeddings and name == "lm_head.weight"
-        return f"{self.prefix}.embed_tokens.weight" if tied else None
+        return f"{self.prefix}.{self.embedding_name}.weight" if tied else None
 
     def is_of_layer(self, name: str) -> bool:
         return name.startswith(f"{self.prefix}.layers.")

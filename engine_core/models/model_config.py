@@ -202,6 +202,11 @@ class ModelShape:
         """In tokens."""
         return self.max_position_embeddings
 
+    @property
+    def default_length(self) -> int:
+        """The longest sequence unless options name another."""
+        return self.longest_sequence
+
 
 def _accepted_ranks(spec: StateSpec, ranks: int, names: Mapping[str, str]) -> str | None:
     """The numbers of ranks that can share such states, for an error; None if ``ranks`` can."""
@@ -279,7 +284,7 @@ class ArchitectureConfig(ModelShape):
             return widths
         shape, shared = mixture.shape, mixture.shared_size
         if all(mixture.is_sparse) and shared is None:
-            del widths["intermediate_size"]  # no layer has a dense block
+            widths.pop("intermediate_size", None)  # no layer has a dense block
         if shared is not None:
             widths["the inner size of shared experts"] = shared
         if not expert_parallel:
@@ -307,6 +312,7 @@ def common_fields(
     activation: str | Activation = "hidden_act",
     norm_eps: str = "rms_norm_eps",
     intermediate_size: str = "intermediate_size",
+    rotates: bool = True,
     partial_rotary: bool = False,
     query_scaling: bool = False,
     interleaved: bool = False,
@@ -318,11 +324,12 @@ def common_fields(
     """The fields of ``ArchitectureConfig`` that most families name alike; ``activation``, ``norm_eps`` and
     ``intermediate_size`` name fields, unless ``activation`` is one.
 
-    ``partial_rotary``, ``query_scaling``: whether the family has ``partial_rotary_factor``, ``llama_4_scaling_beta``.
-    ``interleaved``: neighbouring elements are rotated as pairs. ``head_dim`` defaults to the configuration's, and
-    ``head_dims``, per layer, to ``head_dim``. ``windows`` reads the sliding windows of that many layers, by default
-    none. ``unrotated``: the ``layer_types`` of layers without rotation. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
-    that the engine lacks.
+    ``rotates``: whether any layer does; else nothing is read of it. ``partial_rotary``, ``query_scaling``: whether the
+    family has ``partial_rotary_factor``, ``llama_4_scaling_beta``. ``interleaved``: neighbouring elements are rotated
+    as pairs. ``head_dim`` defaults to the configuration's, and ``head_dims``, per layer, to ``head_dim``. ``windows``
+    reads the sliding windows of that many layers, by default none. ``unrotated``: the ``layer_types`` of layers without
+    rotation. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope
+    type that the engine lacks.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -349,7 +356,7 @@ def common_fields(
         "activation": activation
         if isinstance(activation, Activation)
         else read_activation(activation, getattr(config, activation)),
-        "norm_eps": _norm_eps(config, norm_eps),
+        "norm_eps": read_norm_eps(config, norm_eps),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
         "ropes": _ropes(
@@ -360,7 +367,9 @@ def common_fields(
             query_scaling,
             interleaved,
             unrotated,
-        ),
+        )
+        if rotates
+        else (None,) * num_layers,
         "sliding_windows": (None,) * num_layers if windows is None else windows(config, num_layers),
     }
 
@@ -491,7 +500,8 @@ def optional_number(config: PretrainedConfig, name: str) -> float | None:
     return None if getattr(config, name) is None else positive_number(config, name)
 
 
-def _norm_eps(config: PretrainedConfig, name: str) -> float:
+def read_norm_eps(config: PretrainedConfig, name: str) -> float:
+    """A number from 0 to 1. Raises ``CheckpointError``."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise CheckpointError(f"{name}={value!r} is not usable: expected a number from 0 to 1")

@@ -43,12 +43,14 @@ from engine_core.models.lfm2_moe import Lfm2MoeForCausalLM
 from engine_core.models.lfm3 import Lfm3ForCausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.llama4 import Llama4ForCausalLM
+from engine_core.models.mamba2 import Mamba2ForCausalLM
 from engine_core.models.mellum import MellumForCausalLM
 from engine_core.models.minimax_m2 import MiniMaxM2ForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
+from engine_core.models.nemotron_h import NemotronHForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.olmo3 import Olmo3ForCausalLM
 from engine_core.models.olmoe import OlmoeForCausalLM
@@ -96,12 +98,14 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "Lfm2MoeForCausalLM": Lfm2MoeForCausalLM,
     "Lfm3ForCausalLM": Lfm3ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "Mamba2ForCausalLM": Mamba2ForCausalLM,
     "MellumForCausalLM": MellumForCausalLM,
     "MiniMaxM2ForCausalLM": MiniMaxM2ForCausalLM,
     "Ministral3ForCausalLM": Ministral3ForCausalLM,
     "MinistralForCausalLM": MinistralForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
+    "NemotronHForCausalLM": NemotronHForCausalLM,
     "OPTForCausalLM": OPTForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Olmo3ForCausalLM": Olmo3ForCausalLM,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, ShortConvSpec, StateSpec
+from engine_core.weights.experts import ExpertsShape
 
 _SEQUENCES = 16
 """Sequences per step for which stages are balanced; they use only a part of the experts."""
@@ -76,7 +77,10 @@ def _feed_forward(config: Layers, layer: int) -> int:
     mixture = getattr(config, "mixture", None)
     inner = config.intermediate_size
     if mixture is not None and mixture.is_sparse[layer]:
-        shape = mixture.shape
-        met = shape.num_experts * (1 - (1 - shape.top_k / shape.num_experts) ** _SEQUENCES)
-        inner = round(met * shape.intermediate_size) + (mixture.shared_size or 0)
+        inner = round(met_experts(mixture.shape) * mixture.shape.intermediate_size) + (mixture.shared_size or 0)
     return 3 * config.hidden_size * inner
+
+
+def met_experts(shape: ExpertsShape) -> float:
+    """About how many experts of a layer a step of ``_SEQUENCES`` reads."""
+    return shape.num_experts * (1 - (1 - shape.top_k / shape.num_experts) ** _SEQUENCES)

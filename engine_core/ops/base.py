@@ -322,7 +322,7 @@ class OpsBackend(ABC):
         formats expands the weights.
         """
         op = self.experts(shape, dtype, split)
-        op.load(expert.expanded(dtype) for expert in experts)
+        op.load(expert.expanded(shape, dtype) for expert in experts)
         return op
 
     @abstractmethod
@@ -360,8 +360,8 @@ class OpsBackend(ABC):
         return self.activate(gate, activation, up)
 
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """``residual``, if any, + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, G] float32, one for each of G
-        equal groups of columns.
+        """``residual``, if any, + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, G] float32, one for each of
+        G equal groups of columns.
         """
         gated = (logits.sigmoid()[..., None] * x.float().view(*logits.shape, -1)).flatten(1)
         return (gated if residual is None else residual.float() + gated).to(x.dtype)

@@ -129,6 +129,7 @@ struct RinglineExperts {
     int32_t phases;      // sum of RinglineExpertPhase
     int32_t activation;  // RinglineActivationKind
     int32_t weighs_inputs;  // whether weights multiply experts' inputs, instead of their outputs
+    int32_t gated;          // else there is only up, in tiles and panels of its own, and no bias
     int32_t number_type;
     int32_t num_threads;
     float limit, alpha;  // of kRinglineClampedSwiglu

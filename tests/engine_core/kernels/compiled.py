@@ -199,6 +199,7 @@ def compute_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
 EXPERTS = {
     "Qwen3-30B-A3B": ExpertsShape(128, 8, 2048, 768, Activation.SILU),
     "DeepSeek-V3": ExpertsShape(256, 8, 7168, 2048, Activation.SILU),
+    "Nemotron-3-Nano-30B-A3B": ExpertsShape(128, 6, 2688, 1856, Activation.RELU2, gated=False),
     "gpt-oss-20b": ExpertsShape(
         32, 4, 2880, 2880, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=7.0, swiglu_alpha=1.702
     ),

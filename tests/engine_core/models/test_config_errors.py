@@ -51,6 +51,15 @@ OLMOE = named("OlmoeForCausalLM", "olmoe", num_experts=4, num_experts_per_tok=2)
 ERNIE = named("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=16)
 MINIMAX = named("MiniMaxM2ForCausalLM", "minimax_m2", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
 GRANITE4 = named("GraniteMoeHybridForCausalLM", "granitemoehybrid", mamba_n_heads=8, shared_intermediate_size=32)
+GRANITE4 |= {"layer_types": ["mamba", "attention"]}
+MAMBA2 = named("Mamba2ForCausalLM", "mamba2", num_heads=8, head_dim=8, n_groups=2, hidden_act="silu")
+NEMOTRON_H = named(
+    "NemotronHForCausalLM",
+    "nemotron_h",
+    **EXPERTS | {"moe_shared_expert_intermediate_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8},
+    hybrid_override_pattern="M*-E",
+    head_dim=8,
+)
 EXAONE4 = named("Exaone4ForCausalLM", "exaone4", layer_types=[WINDOW, FULL])
 LINEAR = "linear_attention"
 DELTA_NET = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "head_dim": 8}
@@ -269,9 +278,38 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (MINIMAX | {"attn_type_list": [1, 0]}, r"attn_type_list=\[1, 0\] is not supported: expected 1 for all layers"),
         (MINIMAX | {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported: expected 'sigmoid'"),
         (
-            GRANITE4 | {"layer_types": ["mamba", "attention"]},
-            "layer_types: linear_attention is not supported: expected",
+            GRANITE4 | {"layer_types": ["mamba", "sliding_attention"]},
+            "layer_types: sliding_attention is not supported: expected full_attention or linear_attention",
         ),
+        (GRANITE4 | {"mamba_n_groups": 3}, "mamba_n_heads=8 is not a multiple of mamba_n_groups=3"),
+        (
+            GRANITE4 | {"mamba_d_head": 16, "mamba_expand": 2},
+            "mamba_n_heads=8 with mamba_d_head=16 is not usable: expected 64",
+        ),
+        (GRANITE4 | {"mamba_d_conv": 1}, "mamba_d_conv=1 is not usable: expected at least 2"),
+        (GRANITE4 | {"mamba_d_state": 0}, "mamba_d_state=0 is not usable: expected a positive whole number"),
+        (
+            GRANITE4 | {"time_step_limit": [2.0, 1.0]},
+            r"time_step_limit=\(2.0, 1.0\) is not usable: expected two numbers",
+        ),
+        (GRANITE4 | {"time_step_limit": None}, "time_step_limit=None is not usable"),
+        (GRANITE4 | {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported with Mamba-2: expected silu"),
+        (MAMBA2 | {"n_groups": 3}, "num_heads=8 is not a multiple of n_groups=3"),
+        (MAMBA2 | {"head_dim": 16, "expand": 2}, "num_heads=8 with head_dim=16 is not usable: expected 64 in all"),
+        (MAMBA2 | {"conv_kernel": 1}, "conv_kernel=1 is not usable"),
+        (MAMBA2 | {"layer_norm_epsilon": 2.0}, "layer_norm_epsilon=2.0 is not usable"),
+        (MAMBA2 | {"hidden_act": "relu"}, "hidden_act='relu' is not supported with Mamba-2"),
+        (
+            NEMOTRON_H | {"hybrid_override_pattern": "M*-X"},
+            r"hybrid_override_pattern='M\*-X' is not supported: expected",
+        ),
+        (NEMOTRON_H | {"hybrid_override_pattern": ""}, "hybrid_override_pattern='' is not supported"),
+        (NEMOTRON_H | {"n_groups": 5}, "mamba_num_heads=8 is not a multiple of n_groups=5"),
+        (NEMOTRON_H | {"mamba_hidden_act": "gelu"}, "mamba_hidden_act='gelu' is not supported with Mamba-2"),
+        (NEMOTRON_H | {"mlp_hidden_act": "tanh"}, "mlp_hidden_act 'tanh' is not supported"),
+        (NEMOTRON_H | {"n_routed_experts": 2, "n_group": 2}, "n_routed_experts=2 is not usable: expected at least two"),
+        (NEMOTRON_H | {"moe_latent_size": 0}, "moe_latent_size=0 is not usable"),
+        (NEMOTRON_H | {"sliding_window": 8}, "sliding_window=8 is not supported"),
         (EXAONE4 | {"sliding_window": 0}, "sliding_window=0 is not usable"),
         (HY_V3 | {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
         (

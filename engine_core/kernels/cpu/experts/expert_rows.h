@@ -118,6 +118,9 @@ inline Vec gated(const RinglineExperts& args, Vec gate, Vec up) {
     }
 }
 
+// The numbers of I in `outputs` of gate and up, whose halves are one's and the other's; or of up alone.
+inline int inner_of(const RinglineExperts& args, int outputs) { return args.gated ? outputs / 2 : outputs; }
+
 template <class F>
 void sum_experts(const RinglineExperts& args) {
     using Element = typename F::Element;

@@ -16,6 +16,7 @@ from tests.engine_core.models.families import (
     hybrid,
     latent,
     lfm,
+    mamba,
     more_experts,
     scaled,
 )
@@ -26,6 +27,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     **experts.SHAPES,
     **more_experts.SHAPES,
     **latent.SHAPES,
+    **mamba.SHAPES,
     **scaled.SHAPES,
     **gemma3n.SHAPES,
     **gemma4.SHAPES,
