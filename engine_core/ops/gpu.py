@@ -218,5 +218,7 @@ class GpuBackend(OpsBackend):
         return output
 
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        gates = logits.sigmoid().to(x.dtype)
-        return x * gates if residual is None else torch.addcmul(residual, x, gates)
+        groups, gates = (logits.shape[1], -1), logits.sigmoid().to(x.dtype)[..., None]
+        if residual is None:
+            return (x.unflatten(1, groups) * gates).flatten(1)
+        return torch.addcmul(residual.unflatten(1, groups), x.unflatten(1, groups), gates).flatten(1)
