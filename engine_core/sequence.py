@@ -7,6 +7,7 @@ import sys
 from dataclasses import InitVar, dataclass, field, replace
 
 from engine_core.config import ModelSpec
+from engine_core.kv_cache_interface import NO_STATE
 from engine_core.request import Request, SamplingParams
 
 NEVER = sys.maxsize
@@ -27,6 +28,33 @@ class SequenceState(enum.Enum):
     """Not in the queue: waits for its group's leader to compute the prompt."""
     RUNNING = enum.auto()
     ENDED = enum.auto()
+
+
+@dataclass(slots=True)
+class HeldStates:
+    """The state slots of a running sequence (``kv_cache.state_slots``)."""
+
+    working: int
+    source: int
+    """The slot of the state after ``num_computed`` tokens, which the next step reads; ``NO_STATE``: zeros."""
+    branch_at: int
+    """Where cached blocks of the prompt end behind the state that the sequence started from; 0: not behind it."""
+    newest: int | None
+    """The slot of the sequence's newest snapshot in its output."""
+    followed: int | None = None
+    """The snapshot that the sequence started from, if that belongs to its trail now."""
+    awaited: bytes | None = None
+    """The hash of the block that ends at ``branch_at``, while others wait for that snapshot."""
+
+    @property
+    def source_is_held(self) -> bool:
+        """Whether the source has a hold of its own."""
+        return self.source not in (NO_STATE, self.working)
+
+    @property
+    def slots(self) -> list[int]:
+        """All that are held."""
+        return [self.working, self.source] if self.source_is_held else [self.working]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -69,6 +97,8 @@ class SequenceGroup:
 
     num_shared_blocks: int = field(init=False)
     shared_blocks: BlockTables | None = None
+    shared_state: int = NO_STATE
+    """The slot of the state behind the shared blocks, held from the time when the leader has left it."""
     shared_generation: int = 0
     """The prefix cache's generation when the computation of ``shared_blocks`` began."""
     prompt_hashes: list[bytes] | None = None
@@ -146,6 +176,8 @@ class Sequence:
     """Number of leading entries of each table that are ``NO_BLOCK``."""
     capacity: int = 0
     """Number of tokens for which every block table has room."""
+    states: HeldStates | None = None
+    """None: no layer keeps a state, or the sequence does not run."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Hash chain over the leading full blocks, computed as far as needed."""
     num_published: int = 0

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.kv_cache.prefix_hashes import block_hashes, root_hash
-from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, KVCacheGroup
+from engine_core.kv_cache.prefix_hashes import SeenBlocks, block_hashes, root_hash
+from engine_core.kv_cache.state_slots import StateSlots, StateUse, snapshot_positions
+from engine_core.kv_cache_interface import NO_BLOCK, NO_STATE, KVCacheConfig, KVCacheGroup
 from engine_core.sequence import NEVER, BlockTables, Sequence, SequenceGroup
+
+_SEEN_PER_SLOT = 64
+"""Blocks that are remembered for each slot of a model without attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,12 @@ class Prefix:
     num_blocks: int
     block_tables: BlockTables
     """``num_blocks`` entries each; ``NO_BLOCK`` for blocks that no later token reads."""
+    state: int = NO_STATE
+    """The slot of the state behind them."""
+    branch_at: int = 0
+    """Number of tokens in cached blocks, if there are more of these but no state behind them; else 0."""
+    is_awaited: bool = False
+    """Whether a running sequence will leave the state at ``branch_at``."""
 
 
 class KVCacheManager:
@@ -41,6 +51,10 @@ class KVCacheManager:
         self._windowed = [group for group in self._groups if group.window is not None]
         self.has_windows = bool(self._windowed)
         """Whether sequences release blocks while they run."""
+        self.states = StateSlots(config.num_states, config.block_size) if config.num_states else None
+        """None: no layer keeps a state."""
+        self._seen = None if config.groups else SeenBlocks(_SEEN_PER_SLOT * config.num_states)
+        """Instead of blocks, if no layer attends."""
         self._step_tokens = step_tokens
         self._identity = tuple(identity)
         self._generation = 0
@@ -56,7 +70,7 @@ class KVCacheManager:
         return self.prefix_caching and not group.scores_prompt
 
     def find_prefix(self, seq: Sequence) -> Prefix:
-        """The longest prefix of ``seq`` for which every block that later tokens read is cached.
+        """The longest prefix of ``seq`` for which every block that later tokens read is cached, and the state behind.
 
         It leaves at least one token to compute. Its blocks are not held yet: call ``admit`` before allocating anything
         else. If the group holds its prompt, the group's blocks are preferred to cached ones with the same contents:
@@ -66,20 +80,36 @@ class KVCacheManager:
         outdated = self._shares_blocks(seq.group) and seq.group.shared_generation != self._generation
         held: BlockTables = [[] for _ in self._groups] if shared is None else shared
         if outdated or not self.looks_up_prefix(seq.group):
-            return Prefix(len(held[0]), held)
+            return Prefix(0 if shared is None else seq.group.num_shared_blocks, held, seq.group.shared_state)
         limit = (seq.num_tokens - 1) // self.block_size
         self._extend_hashes(seq, limit)
         hashes = seq.block_hashes[:limit]
         cached = [_CachedBlocks(self.pool, group, hashes, held[group.number]) for group in self._groups]
-        length = min([limit, *(len(blocks.leading) for blocks in cached if blocks.group.window is None)])
-        windows = [blocks for blocks in cached if blocks.group.window is not None]
-        # A block missing in one window shortens the prefix, and then the windows of all groups begin earlier.
-        while any((shorter := blocks.shortened(length)) < length for blocks in windows):
-            length = shorter
-        return Prefix(length, [blocks.table(length) for blocks in cached])
+        longest = min([limit, *(len(blocks.leading) for blocks in cached if blocks.group.window is None)])
+        longest = length = _shortened(cached, longest)
+        state = NO_STATE
+        if self.states is not None:
+            length, state = self._find_state(self.states, seq.group, hashes[:length])
+            while (shorter := _shortened(cached, length)) < length:
+                length, state = self._find_state(self.states, seq.group, hashes[:shorter])
+            if self._seen is not None:
+                longest = self._seen.leading(hashes)
+        tables = [blocks.table(length) for blocks in cached]
+        if self.states is None or length >= longest:
+            return Prefix(length, tables, state)
+        return Prefix(length, tables, state, longest * self.block_size, self.states.is_awaited(hashes[longest - 1]))
+
+    def _find_state(self, states: StateSlots, group: SequenceGroup, hashes: Items[bytes]) -> tuple[int, int]:
+        """Of the blocks with these ``hashes``, how many have a state behind them, and its slot."""
+        length, state = states.find(hashes)
+        shared = group.num_shared_blocks
+        held = group.shared_state != NO_STATE and length <= shared <= len(hashes)
+        return (shared, group.shared_state) if held else (length, state)
 
     def admit(self, seq: Sequence, prefix: Prefix, headroom: int) -> bool:
-        """Give ``seq`` blocks for all its tokens, ``prefix`` first; False, without changes, if too few are free.
+        """Give ``seq`` blocks for all its tokens, ``prefix`` first, and a slot for its state.
+
+        False, without changes, if too few are free.
 
         Layers with a window get only the blocks for the window and one step: blocks are reused as the window moves on.
         ``headroom`` blocks must stay free for running sequences.
@@ -92,13 +122,17 @@ class KVCacheManager:
         idle_hits = sum(pool.ref_count(block) == 0 for block in found)
         if sum(missing) + idle_hits + headroom > pool.num_free:
             return False
+        if self.states is not None:
+            if not self.states.has_room(prefix.state):
+                return False
+            self.states.start(seq, prefix.state, cached, prefix.branch_at)
         pool.hold(found)
         seq.generation = seq.group.shared_generation if self._shares_blocks(seq.group) else self._generation
         seq.block_tables = [
             table + pool.allocate(count) for table, count in zip(prefix.block_tables, missing, strict=True)
         ]
         seq.first_blocks = [group.first_block_behind(prefix.num_blocks) for group in self._groups]
-        seq.capacity = min(map(len, seq.block_tables)) * self.block_size
+        seq.capacity = min(map(len, seq.block_tables)) * self.block_size if seq.block_tables else NEVER
         seq.num_computed = cached
         seq.num_published = prefix.num_blocks
         return True
@@ -130,6 +164,8 @@ class KVCacheManager:
             for index in range(seq.num_published, full):
                 if table[index] != NO_BLOCK:
                     self.pool.publish(table[index], group.key(seq.block_hashes[index]))
+        if self._seen is not None:
+            self._seen.add(seq.block_hashes[seq.num_published : full])
         seq.num_published = full
 
     def release_skipped_blocks(self, seq: Sequence, num_computed: int) -> None:
@@ -160,23 +196,81 @@ class KVCacheManager:
     def _publishes(self, seq: Sequence) -> bool:
         return self.prefix_caching and seq.generation == self._generation
 
+    def plan_state(
+        self, seq: Sequence, num_tokens: int, end: int, draft_slots: list[int]
+    ) -> tuple[int, StateUse | None]:
+        """The working slot of ``seq`` for a step that computes ``num_tokens`` up to ``end``, and other slots if used.
+
+        The last tokens are drafts, as many as there are ``draft_slots``. Only if layers keep states.
+        """
+        held, start, size = seq.states, end - num_tokens, self.block_size
+        assert self.states is not None
+        assert held is not None
+        if held.source == held.working and start // size == end // size and not draft_slots:
+            return held.working, None
+        snapshots = self._snapshot_positions(seq, start, end, held.branch_at, drafts=bool(draft_slots))
+        return held.working, self.states.plan(seq, num_tokens, end, snapshots, draft_slots)
+
+    def _snapshot_positions(self, seq: Sequence, start: int, end: int, branch_at: int, *, drafts: bool) -> list[int]:
+        size, group = self.block_size, seq.group
+        if not self._publishes(seq):
+            # Those who wait for the prompt do not need to find the state: the group will hold it.
+            shared = group.num_shared_blocks * size
+            return [shared] if group.leader is seq and group.num_waiting and start < shared <= end else []
+        if drafts:
+            # All are in the output, where the last one counts, but it is not known yet which one that is.
+            return list(range((start // size + 1) * size, end + 1, size))
+        return snapshot_positions(start, end, group.num_prompt_tokens, branch_at, size)
+
+    def take_snapshots(self, seq: Sequence, use: StateUse, num_computed: int) -> None:
+        """Make findable what a step left behind the first ``num_computed`` tokens of ``seq``, and keep it for those who
+        wait for the prompt.
+        """
+        assert self.states is not None
+        if not use.snapshots:
+            return
+        if self._publishes(seq):
+            self._extend_hashes(seq, num_computed // self.block_size)
+            self.states.publish(seq, use, num_computed)
+        self.states.end_wait(seq, num_computed)
+        if seq.group.leader is seq and seq.group.num_waiting:
+            for position, slot in use.snapshots:
+                self._keep_shared_state(seq.group, position, slot)
+
+    def _keep_shared_state(self, group: SequenceGroup, position: int, slot: int) -> None:
+        """Make ``group`` hold ``slot``, if it has the state behind the shared blocks."""
+        is_behind = position == group.num_shared_blocks * self.block_size > 0
+        if self.states is not None and is_behind and group.shared_state == NO_STATE and slot != NO_STATE:
+            self.states.pool.hold([slot])
+            group.shared_state = slot
+
     def num_held(self, seq: Sequence) -> int:
         """Number of blocks in the tables of ``seq``."""
         return sum(map(len, seq.block_tables)) - sum(seq.first_blocks)
 
     def reset(self) -> int:
-        """Hide all blocks computed so far, and those that build on them; returns how many were findable."""
+        """Hide all blocks and snapshots computed so far, and those that build on them.
+
+        Returns how many blocks were findable; snapshots, if no layer attends.
+        """
         self._generation += 1
-        return self.pool.forget_contents()
+        blocks = self.pool.forget_contents()
+        snapshots = 0 if self.states is None else self.states.pool.forget_contents()
+        if self._seen is None:
+            return blocks
+        self._seen.clear()
+        return snapshots
 
     def hold_prompt(self, group: SequenceGroup, seq: Sequence) -> bool:
-        """Make ``group`` hold the blocks of its prompt, computed by its member ``seq``.
+        """Make ``group`` hold the blocks of its prompt, computed by its member ``seq``, and the state behind them.
 
-        False if ``seq`` has released prompt blocks that others would read.
+        False if ``seq`` has released prompt blocks that others would read, or if there is no such state.
         """
         count = group.num_shared_blocks
         firsts = [each.first_block_behind(count) for each in self._groups]
         if any(gone > first for gone, first in zip(seq.first_blocks, firsts, strict=True)):
+            return False
+        if not self._hold_shared_state(group, seq):
             return False
         group.shared_blocks = [
             [NO_BLOCK] * first + table[first:count] for first, table in zip(firsts, seq.block_tables, strict=True)
@@ -186,8 +280,36 @@ class KVCacheManager:
             self.pool.hold(block for block in table if block != NO_BLOCK)
         return True
 
+    def release_states(self, slots: Items[int]) -> None:
+        """Release slots of states; none if no layer keeps a state."""
+        if self.states is not None:
+            self.states.pool.release(slots)
+
+    def stop_states(self, seq: Sequence) -> list[int]:
+        """The slots of ``seq``, which runs no more, to release when no step uses them."""
+        return [] if self.states is None else self.states.stop(seq)
+
+    def keep_source(self, seq: Sequence) -> None:
+        """Make the group of ``seq`` hold the state that it starts from, if it is the one behind the shared blocks."""
+        if seq.states is not None:
+            self._keep_shared_state(seq.group, seq.num_computed, seq.states.source)
+
+    def _hold_shared_state(self, group: SequenceGroup, seq: Sequence) -> bool:
+        """Make ``group`` hold the state behind its shared blocks, if it does not; False if there is none."""
+        count = group.num_shared_blocks
+        if self.states is None or not count or group.shared_state != NO_STATE:
+            return True
+        if self._publishes(seq):
+            self._extend_hashes(seq, count)
+            slot = self.states.pool.find(seq.block_hashes[count - 1])
+            self._keep_shared_state(group, count * self.block_size, NO_STATE if slot is None else slot)
+        return group.shared_state != NO_STATE
+
     def drop_prompt(self, group: SequenceGroup) -> None:
-        """Undo ``hold_prompt``."""
+        """Undo ``hold_prompt``, and give up a state kept for it."""
+        if self.states is not None and group.shared_state != NO_STATE:
+            self.states.pool.release([group.shared_state])
+            group.shared_state = NO_STATE
         if group.shared_blocks is not None:
             self.release(group.shared_blocks)
             group.shared_blocks = None
@@ -214,6 +336,17 @@ class KVCacheManager:
 
     def _root(self, group: SequenceGroup) -> bytes:
         return root_hash(*self._identity, group.request.cache_salt)
+
+
+def _shortened(cached: Items[_CachedBlocks], length: int) -> int:
+    """``length``, or fewer blocks: as many as windows do not lack any of.
+
+    A block missing in one window shortens the prefix, and then the windows of all groups begin earlier.
+    """
+    windows = [blocks for blocks in cached if blocks.group.window is not None]
+    while any((shorter := blocks.shortened(length)) < length for blocks in windows):
+        length = shorter
+    return length
 
 
 class _Group:

@@ -235,7 +235,7 @@ class NativeBackend(OpsBackend):
         )
         return output
 
-    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         output = kernel_output(x.shape[0], x.shape[1], x.dtype)
         self._kernels.sigmoid_gate.run(
             x=x,
@@ -243,7 +243,8 @@ class NativeBackend(OpsBackend):
             residual=residual,
             output=output,
             rows=x.shape[0],
-            width=x.shape[1],
+            groups=logits.shape[1],
+            width=x.shape[1] // logits.shape[1],
             number_type=NUMBER_TYPES[x.dtype],
         )
         return output

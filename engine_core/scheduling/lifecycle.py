@@ -103,6 +103,8 @@ class Lifecycle:
         # the prompt for itself only, so that all choices that share blocks share the same ones.
         if group.shared_blocks is None and group.num_running == 1:
             group.leader = seq
+            if group.num_waiting:
+                self._kv.keep_source(seq)
             if seq.num_computed >= group.share_at:
                 self._share_prompt(seq)
         self._watch(seq)
@@ -203,10 +205,13 @@ class Lifecycle:
             self._release_followers(group)
         self.released.append(seq.seq_id)
         last = self.in_flight.get(seq.last_step) if seq.last_step is not None else None
+        slots = self._kv.stop_states(seq)
         if last is None:
             self._kv.release(seq.block_tables)
+            self._kv.release_states(slots)
         else:
             last.deferred.append(seq.block_tables)
+            last.deferred_states += slots
             for step in self.in_flight.values():
                 step.dropped.add(seq.seq_id)
         seq.block_tables = []
@@ -229,6 +234,8 @@ class Lifecycle:
     def _release_followers(self, group: SequenceGroup) -> None:
         """Move choices that waited for the group's leader to the front of the queue."""
         group.leader = None
+        if group.shared_blocks is None:
+            self._kv.drop_prompt(group)  # A state may be held already.
         for seq in group.pending:
             self._queue.put_back(seq)
         group.pending.clear()
@@ -238,9 +245,8 @@ class Lifecycle:
             self._holding[seq.group.request.request_id] = seq.group
 
     def _drop_prompt(self, group: SequenceGroup) -> None:
-        if group.shared_blocks is not None:
-            self._kv.drop_prompt(group)
-            del self._holding[group.request.request_id]
+        self._kv.drop_prompt(group)
+        self._holding.pop(group.request.request_id, None)
 
     def _clean_up(self, group: SequenceGroup) -> None:
         """After a choice started or ended, release shared state that no choice needs any more."""

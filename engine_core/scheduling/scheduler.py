@@ -32,6 +32,7 @@ from itertools import count
 from engine_core.config import CacheConfig, ModelSpec, SchedulerConfig
 from engine_core.errors import ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
 from engine_core.kv_cache.manager import KVCacheManager, Prefix
+from engine_core.kv_cache.state_slots import SPARE_SLOTS, StateUse
 from engine_core.kv_cache_interface import KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.scheduling import drafting
@@ -79,7 +80,8 @@ class Scheduler:
         budget = config.max_num_batched_tokens
         # Without chunked prefill, each prompt has to fit into a step.
         prompt_tokens = max(1, budget // 4) if config.enable_chunked_prefill else budget
-        self._tenants = TenantShares(config.max_num_seqs, kv_cache_config.num_blocks, prompt_tokens)
+        self._places = _places(config, kv_cache_config)
+        self._tenants = TenantShares(self._places, kv_cache_config.num_blocks, prompt_tokens)
         self._fair = config.policy == "priority"
         self._lifecycle = Lifecycle(self._kv, self._queue, model, self._counters, fair=self._fair)
         self._step_ids = count()
@@ -159,6 +161,8 @@ class Scheduler:
             return None
         if not step.short_of_blocks:
             self._add_drafts(step)
+        if self._kv.states is not None:
+            step.plan_states(self._kv)
         self._lifecycle.in_flight[step.step_id] = step
         released, self._lifecycle.released = self._lifecycle.released, []
         return step.plan(released)
@@ -175,6 +179,9 @@ class Scheduler:
         self._counters.computed_tokens += self._config.max_num_batched_tokens - step.budget
         for block_tables in step.deferred:
             self._kv.release(block_tables)
+        self._kv.release_states(step.deferred_states)
+        if self._kv.states is not None:
+            self._kv.states.release_sources(step.state_uses.values())
         outputs = []
         for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
             if step.dropped and seq.seq_id in step.dropped:
@@ -182,6 +189,8 @@ class Scheduler:
             if seq.drafts or seq.seq_id in result.draft_token_ids:
                 drafting.take_in(seq, token_ids, result.draft_token_ids.get(seq.seq_id))
             output = output_of_step(seq, end, token_ids, result)
+            if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
+                self._take_states(step, seq, use, end, len(token_ids))
             if end >= seq.watch_at:
                 # Drafts after a token that ends the sequence were computed and accepted, but do not belong to it.
                 self._lifecycle.advance(seq, min(end, seq.num_known))
@@ -191,7 +200,16 @@ class Scheduler:
             self._counters.generated_tokens += len(output.token_ids)
             if output.finish is not None:
                 self._lifecycle.remove(seq)
+        if self._kv.states is not None:
+            self._kv.states.release_left(step.state_uses.values())
         return outputs
+
+    def _take_states(self, step: StepInFlight, seq: Sequence, use: StateUse, end: int, num_sampled: int) -> None:
+        """Go on from the states that a step has left for ``seq``, which now has ``end`` computed tokens."""
+        assert self._kv.states is not None
+        if 0 < num_sampled <= len(step.draft_token_ids.get(seq.seq_id, ())):
+            self._kv.states.roll_back(seq, use, num_sampled)
+        self._kv.take_snapshots(seq, use, min(end, seq.num_known))
 
     @property
     def computed_tokens(self) -> int:
@@ -201,6 +219,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The present load and counters."""
         counters, pool = self._counters, self._kv.pool
+        slots = None if self._kv.states is None else self._kv.states.pool
         returning = list(self._queue.returning())
         return SchedulerStats(
             running_seqs=len(self._lifecycle.running),
@@ -216,6 +235,8 @@ class Scheduler:
             preemptions=counters.preemptions,
             prefix_query_tokens=counters.prefix_query_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
+            state_slots=0 if slots is None else slots.num_blocks,
+            state_slots_used=0 if slots is None else slots.num_blocks - slots.num_free,
         )
 
     def _schedule_running(self, step: StepInFlight, others_only: bool = False) -> None:
@@ -276,6 +297,8 @@ class Scheduler:
         )
         if self._kv.pool.num_free <= self._headroom:
             room = min(room, seq.capacity - seq.num_computed - 1)
+        if self._kv.states is not None:
+            room = min(room, self._kv.states.num_spare)
         return self._num_drafts(seq, room, rows) > 0
 
     def _num_drafts(self, seq: Sequence, most: int, rows: int) -> int:
@@ -295,6 +318,8 @@ class Scheduler:
             if not seq.drafts or seq.num_pending != 1:
                 continue
             room = min(len(seq.drafts), rows, step.budget, seq.group.max_computed - seq.num_computed)
+            if self._kv.states is not None:
+                room = min(room, self._kv.states.num_spare)
             count = self._num_drafts(seq, room, self._config.max_num_batched_tokens - step.budget)
             drafts = seq.drafts[:count]
             if not drafts:
@@ -307,6 +332,8 @@ class Scheduler:
             if drafts:
                 step.add_drafts(place, drafts)
                 rows -= len(drafts)
+                if self._kv.states is not None:
+                    step.draft_slots[seq.seq_id] = self._kv.states.take_for_drafts(len(drafts))
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> BlockTables | None:
         """Add blocks so that ``seq`` has room for ``num_tokens``, preempting others if needed.
@@ -339,7 +366,7 @@ class Scheduler:
     def _schedule_waiting(self, step: StepInFlight, now: float, others_only: bool) -> None:
         running = Counter(seq.group.tenant for seq in self._lifecycle.running)
         passed: set[str] = set()  # tenants that have their share and are skipped
-        while step.budget > 0 and (free := self._config.max_num_seqs - running.total()) > 0:
+        while step.budget > 0 and (free := self._places - running.total()) > 0:
             seq = self._queue.peek(passed)
             if seq is None:
                 return
@@ -356,6 +383,9 @@ class Scheduler:
             missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
             if room < missing and not self._config.enable_chunked_prefill:
                 return
+            if prefix.is_awaited:
+                passed.add(tenant)  # What it lacks is being computed, and found in one of the next steps.
+                continue
             # If a single token is missing, nothing can be computed before it: it waits only for room in the step.
             held = self._pacing.holds_back(seq, others_only=others_only and missing > 1)
             if held and missing == 1:
@@ -400,6 +430,11 @@ class Scheduler:
         return True
 
 
+def _places(config: SchedulerConfig, kv_cache: KVCacheConfig) -> int:
+    """How many sequences may run: each works in a slot for its state, and one that starts reads from another."""
+    return min(config.max_num_seqs, kv_cache.num_states - SPARE_SLOTS) if kv_cache.num_states else config.max_num_seqs
+
+
 def _check_limits(config: SchedulerConfig, kv_cache: KVCacheConfig, model: ModelSpec) -> None:
     budget, longest = config.max_num_batched_tokens, model.max_model_len
     config.require_step_for(longest)
@@ -408,4 +443,9 @@ def _check_limits(config: SchedulerConfig, kv_cache: KVCacheConfig, model: Model
         raise OutOfMemoryError(
             f"the KV cache has {kv_cache.num_blocks} blocks of {kv_cache.block_size} tokens, fewer than the {needed} "
             f"that a sequence of max_model_len={longest} takes: lower --max-model-len or give the cache more memory"
+        )
+    if 0 < kv_cache.num_states <= SPARE_SLOTS:
+        raise OutOfMemoryError(
+            f"the cache has {kv_cache.num_states} slots for states, fewer than the {SPARE_SLOTS + 1} that a sequence "
+            "takes: give the cache more memory"
         )

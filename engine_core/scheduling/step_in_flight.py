@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine_core.errors import ExecutorError
+from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.kv_cache.state_slots import StateUse
 from engine_core.sequence import BlockTables, Sequence
-from engine_core.step import NewSequence, StepPlan, StepResult
+from engine_core.step import NewSequence, StatePlan, StepPlan, StepResult
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -35,6 +37,14 @@ class StepInFlight:
     """seq_ids whose results are ignored."""
     deferred: list[BlockTables] = field(default_factory=list)
     """Block tables to release when the step is over."""
+    draft_slots: dict[int, list[int]] = field(default_factory=dict)
+    """seq_id → slots of the states before each draft."""
+    states: StatePlan | None = None
+    """None: no layer keeps a state."""
+    state_uses: dict[int, StateUse] = field(default_factory=dict)
+    """seq_id → slots, of sequences that use others than their working slot."""
+    deferred_states: list[int] = field(default_factory=list)
+    """Slots to release when the step is over."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Plan to compute the next ``num_tokens`` of ``seq``, and to sample if that reaches its end."""
@@ -60,6 +70,22 @@ class StepInFlight:
         self.num_tokens[place] += count
         self.ends[place] += count
         self.draft_token_ids[seq.seq_id] = draft_token_ids
+
+    def plan_states(self, kv: KVCacheManager) -> None:
+        """Plan the slots of all sequences' states; call after everything is added."""
+        sources, targets, saves = list[int](), list[int](), dict[int, list[tuple[int, int]]]()
+        for seq, count, end in zip(self.sequences, self.num_tokens, self.ends, strict=True):
+            slot, use = kv.plan_state(seq, count, end, self.draft_slots.get(seq.seq_id, []))
+            if use is None:
+                sources.append(slot)
+                targets.append(slot)
+                continue
+            sources.append(use.source)
+            targets.append(use.target)
+            self.state_uses[seq.seq_id] = use
+            if use.saves:
+                saves[seq.seq_id] = use.saves
+        self.states = StatePlan(sources, targets, saves)
 
     def is_answered_by(self, result: StepResult) -> bool:
         """Whether ``result`` has tokens for exactly the sequences that sample, except failed ones."""
@@ -117,4 +143,5 @@ class StepInFlight:
             samples=self.samples,
             new_block_ids=self.new_block_ids,
             draft_token_ids=self.draft_token_ids,
+            states=self.states,
         )

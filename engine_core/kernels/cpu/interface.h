@@ -90,7 +90,8 @@ struct RinglineRouting {
     int32_t scoring;
     int32_t renormalize;  // whether to divide a row's weights by their sum
     int32_t num_threads;
-    float scale;  // of the weights
+    float sum_offset;  // added to that sum
+    float scale;       // of the weights
 };
 
 // The phases of experts: a call runs one, or several consecutive ones.
@@ -128,6 +129,7 @@ struct RinglineExperts {
     int32_t phases;      // sum of RinglineExpertPhase
     int32_t activation;  // RinglineActivationKind
     int32_t weighs_inputs;  // whether weights multiply experts' inputs, instead of their outputs
+    int32_t gated;          // else there is only up, in tiles and panels of its own, and no bias
     int32_t number_type;
     int32_t num_threads;
     float limit, alpha;  // of kRinglineClampedSwiglu
@@ -213,6 +215,8 @@ enum RinglineActivationKind : int32_t {
     kRinglineGeluTanh = 2,
     kRinglineRelu = 3,
     kRinglineClampedSwiglu = 4,  // (min(max(up, −limit), limit) + 1) · g · σ(α · g) with g = min(gate, limit); experts only
+    kRinglineSigmoidGate = 5,
+    kRinglineRelu2 = 6,
 };
 
 // f(x) · up of M rows, or f(x). The width is a multiple of 16.
@@ -227,13 +231,13 @@ struct RinglineActivation {
     int32_t num_threads;
 };
 
-// residual + σ(logit) · x of M rows. The width is a multiple of 16.
+// residual + σ(logit) · x of the G groups of M rows. The width of a group is a multiple of 16.
 struct RinglineSigmoidGate {
-    const void* x;         // [M, width]
-    const float* logits;   // [M]
-    const void* residual;  // [M, width]
-    void* output;          // [M, width]; may be the residual
-    int64_t rows, width;
+    const void* x;         // [M, G, width]
+    const float* logits;   // [M, G]
+    const void* residual;  // [M, G, width]; or null
+    void* output;          // [M, G, width]; may be the residual
+    int64_t rows, groups, width;
     int32_t number_type;
     int32_t num_threads;
 };

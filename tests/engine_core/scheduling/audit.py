@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.kv_cache_interface import NO_BLOCK
+from engine_core.kv_cache_interface import NO_BLOCK, NO_STATE
 from engine_core.request import FinishReason, Request
 from engine_core.scheduling import Scheduler
 from engine_core.step import SequenceOutput, StepPlan
@@ -58,9 +58,41 @@ def check_holders(scheduler: Scheduler) -> None:
     for step in sequences.in_flight.values():
         for block_tables in step.deferred:
             holders.update(held(block_tables))
+    check_states(scheduler)
     assert {block: pool.ref_count(block) for block in range(pool.num_blocks) if pool.ref_count(block)} == holders
     assert sequences.running == sorted(sequences.running, key=lambda seq: seq.rank)
-    assert len(sequences.running) <= scheduler._config.max_num_seqs
+    assert len(sequences.running) <= scheduler._places <= scheduler._config.max_num_seqs
+
+
+def check_states(scheduler: Scheduler) -> None:
+    """Each slot has as many holders as sequences, groups and steps hold it."""
+    sequences, states = scheduler._lifecycle, scheduler._kv.states
+    if states is None:
+        assert all(seq.states is None for group in sequences.groups.values() for seq in group.members.values())
+        steps = sequences.in_flight.values()
+        assert all(not (step.states or step.state_uses or step.deferred_states) for step in steps)
+        return
+    check_pool(states.pool)
+    holders: Counter[int] = Counter()
+    for group in sequences.groups.values():
+        if group.shared_state != NO_STATE:
+            holders[group.shared_state] += 1
+            assert group.leader is not None or group.shared_blocks is not None
+        for seq in group.members.values():
+            assert (seq.states is not None) == (seq in sequences.running)
+            holders.update(() if seq.states is None else seq.states.slots)
+    for step in sequences.in_flight.values():
+        holders.update(step.deferred_states)
+        for use in step.state_uses.values():
+            holders.update((*use.read, *use.left))
+    assert states._running == {seq.seq_id for seq in sequences.running}
+    assert set(states._awaited.values()) <= states._running
+    trails = {slot: owner for owner, slots in states._trails.items() for slot in slots}
+    assert trails == {slot: owner for slot, owner in enumerate(states._left_by) if owner is not None}
+    assert not trails.keys() & (states._worn.keys() | states._milestones.keys())
+    assert not states._worn.keys() & states._milestones.keys()
+    pool = states.pool
+    assert {slot: pool.ref_count(slot) for slot in range(pool.num_blocks) if pool.ref_count(slot)} == holders
 
 
 def check_idle(scheduler: Scheduler) -> None:
@@ -72,19 +104,22 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler._queue
     assert not scheduler._lifecycle._holding
     check_holders(scheduler)
+    if scheduler._kv.states is not None:
+        assert scheduler._kv.states.pool.num_free == scheduler._kv.states.pool.num_blocks
 
 
 def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]) -> None:
     """Whoever comes to an engine that tenants share (``shared`` each with another) finds a place and tokens."""
     config, planned = scheduler._config, scheduler._lifecycle.in_flight[plan.step_id].sequences
-    kept = round(config.max_num_seqs / 16 + 1e-9)
+    places = scheduler._places
+    kept = round(places / 16 + 1e-9)
     by_id = {seq.seq_id: seq.group.tenant for seq in planned}
     started = [by_id[new.seq_id] for new in plan.new]
     held = Counter(seq.group.tenant for seq in scheduler._lifecycle.running)
     held.subtract(started)
     for tenant in started:
-        free = config.max_num_seqs - held.total()
-        part = (config.max_num_seqs - kept) // max(2, sum(count > 0 for count in held.values()))
+        free = places - held.total()
+        part = (places - kept) // max(2, sum(count > 0 for count in held.values()))
         assert free > kept or held[tenant] < max(1, part) or tenant not in shared
         held[tenant] += 1
     if config.enable_chunked_prefill:

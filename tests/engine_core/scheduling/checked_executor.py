@@ -3,7 +3,8 @@
 What it stores for a position is a hash of all tokens up to there, made from what it *reads* for the position before;
 what it draws is a function of what it stored last. A block that is shared wrongly, freed while in use or not computed
 changes the tokens, and is reported before that by the checks made of every plan. Every group of the cache stores the
-same, and of a group with a window only what the window shows is read.
+same, and of a group with a window only what the window shows is read. A state of a sequence is the hash of all its
+tokens so far.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hashlib import blake2b
 
 from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.executor.base import Executor
-from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, first_seen
+from engine_core.kv_cache_interface import NO_BLOCK, NO_STATE, KVCacheConfig, first_seen
 from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.request import Finish, FinishReason, Request, SamplingParams
 from engine_core.step import Failure, NewSequence, StepPlan, StepResult
@@ -131,6 +132,7 @@ class Pending:
         del self.executor.in_use[self.step.step_id]
         del self.executor.drafting[self.step.step_id]
         del self.executor.sampling[self.step.step_id]
+        del self.executor.slots_in_use[self.step.step_id]
         return self.step
 
 
@@ -160,6 +162,11 @@ class CheckedExecutor(Executor):
         """Raised by a test that resets the prefix cache."""
         self.rests_on: dict[tuple[int, int], int] = {}
         """The oldest generation in which a position, or one before it, was computed, by block and offset."""
+        self.states: list[bytes | None] = [None] * kv_cache_config.num_states
+        self.state_rests_on = [0] * kv_cache_config.num_states
+        """As ``rests_on``, of each slot."""
+        self.slots_in_use: dict[int, tuple[dict[int, int], dict[int, set[int]]]] = {}
+        """Of the steps in flight: who writes and who reads a slot, by step id."""
         self.workers: dict[int, _Worker] = {}
         self.in_use: dict[int, set[int]] = {}
         """Blocks of the steps in flight, by step id, oldest first."""
@@ -182,6 +189,7 @@ class CheckedExecutor(Executor):
         self.plans.append(plan)
         self._take_in(plan)
         self._check_batch(plan)
+        self._check_states(plan)
         in_use = {block for seq_id in plan.seq_ids for table in self._live(self.workers[seq_id]) for block in table}
         result = StepResult(plan.step_id, [[] for _ in plan.seq_ids])
         # Last first: no sequence may rely on what another one computes in the same step.
@@ -256,6 +264,38 @@ class CheckedExecutor(Executor):
                 for block in table:
                     assert writers.get(block, seq_id) == seq_id, "a block that is written is in two tables"
 
+    def _check_states(self, plan: StepPlan) -> None:
+        """No slot that one sequence writes is touched by another one, in this step or in one in flight."""
+        if not self.states:
+            assert plan.states is None
+        writers, readers = self.slots_in_use[plan.step_id] = self._slots(plan) if self.states else ({}, {})
+        for earlier_writers, earlier_readers in self.slots_in_use.values():
+            for slot, seq_id in writers.items():
+                assert earlier_writers.get(slot, seq_id) == seq_id, "a slot is written for two sequences"
+                assert earlier_readers.get(slot, {seq_id}) == {seq_id}, "a slot that another one reads is written"
+            for slot, seq_ids in readers.items():
+                assert slot not in earlier_writers or seq_ids == {earlier_writers[slot]}, "a slot is read too early"
+
+    def _slots(self, plan: StepPlan) -> tuple[dict[int, int], dict[int, set[int]]]:
+        """Who writes, and who reads, each slot."""
+        states = plan.states
+        assert len(states.sources) == len(states.targets) == len(plan.seq_ids)
+        assert states.saves.keys() <= set(plan.seq_ids)
+        writers: dict[int, int] = {}
+        readers: dict[int, set[int]] = {}
+        for index, seq_id in enumerate(plan.seq_ids):
+            saves = states.saves.get(seq_id, [])
+            rows = [row for row, _ in saves]
+            assert rows == sorted(set(rows))
+            assert all(0 < row < plan.num_tokens[index] for row in rows)
+            for slot in (states.targets[index], *(slot for _, slot in saves)):
+                assert 0 <= slot < len(self.states)
+                assert slot not in writers, "a slot is written twice"
+                writers[slot] = seq_id
+            if states.sources[index] != NO_STATE:
+                readers.setdefault(states.sources[index], set()).add(seq_id)
+        return writers, readers
+
     def _compute(self, plan: StepPlan, index: int, result: StepResult) -> None:
         seq_id, count = plan.seq_ids[index], plan.num_tokens[index]
         worker = self.workers[seq_id]
@@ -272,7 +312,15 @@ class CheckedExecutor(Executor):
                 assert read == worker.expected(position), "a block does not hold what it should"
         # With windows of one token nothing is read of the position before.
         state = worker.expected(start - 1) if start else b""
-        oldest = self.rests_on.get(self._slot(worker, 0, start - 1), self.generation) if start else self.generation
+        oldest = self.generation
+        if start and self.groups:
+            oldest = self.rests_on.get(self._slot(worker, 0, start - 1), self.generation)
+        if self.states:
+            source = plan.states.sources[index]
+            assert (source == NO_STATE) == (start == 0)
+            if start:
+                assert self.states[source] == state, "a slot does not hold the state that it should"
+                oldest = min(oldest, self.state_rests_on[source])
         states = []
         for position in range(start, end):
             state = digest(state, worker.tokens[position])
@@ -281,6 +329,9 @@ class CheckedExecutor(Executor):
                 block, offset = self._slot(worker, number, position)
                 self.kv[block][offset] = state
                 self.rests_on[block, offset] = oldest
+        if self.states:
+            for row, slot in (*plan.states.saves.get(seq_id, ()), (count, plan.states.targets[index])):
+                self.states[slot], self.state_rests_on[slot] = states[row - 1], oldest
         if plan.samples[index]:
             self._sample(worker, num_known, drafts, states, result, index)
             if params.logprobs is not None:

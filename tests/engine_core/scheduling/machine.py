@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_core.config import CacheConfig, SchedulerConfig
 from engine_core.errors import QueueFullError
+from engine_core.kv_cache import state_slots
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, blocks_of_longest, group_layers
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler, drafting
@@ -65,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """When each tenant brought its last request."""
         self.forgotten = 0
         """Requests that came before the prefix cache was reset."""
+        self.patches = []
 
     @initialize(
         block_size=st.sampled_from([1, 2, 4, 16]),
@@ -80,6 +82,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None,), (None,), (None, None), (1,), (5,), (9, None), (2, 8, None, 8)]),
         window_chunks=st.booleans(),
         stages=st.sampled_from([1, 1, 2, 3]),
+        states=st.sampled_from([0, 0, 3, 4, 6, 10, 40]),
+        attends=st.sampled_from([True, True, True, False]),
+        milestone=st.sampled_from([1, 4, 512]),
     )
     def start(
         self,
@@ -96,10 +101,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows,
         window_chunks,
         stages,
+        states,
+        attends,
+        milestone,
     ):
-        """``trusting``: drafts are computed however many came true. ``window_chunks``: windows do not slide."""
-        self.free_rows = mock.patch.object(drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS)
-        self.free_rows.start()
+        """``trusting``: drafts are computed however many came true. ``window_chunks``: windows do not slide.
+
+        ``states``: slots for states, if layers keep any; only then may no layer attend. ``milestone``: the first one.
+        """
+        for module, name, value in (
+            (drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS),
+            (state_slots, "_MILESTONE", milestone),
+            (state_slots, "_CALL_TOKENS", 2),
+        ):
+            patch = mock.patch.object(module, name, value)
+            patch.start()
+            self.patches.append(patch)
         self.stages = stages
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget if chunked else max(budget, MODEL.max_model_len),
@@ -109,9 +126,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             num_speculative_tokens=num_speculative_tokens,
         )
-        groups, step_tokens = group_layers(windows, chunked=window_chunks), self.config.max_num_batched_tokens
+        groups = group_layers(windows, chunked=window_chunks) if attends or not states else ()
+        step_tokens = self.config.max_num_batched_tokens
         longest = blocks_of_longest(groups, MODEL.max_model_len, step_tokens, block_size)
-        size = KVCacheConfig(longest + spare_tokens // block_size, block_size, 1, groups)
+        blocks = longest + spare_tokens // block_size if groups else 0
+        size = KVCacheConfig(blocks, block_size, 1, groups, num_states=states)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.scheduler = Scheduler(self.config, cache, size, MODEL, lambda: self.now, stages=stages)
         self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3, stages=stages)
@@ -277,6 +296,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for table in new.block_ids:
                     last = table[new.num_computed_tokens // size - 1]
                     assert last == NO_BLOCK or self.executor.rests_on[last, size - 1] == self.executor.generation
+                if plan.states is not None:
+                    source = plan.states.sources[plan.seq_ids.index(new.seq_id)]
+                    assert self.executor.state_rests_on[source] == self.executor.generation
 
     def expects_others(self, tenant):
         """Whether another tenant was here lately."""
@@ -300,7 +322,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """
         if not hasattr(self, "scheduler"):
             return
-        self.free_rows.stop()
+        for patch in self.patches:
+            patch.stop()
         self.take_result(keep=0)
         live = [stream for stream in self.streams.values() if not stream.done]
         bound = sum(
@@ -309,8 +332,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             for choice, finish in stream.finish.items()
             if finish is None
         )
-        rows = min(self.config.max_num_batched_tokens, -(-self.config.max_num_seqs // self.stages))
-        turns = 1 if self.stages == 1 else -(-self.config.max_num_seqs // rows)
+        places = self.scheduler._places
+        rows = min(self.config.max_num_batched_tokens, -(-places // self.stages))
+        turns = 1 if self.stages == 1 else -(-places // rows)
         for _ in range(bound * turns):
             if not self.scheduler.has_work():
                 break
