@@ -17,7 +17,7 @@ from engine_core.kv_cache.prefix_hashes import SeenBlocks
 from engine_core.kv_cache.state_slots import snapshot_positions
 from engine_core.kv_cache_interface import NO_STATE, KVCacheConfig, KVCacheGroup
 from engine_core.request import Request, SamplingParams
-from engine_core.scheduling import Scheduler
+from engine_core.scheduling import Scheduler, drafting
 from engine_core.step import StepResult
 
 from ..scheduling.checked_executor import model_spec
@@ -297,6 +297,17 @@ def test_drafts_have_a_slot_for_every_row_and_are_cut_where_there_is_none():
     engine.add("a", 5, max_tokens=30)
     engine.finish()
     assert not any(plan.draft_token_ids for plan in engine.executor.plans)
+
+
+@pytest.mark.parametrize("way", ["half", "mixed"])
+@pytest.mark.parametrize("trusting", [False, True])
+def test_after_rejected_drafts_it_goes_on_from_the_last_accepted_one(way, trusting):
+    with mock.patch.object(drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS):
+        engine = keeping(states=30, drafts=way)
+        for name in "abc":
+            engine.add(name, 5, max_tokens=40)
+        engine.finish()
+        assert engine.executor.planned > 30
 
 
 def test_reset_hides_snapshots():
