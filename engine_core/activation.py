@@ -20,6 +20,10 @@ class Activation(enum.IntEnum):
     RELU = 3
     CLAMPED_SWIGLU = 4
     """(up + 1) · gate · σ(α · gate), with both clamped: only in experts (gpt-oss)."""
+    SIGMOID = 5
+    """The gate of an attention's output; no feed-forward block has it."""
+    RELU2 = 6
+    """relu(x)² (So et al., 2021, https://arxiv.org/abs/2109.08668)."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply to each element, with torch."""
@@ -32,6 +36,10 @@ class Activation(enum.IntEnum):
                 return torch.nn.functional.gelu(x, approximate="tanh")
             case Activation.RELU:
                 return torch.relu(x)
+            case Activation.SIGMOID:
+                return torch.sigmoid(x)
+            case Activation.RELU2:
+                return torch.relu(x).square()
         raise ValueError(f"{self.name} is not a function of one number")
 
 
@@ -40,6 +48,7 @@ NAMES = {
     "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
     "silu": Activation.SILU,
     "swish": Activation.SILU,
 }

@@ -162,6 +162,13 @@ class CacheConfig(_Section):
         "read faster. On a CPU, with native kernels.",
         choices=("auto", "fp8", "int8"),
     )
+    state_cache_share: float = option(
+        0.5,
+        "For models whose layers keep a state per sequence, such as state-space models: the share of the KV cache's "
+        "memory that states and their snapshots take; blocks take the rest. What one side cannot use, the other takes.",
+        minimum=0.01,
+        maximum=0.99,
+    )
     block_size: int = option(16, "Tokens per KV block.", minimum=1, maximum=1024)
     enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prompt prefixes.")
 

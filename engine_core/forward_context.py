@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from engine_core.attention.base import Angles, AttentionMetadata
 from engine_core.states.base import LayerState, StateMetadata
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Caches:
+    """The memory of a worker's layers that lasts from step to step."""
+
+    kv: list[torch.Tensor]
+    """Allocated by the attention backend for the model's ``kv_cache_spec``."""
+    states: list[LayerState] = field(default_factory=list)
+    """Of the model's layers that keep a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class ForwardContext:
     """A step's data for all layers. The caller of a model sets the first three fields; the model adds the others."""
 
     kv_caches: list[torch.Tensor]
-    """Allocated by the attention backend for the model's ``kv_cache_spec``."""
+    """``Caches.kv``"""
     metadata: Sequence[AttentionMetadata]
     """One entry for each of the model's ``kv_cache_groups``."""
     rows: torch.Tensor | None = None
@@ -69,7 +79,7 @@ class ForwardContext:
     per_layer: torch.Tensor | None = None
     """[T, …]: input of the layers for each token besides hidden states, if any."""
     states: Sequence[LayerState] = ()
-    """Of the model's layers that keep a state."""
+    """``Caches.states``"""
     state_metadata: StateMetadata | None = None
     """None: no layer keeps a state."""
 

@@ -107,6 +107,11 @@ class ShortConvSpec:
         """There is no recurrence."""
         return None
 
+    @property
+    def operations(self) -> int:
+        """Of a token: two per multiply-add."""
+        return 2 * self.channels * (self.conv_width + 1)
+
     def nbytes(self, itemsize: int) -> int:
         """Bytes of a state; ``itemsize`` is that of the model's type."""
         return math.prod(self.conv_shape) * itemsize
@@ -149,6 +154,11 @@ class RecurrentSpec:
     def recurrent_shape(self) -> tuple[int, int, int]:
         """Shape of the recurrent state, in float32: (heads, width of a key, width of a value)."""
         return self.num_heads, self.key_dim, self.value_dim
+
+    @property
+    def operations(self) -> int:
+        """As in ``ShortConvSpec``. Recalls a key, adds one, and reads by a query, after a factor for all."""
+        return 2 * self.channels * (self.conv_width + 1) + 7 * math.prod(self.recurrent_shape)
 
     def nbytes(self, itemsize: int) -> int:
         """As in ``ShortConvSpec``."""
@@ -221,8 +231,15 @@ class KVCacheConfig:
     """Slots for the states of sequences and for snapshots; 0: no layer keeps a state."""
     bytes_per_state: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks and slots."""
+        return self.num_blocks * self.bytes_per_block + self.num_states * self.bytes_per_state
+
     def describe(self) -> str:
-        """Its size, for a person; with several groups or windows, also the layers of a block."""
+        """The size of its blocks, for a person; with several groups or windows, also the layers of a block."""
+        if not self.groups:
+            return "no keys and values, as no layer attends"
         blocks = f"{self.num_blocks} blocks of {self.block_size}"
         if len(self.groups) == 1 and self.groups[0].sliding_window is None:
             return f"{blocks}: {self.num_blocks * self.block_size} tokens"
@@ -266,6 +283,8 @@ def group_layers(
     kinds: dict[tuple[int | None, LayerCacheSpec | None], list[int]] = {}
     for layer, window in enumerate(sliding_windows):
         kinds.setdefault((window, None if specs is None else specs[layer]), []).append(layer)
+    if not kinds:
+        return ()
     counts = [len(layers) for layers in kinds.values()]
     size = max(counts) if 4 * max(counts) <= 5 * min(counts) else min(counts)
     return tuple(

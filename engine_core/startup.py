@@ -25,7 +25,7 @@ from engine_core.model_loader.digest import digest_of
 from engine_core.model_loader.gguf.projector import projectors_beside
 from engine_core.model_loader.loader import WeightsOnDisk
 from engine_core.model_loader.safetensors_reader import conversion_advice
-from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, size_by_profile
+from engine_core.platforms.kv_cache_size import Profile, describe_states, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
 from engine_core.worker.input_batch import BatchLimits
@@ -236,7 +236,7 @@ class Startup:
         """The largest cache that fits on every worker, and the host memory in bytes that the largest step takes."""
         cache, step_bytes = self._config.cache, 0
         if cache.kv_cache_memory_bytes is not None:
-            sizes = [size_as_given(cache.kv_cache_memory_bytes, limits, model.bytes_per_block) for model in models]
+            sizes = [size_as_given(cache, limits, model.bytes_per_block, model.bytes_per_state) for model in models]
         else:
             with self._progress.stage("profile") as stage:
                 profiles: list[Profile] = self._workers.collective_rpc("profile")
@@ -244,22 +244,30 @@ class Startup:
                 if device.uses_host_memory:
                     step_bytes = sum(profile.step_peak for profile in profiles)
                 sizes = [
-                    size_by_profile(profile, cache, limits, model.bytes_per_block)
+                    size_by_profile(profile, cache, limits, model.bytes_per_block, model.bytes_per_state)
                     for profile, model in zip(profiles, models, strict=True)
                 ]
-                tightest = min(range(len(sizes)), key=lambda number: sizes[number].num_blocks)
+                tightest = min(range(len(sizes)), key=lambda at: (sizes[at].num_blocks, sizes[at].num_states))
                 stage.detail = profiles[tightest].describe(cache.gpu_memory_utilization)
                 if len(sizes) > 1:
                     stage.detail = f"{self._workers.names[tightest]} has the least room: {stage.detail}"
-        fewest = min(each.num_blocks for each in sizes)
-        return replace(sizes[0], num_blocks=fewest, layout=models[0].kv_cache_layout), step_bytes
+        fewest = replace(
+            sizes[0],
+            num_blocks=min(each.num_blocks for each in sizes),
+            num_states=min(each.num_states for each in sizes),
+            bytes_per_state=max(each.bytes_per_state for each in sizes),
+            layout=models[0].kv_cache_layout,
+        )
+        return fewest, step_bytes
 
     def _allocate(self, cache: KVCacheConfig, models: Sequence[ModelReport]) -> int:
         """Allocate the cache; returns the bytes that it will still take as it fills."""
         with self._progress.stage("allocate KV cache") as stage:
             stage.bytes = cache.num_blocks * sum(each.bytes_per_block for each in models)
+            stage.bytes += cache.num_states * sum(each.bytes_per_state for each in models)
             unwritten: list[int] = self._workers.collective_rpc("allocate", cache)
-            stage.detail = cache.describe() + (_AS_IT_FILLS if any(unwritten) else "")
+            described = ", and ".join(filter(None, (cache.describe(), describe_states(cache))))
+            stage.detail = described + (_AS_IT_FILLS if any(unwritten) else "")
             return sum(unwritten)
 
     def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> tuple[bool, float]:

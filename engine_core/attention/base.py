@@ -37,12 +37,12 @@ class KVCacheSpec:
     @property
     def num_places(self) -> int:
         """Number of layers of the largest group."""
-        return max(len(group.layers) for group in self.groups)
+        return max((len(group.layers) for group in self.groups), default=0)
 
     @property
     def elements(self) -> int:
         """Values per token at each place: as many as the layer with the most needs."""
-        return max(layer.elements for layer in self.layers)
+        return max((layer.elements for layer in self.layers), default=0)
 
     def caches(
         self, memories: Sequence[torch.Tensor], view: Callable[[torch.Tensor, LayerCacheSpec], torch.Tensor]
@@ -167,6 +167,8 @@ class AttentionBackend(ABC):
         Default layout: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block size, R + P] for
         latents. The distance between blocks is that of the layer with the most values.
         """
+        if not spec.layers:
+            return []
         planes = spec.layers[0].shape[0]
         whole = (planes, num_blocks, spec.block_size * spec.elements // planes)
         memories = [torch.empty(whole, dtype=spec.dtype, device=device) for _ in range(spec.num_places)]

@@ -155,4 +155,4 @@ def _stored_type(spec: KVCacheSpec) -> torch.dtype:
 def _block_elements(spec: KVCacheSpec) -> int:
     """Elements of the stored type per block and place, scales included: those of the layer that takes most."""
     scales = 0 if spec.cache_dtype == "auto" else _SCALES * _SCALE_BYTES
-    return _padded(spec) * max(layer.elements + layer.shape[1] * scales for layer in spec.layers)
+    return _padded(spec) * max((layer.elements + layer.shape[1] * scales for layer in spec.layers), default=0)

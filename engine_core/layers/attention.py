@@ -82,6 +82,8 @@ class Attention(Part):
 
         With queries alone (Hkv = 0), nothing is written: another layer has done it.
         """
+        assert context.kv_cache is not None
+        assert context.metadata is not None
         return self._attention.forward_heads(
             heads, self.rotary, context.angles, context.kv_cache, context.metadata, self._options
         )

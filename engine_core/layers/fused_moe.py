@@ -34,6 +34,8 @@ class RouterTensors:
     """Whether the correction is stored as [1, E]."""
     expert_scales: str | None = None
     """[E]: factors for the experts' weights."""
+    inputs: int | None = None
+    """Width of what the router reads; None: that of the experts' inputs."""
 
 
 class RoutedExperts(Part):
@@ -51,7 +53,7 @@ class RoutedExperts(Part):
     ) -> None:
         """``quant_method`` reads this rank's share."""
         self.shape = shape
-        self.outputs_per_row = 2 * shape.top_k * shape.intermediate_size
+        self.outputs_per_row = shape.num_expanding * shape.top_k * shape.intermediate_size
         self._shares = shares
         self._shard = shares.of_experts(shape)
         # Without expert parallelism a rank computes some columns of the sum; else all of them.
@@ -112,7 +114,7 @@ class FusedMoE(RoutedExperts):
     ) -> None:
         """Every rank has the router and its share of the experts."""
         super().__init__(shape, tensors, backend, quant_method, shares)
-        inputs, outputs = Features(1, shape.hidden_size), Features(1, shape.num_experts, fixed=True)
+        inputs, outputs = Features(1, router.inputs or shape.hidden_size), Features(1, shape.num_experts, fixed=True)
         gate = LinearShape.of(router.gate, inputs, outputs, bias=router.bias)
         self.gate = ColumnParallelLinear(gate, backend, router_method.expanding)
         self._routing = routing
@@ -152,7 +154,7 @@ class FusedMoE(RoutedExperts):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, router_input: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[T, H]: each row's experts, summed, plus ``residual``; the router reads ``router_input`` [T, H] if given."""
+        """[T, H]: each row's experts, summed, plus ``residual``; the router reads ``router_input`` if given."""
         logits = self.gate.logits(x if router_input is None else router_input)
         ids, weights = self._backend.route(
             logits,

@@ -111,6 +111,8 @@ class MultiHeadLatentAttention(Part):
         absorbed = self._keys(queries[..., :nope])
         query_rope, _, _ = self._rotate_queries(queries[..., nope:], context.angles)
         key_rope, _, _ = self._rotate_keys(rope.unsqueeze(1), context.angles)
+        assert context.kv_cache is not None
+        assert context.metadata is not None
         attended = self._attention.forward_latents(
             absorbed, query_rope, latent, key_rope.squeeze(1), context.kv_cache, context.metadata, self._options
         )

@@ -11,6 +11,7 @@ import torch
 from engine_core.attention.base import AttentionBackend, AttentionOptions
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
+from engine_core.kv_cache_interface import RecurrentSpec
 from engine_core.layers.altup import AltUp, AltUpShape
 from engine_core.layers.attention import Attention, HeadNormNames
 from engine_core.layers.embedding import VocabParallelEmbedding
@@ -20,6 +21,14 @@ from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
 from engine_core.layers.norm import HeadsRMSNorm, LayerNorm, RMSNorm
 from engine_core.layers.part import Part
 from engine_core.layers.shares import Shares
+from engine_core.layers.states import (
+    Channels,
+    GatedRMSNorm,
+    Recurrence,
+    RecurrenceTensors,
+    RecurrentHeads,
+    ShortConvolution,
+)
 from engine_core.ops.base import HeadsShape, OpsBackend, Routing
 from engine_core.quantization.base import OneMethod, QuantizationConfig, Unquantized
 from engine_core.weights.expert_tensors import ExpertTensors
@@ -84,18 +93,27 @@ class PartFactory:
         return self._linear(names, inputs, outputs.count, outputs, [range(outputs.count)], bias, rows)
 
     def qkv_linear(
-        self, names: tuple[str, ...], inputs: int, shape: HeadsShape, *, bias: bool = False
+        self, names: tuple[str, ...], inputs: int, shape: HeadsShape, *, bias: bool = False, gated: bool = False
     ) -> ColumnParallelLinear:
-        """Queries, keys and values of this rank's heads, from three tensors or one."""
+        """Queries, keys and values of this rank's heads, from three tensors or one. ``gated``: each query is followed
+        by a gate of the same width; gates come last.
+        """
         own, width = self.shares.of_heads(shape), shape.head_dim
         counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)[: 3 if shape.num_kv_heads else 1]
-        heads = (self.shares.query_heads(shape), *[self.shares.kv_heads(shape)] * 2)
+        queries = self.shares.query_heads(shape)
+        heads = (queries, *[self.shares.kv_heads(shape)] * 2)
+        if gated:
+            counts = (2 * counts[0], *counts[1:])
         taken = [
             range((before + each.start) * width, (before + each.stop) * width)
             for before, each in zip(accumulate(counts, initial=0), heads[: len(counts)], strict=False)
         ]
+        if gated:
+            firsts = [2 * head * width for head in queries]
+            taken[:1] = [range(first, first + width) for first in firsts]
+            taken += [range(first + width, first + 2 * width) for first in firsts]
         rows = tuple(count * width for count in counts) if len(names) == len(counts) else None
-        outputs = Features(own.num_heads + 2 * own.num_kv_heads, width)
+        outputs = Features(own.num_heads * (2 if gated else 1) + 2 * own.num_kv_heads, width)
         return self._linear(names, inputs, sum(counts) * width, outputs, taken, bias, rows)
 
     def heads_linear(self, name: str, inputs: int, outputs: Features) -> ColumnParallelLinear:
@@ -218,6 +236,87 @@ class PartFactory:
         heads, method = self.shares.groups(shape.num_heads), self._quantization.method((name,))
         return self._add(
             MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend, method)
+        )
+
+    def rows_linear(
+        self,
+        names: tuple[str, ...],
+        inputs: int | Features,
+        outputs: Features,
+        taken: list[range],
+        *,
+        rows: tuple[int, ...],
+        bias: bool = False,
+    ) -> ColumnParallelLinear:
+        """The ``outputs`` of this rank: the rows ``taken``, in that order, of ``names`` with so many ``rows`` each.
+
+        Ranks do not gather them.
+        """
+        return self._linear(names, inputs, sum(rows), outputs, taken, bias, rows)
+
+    def short_convolution(
+        self, name: str, channels: Channels, taps: int, *, bias: bool = False, silu: bool = False
+    ) -> ShortConvolution:
+        return self._add(ShortConvolution(name, channels, taps, self.backend, bias=bias, silu=silu))
+
+    def recurrent_heads(self, spec: RecurrentSpec) -> RecurrentHeads:
+        """The heads of a layer with the state ``spec``, which is that of all ranks."""
+        heads = HeadsShape(spec.num_heads, spec.num_key_heads, spec.value_dim, rotary_dim=0)
+        return RecurrentHeads(
+            spec.num_key_heads,
+            spec.num_heads,
+            spec.key_dim,
+            spec.value_dim,
+            self.shares.kv_heads(heads),
+            self.shares.query_heads(heads),
+            self.shares.gather_heads(spec.num_heads, spec.value_dim),
+        )
+
+    def recurrence(
+        self,
+        tensors: RecurrenceTensors,
+        heads: RecurrentHeads,
+        *,
+        query_scale: float = 1.0,
+        normalize_eps: float | None = None,
+        step_limits: tuple[float, float] = (0.0, float("inf")),
+    ) -> Recurrence:
+        """Options as in ``RecurrenceParameters``."""
+        return self._add(
+            Recurrence(
+                tensors,
+                heads.num_heads,
+                heads.own_heads,
+                self.backend,
+                query_scale=query_scale,
+                normalize_eps=normalize_eps,
+                step_limits=step_limits,
+            )
+        )
+
+    def gated_rms_norm(
+        self,
+        name: str,
+        groups: int,
+        features: Features,
+        own: range,
+        eps: float,
+        *,
+        norm_before_gate: bool,
+        shared_weight: bool = False,
+    ) -> GatedRMSNorm:
+        """As ``GatedRMSNorm``."""
+        return self._add(
+            GatedRMSNorm(
+                name,
+                groups,
+                features,
+                own,
+                eps,
+                self.backend,
+                norm_before_gate=norm_before_gate,
+                shared_weight=shared_weight,
+            )
         )
 
     def fused_moe(

@@ -235,9 +235,10 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
 def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> TextModel:
     """The text model of a multimodal checkpoint. Raises ``CheckpointError``."""
     _check_counts(raw)
-    config, has_head = _read_by_transformers(path), "lm_head.weight" in _tensors(path, architecture, load)
+    config, stored = _read_by_transformers(path), _tensors(path, architecture, load)
+    stacks_experts = any(name.endswith(".experts.gate_up_proj") for name in stored)
     try:
-        return multimodal.text_model(raw, config, has_head=has_head)
+        return multimodal.text_model(raw, config, has_head="lm_head.weight" in stored, stacks_experts=stacks_experts)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: its text model is not usable: {_reason(error)}") from error
 
@@ -380,9 +381,9 @@ def _first_dtype(tensors: Mapping[str, StoredTensor]) -> torch.dtype:
 
 
 def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -> int:
-    """The length in the options, by default the longest that the checkpoint allows."""
+    """The length in the options, by default, for nearly all models, the longest that the checkpoint allows."""
     longest = limits.longest_sequence
-    length = longest if config.max_model_len is None else config.max_model_len
+    length = limits.default_length if config.max_model_len is None else config.max_model_len
     if length > longest:
         raise ConfigError(
             "max_model_len",

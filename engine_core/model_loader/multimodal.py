@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine_core.errors import CheckpointError
+from engine_core.models.qwen3_5_moe import STACKED_EXPERTS
 from engine_core.models.qwen3_moe import TRANSPOSED_EXPERTS
 
 CLASSES = frozenset(
@@ -63,6 +64,8 @@ CLASSES = frozenset(
         "Qwen3OmniMoeThinkerForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
         "SmolVLMForConditionalGeneration",
         "VibeVoiceAsrForConditionalGeneration",
         "VideoLlama3ForConditionalGeneration",
@@ -98,6 +101,8 @@ _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe_text": {TRANSPOSED_EXPERTS: True, "norm_topk_prob": True},
 }
 """Fields that a text model's configuration lacks, as its module has but one way."""
+_EITHER_WAY = "qwen3_5_moe_text"
+"""A text model whose experts are published stacked or, if they are quantized, one by one."""
 _RENAMED = {"paddleocr_vl_text": {"attention_bias": "use_bias", "mlp_bias": "use_bias"}}
 """Fields as that model calls them, to what the text model's configuration calls them."""
 _ROTATIONS = ("mrope_section", "mrope_interleaved", "mrope_dim")
@@ -122,9 +127,12 @@ class TextModel:
     """Its config.json, as if it were published alone."""
 
 
-def text_model(raw: Mapping[str, Any], config: PretrainedConfig, *, has_head: bool) -> TextModel:
+def text_model(
+    raw: Mapping[str, Any], config: PretrainedConfig, *, has_head: bool, stacks_experts: bool = False
+) -> TextModel:
     """The text model of a checkpoint of one of ``CLASSES``, with config.json ``raw``, which transformers reads as
-    ``config``. ``has_head``: whether its files have a head of its own. Raises ``CheckpointError``.
+    ``config``. ``has_head``: whether its files have a head of its own. ``stacks_experts``: whether they have all
+    experts of a layer in one tensor. Raises ``CheckpointError``.
     """
     text = config.get_text_config(decoder=True)
     if text is config:
@@ -153,6 +161,7 @@ def text_model(raw: Mapping[str, Any], config: PretrainedConfig, *, has_head: bo
             **inherited,
             "architectures": [architecture],
             "model_type": model_type,
+            **({STACKED_EXPERTS: True} if model_type == _EITHER_WAY and stacks_experts else {}),
             "rope_parameters": _plain_rope(rope) if isinstance(rope, dict) else rope,
             "tie_word_embeddings": tied and not has_head,
         },

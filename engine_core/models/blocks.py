@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import torch
 
+from engine_core.activation import Activation
 from engine_core.attention.base import AttentionOptions
 from engine_core.forward_context import LayerContext
 from engine_core.kv_cache_interface import AttentionSpec
@@ -30,14 +31,15 @@ class SelfAttention:
         o_name: str = "o_proj",
         head_norms: HeadNormNames | None = None,
         normalize_values: bool = False,
+        gated: bool = False,
     ) -> None:
         """``qkv_names`` and ``head_norms`` default to the configuration's. ``normalize_values``: per head, with weights
-        of one.
+        of one. ``gated``: the projection to queries has a gate after each head, whose sigmoid multiplies its output.
         """
         shape, norms = heads_shape(config, index), head_norms
         names = (qkv_names or config.qkv_names)[: None if shape.num_kv_heads else 1]
         self.qkv_proj = parts.qkv_linear(
-            tuple(f"{prefix}.{name}" for name in names), config.hidden_size, shape, bias=config.qkv_bias
+            tuple(f"{prefix}.{name}" for name in names), config.hidden_size, shape, bias=config.qkv_bias, gated=gated
         )
         attended = Features(shape.num_heads, shape.head_dim)
         self.o_proj = parts.linear(f"{prefix}.{o_name}", attended, config.hidden_size, bias=config.o_bias)
@@ -53,6 +55,9 @@ class SelfAttention:
         self.attn = parts.attention(shape, options, norms, f"{prefix}.sinks" if config.attention_sinks else None)
         own = parts.shares.of_heads(shape)
         self._num_heads = own.num_heads + 2 * own.num_kv_heads
+        self._num_projected = self._num_heads + (own.num_heads if gated else 0)
+        self._gated = gated
+        self._activate = parts.backend.activate
         self._gather_heads = parts.shares.gather_heads(shape.num_heads, shape.head_dim)
         self._residual_scale = config.residual_scale
         self._select_rows = parts.backend.select_rows
@@ -62,12 +67,28 @@ class SelfAttention:
         return self.attend(self.project(x), context, residual)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values [T, Hq + 2 · Hkv, D] of ``x`` [T, H], for this rank's heads."""
-        return self.qkv_proj(x).view(len(x), self._num_heads, -1)
+        """Queries, keys and values, then gates, if any, [T, Hq + 2 · Hkv (+ Hq), D] of ``x`` [T, H], for this rank's
+        heads.
+        """
+        return self.qkv_proj(x).view(len(x), self._num_projected, -1)
 
     def attend(self, heads: torch.Tensor, context: LayerContext, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Like ``__call__``, from ``project``'s output."""
-        attended = self._gather_heads(self._select_rows(self.attn(heads, context), context.rows))
+        return self.output(self.attended(heads, context), context, residual)
+
+    def attended(self, heads: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        """[R, Hq · D] of this rank's heads for the wanted rows of ``project``'s output, gated if there are gates."""
+        attended = self._select_rows(self.attn(heads[:, : self._num_heads], context), context.rows)
+        if self._gated:
+            gates = self._select_rows(heads[:, self._num_heads :].flatten(1), context.rows)
+            attended = self._activate(gates, Activation.SIGMOID, attended)
+        return attended
+
+    def output(
+        self, attended: torch.Tensor, context: LayerContext, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[R, H] of ``attended``'s output, plus the wanted rows of ``residual`` [T, H]."""
+        attended = self._gather_heads(attended)
         residual = None if residual is None else self._select_rows(residual, context.rows)
         return self.o_proj(attended, residual, self._residual_scale)
 

@@ -40,6 +40,9 @@ class CausalLM(StagedModel):
     """``model_type`` in config.json."""
     prefix: ClassVar[str] = "model"
     """The prefix of all tensors' names but the head's."""
+    embedding_name: ClassVar[str] = "embed_tokens"
+    """Below the prefix, like ``norm_name``."""
+    norm_name: ClassVar[str] = "norm"
     layer_class: ClassVar[Callable[..., DecoderLayer]]
     """Takes the configuration, the layer's index, its tensors' prefix, and the part factory."""
     config: ArchitectureConfig
@@ -54,13 +57,13 @@ class CausalLM(StagedModel):
     def __init__(self, config: ArchitectureConfig, parts: PartFactory, max_model_len: int) -> None:
         """Make the parts, in loading order."""
         super().__init__(config, parts, max_model_len)
-        tied = config.tie_word_embeddings
+        tied, embedding = config.tie_word_embeddings, f"{self.prefix}.{self.embedding_name}"
         if self.has_head or (self.is_first_stage and tied):
-            name = f"{self.prefix}.embed_tokens" if tied else "lm_head"
+            name = embedding if tied else "lm_head"
             self.lm_head = parts.parallel_lm_head(name, config.vocab_size, self.embedding_size)
         if self.is_first_stage:
             self.embed_tokens = parts.vocab_parallel_embedding(
-                f"{self.prefix}.embed_tokens",
+                embedding,
                 config.vocab_size,
                 self.embedding_size,
                 self.lm_head if tied else None,
@@ -78,7 +81,9 @@ class CausalLM(StagedModel):
     def make_norm(self, parts: PartFactory) -> Callable[[torch.Tensor], torch.Tensor]:
         """The norm between the last layer and the head."""
         config = self.config
-        return parts.rms_norm(f"{self.prefix}.norm", config.hidden_size, config.norm_eps, config.norm_offset)
+        return parts.rms_norm(
+            f"{self.prefix}.{self.norm_name}", config.hidden_size, config.norm_eps, config.norm_offset
+        )
 
     def make_stack(self, layers: Sequence[tuple[DecoderLayer, LayerPlace]]) -> DecoderStack:
         """Everything between embedding and head, with these ``layers``."""
@@ -88,7 +93,8 @@ class CausalLM(StagedModel):
         config = self.config
         is_caching = config.cache_owners[index] == index
         is_sparse = config.mixture is not None and config.mixture.is_sparse[index]
-        return config.sliding_windows[index], config.ropes[index], config.cache_specs[index], is_caching, is_sparse
+        specs = config.cache_specs[index], config.state_specs[index]
+        return config.sliding_windows[index], config.ropes[index], *specs, is_caching, is_sparse
 
     def is_redundant(self, name: str) -> bool:
         """True for rotary frequencies, saved by older releases, and for a tied output projection."""
@@ -96,7 +102,7 @@ class CausalLM(StagedModel):
 
     def repeats(self, name: str) -> str | None:
         tied = self.config.tie_word_embeddings and name == "lm_head.weight"
-        return f"{self.prefix}.embed_tokens.weight" if tied else None
+        return f"{self.prefix}.{self.embedding_name}.weight" if tied else None
 
     def is_of_layer(self, name: str) -> bool:
         return name.startswith(f"{self.prefix}.layers.")
@@ -161,9 +167,10 @@ class CausalLM(StagedModel):
         super()._set_layers(indices)
         ropes, distinct = self.config.ropes, self.config.distinct_ropes
         group_of, placed = group_of_layers(self.kv_cache_groups), []
-        for index, cache in zip(indices, self.cache_of_layers, strict=True):
+        for index, cache, state in zip(indices, self.cache_of_layers, self.state_of_layers, strict=True):
             rotation = None if (rope := ropes[index]) is None else distinct.index(rope)
-            placed.append((self._layers[index], LayerPlace(rotation, cache, group_of[cache])))
+            group = None if cache is None else group_of[cache]
+            placed.append((self._layers[index], LayerPlace(rotation, cache, group, state)))
         # On CPU this is ops/kernel_graph.py, which runs the layers natively.
         self._run_layers = self._factory.backend.captured(self.make_stack(placed))
 

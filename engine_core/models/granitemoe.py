@@ -19,12 +19,11 @@ from engine_core.ops.base import Routing
 from engine_core.weights.expert_tensors import StackedExperts
 
 
-class GraniteMoeLayer:
-    """Attention, then experts, a shared one or both, each with a norm before it and a scaled residual."""
+class GraniteMoeFeedForward:
+    """Experts, a shared one or both, with scaled residuals."""
 
-    def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
-        hidden, eps, mixture, moe = config.hidden_size, config.norm_eps, config.mixture, f"{prefix}.block_sparse_moe"
-        self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts)
+    def __init__(self, config: ArchitectureConfig, prefix: str, parts: PartFactory) -> None:
+        mixture, moe = config.mixture, f"{prefix}.block_sparse_moe"
         self.shared_mlp = self.experts = None
         if mixture is not None:
             router, experts = RouterTensors(f"{moe}.router.layer"), mixture.tensors(moe)
@@ -33,15 +32,26 @@ class GraniteMoeLayer:
             self.shared_mlp = GatedMLP(
                 config, f"{prefix}.shared_mlp", parts, intermediate_size=size, down_name="output_linear"
             )
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if self.shared_mlp is not None:
+            residual = self.shared_mlp(x, residual)
+        return residual if self.experts is None else self.experts(x, residual)
+
+
+class GraniteMoeLayer:
+    """Attention, then a feed-forward block, each with a norm before it."""
+
+    def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts)
+        self.feed_forward = GraniteMoeFeedForward(config, prefix, parts)
         self.input_layernorm = parts.rms_norm(f"{prefix}.input_layernorm", hidden, eps)
         self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
 
     def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
         hidden = self.self_attn(self.input_layernorm(hidden), context, residual=hidden)
-        x = self.post_attention_layernorm(hidden)
-        if self.shared_mlp is not None:
-            hidden = self.shared_mlp(x, residual=hidden)
-        return hidden if self.experts is None else self.experts(x, residual=hidden)
+        return self.feed_forward(self.post_attention_layernorm(hidden), residual=hidden)
 
 
 class GraniteMoeForCausalLM(CausalLM):
@@ -57,11 +67,16 @@ class GraniteMoeForCausalLM(CausalLM):
 
 def granite_moe_config(config: PretrainedConfig, fields: dict[str, Any], shared_size: int | None) -> ArchitectureConfig:
     """``fields`` and experts, one of them shared if it has a size. Raises ``CheckpointError``."""
+    mixture = granite_mixture(config, fields, shared_size)
+    return ArchitectureConfig(**fields, gate_up_names=("input_linear",), mixture=mixture)
+
+
+def granite_mixture(config: PretrainedConfig, fields: dict[str, Any], shared_size: int | None) -> Mixture:
+    """The experts of all layers. Raises ``CheckpointError``."""
     experts = read_experts(config, fields, num_experts="num_local_experts", intermediate_size="intermediate_size")
     routing = Routing(experts.top_k, renormalize=True, scale=fields["residual_scale"])
     stacked = partial(StackedExperts, gate_up="input_linear.weight", down="output_linear.weight")
-    mixture = Mixture(experts, routing, (True,) * fields["num_layers"], shared_size, tensors=stacked)
-    return ArchitectureConfig(**fields, gate_up_names=("input_linear",), mixture=mixture)
+    return Mixture(experts, routing, (True,) * fields["num_layers"], shared_size, tensors=stacked)
 
 
 class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):

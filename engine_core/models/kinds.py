@@ -13,6 +13,8 @@ ATTENTION_TYPES = ("full_attention", "sliding_attention")
 """The ``layer_types`` of a dense decoder."""
 _ALSO_FULL = "attention"
 """A hybrid's name for layers of full attention."""
+_SERVED_ELSEWHERE = "which run only where Ringline has a model of its own"
+"""Layers that keep a state."""
 
 _PARTS = ("audio", "image", "text", "thinker", "vision", "vq")
 """Prefixes of the names of a multimodal model's sub-configurations."""
@@ -102,13 +104,13 @@ def _hybrid(fields: Mapping[str, Any]) -> str | None:
     if others := sorted(types - attending):
         named = f"layer_types: {', '.join(others)}"
         if types & attending and any(not each.endswith("_attention") or "linear" in each for each in others):
-            return f"a hybrid of attention and other layers ({named}), which are not served"
+            return f"a hybrid of attention and other layers ({named}), {_SERVED_ELSEWHERE}"
         return f"a model with other layers than full or sliding attention ({named})"
     attends = "a hybrid of attention and" if "num_attention_heads" in fields else "a model of"
     names = [name for name in fields if not name.startswith("use_")]
     for part, layers in _RECURRENT.items():
         if (name := next((name for name in names if part in name), None)) is not None:
-            return f"{attends} {layers} ({name}), which are not served"
+            return f"{attends} {layers} ({name}), {_SERVED_ELSEWHERE}"
     return None
 
 

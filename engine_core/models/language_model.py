@@ -21,11 +21,12 @@ from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.model_config import ModelShape
 from engine_core.ops.base import Greatest, greatest_of
+from engine_core.states.base import StateCacheSpec
 from engine_core.weights.source import Weights
 
 
 class LanguageModel(ABC):
-    """Consists of parts whose weights ``load`` fills in; keeps no state between calls but the KV cache.
+    """Consists of parts whose weights ``load`` fills in; keeps nothing between calls but the caches.
 
     With batch-invariant backends, a row's result should have the same bits whatever else is in the step; a self-test
     has to confirm it.
@@ -175,9 +176,9 @@ class LanguageModel(ABC):
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """The cache that the attention backend must allocate for this model."""
-        specs = self.config.rank_cache_specs
+        specs, pad = self.config.rank_cache_specs, self._factory.backend.padded
         return KVCacheSpec(
-            tuple(specs[index].padded(self._factory.backend.padded) for index in self._caching_layers),
+            tuple(spec.padded(pad) for index in self._caching_layers if (spec := specs[index]) is not None),
             block_size,
             self._factory.dtype,
             self.kv_cache_groups,
@@ -185,9 +186,25 @@ class LanguageModel(ABC):
         )
 
     @property
-    def cache_of_layers(self) -> tuple[int, ...]:
-        """For each layer, the index of its cache in ``kv_cache_spec``."""
-        return tuple(self._caching_layers.index(owner) for owner in self._owners)
+    def cache_of_layers(self) -> tuple[int | None, ...]:
+        """For each layer, the index of its cache in ``kv_cache_spec``; None: it does not attend."""
+        places = {layer: place for place, layer in enumerate(self._caching_layers)}
+        return tuple(places.get(owner) for owner in self._owners)
+
+    @property
+    def state_cache_spec(self) -> StateCacheSpec | None:
+        """The states that must be allocated for this model's layers; None: none keeps one."""
+        specs, pad = self.config.rank_state_specs, self._factory.backend.padded
+        layers = tuple(spec.padded(pad) for index in self._layer_indices if (spec := specs[index]) is not None)
+        return StateCacheSpec(layers, self._factory.dtype) if layers else None
+
+    @property
+    def state_of_layers(self) -> tuple[int | None, ...]:
+        """For each layer, the index of its state in ``state_cache_spec``; None: it keeps none."""
+        specs = self.config.state_specs
+        keeping = [index for index in self._layer_indices if specs[index] is not None]
+        places = {layer: place for place, layer in enumerate(keeping)}
+        return tuple(places.get(index) for index in self._layer_indices)
 
     @abstractmethod
     def layer_kind(self, index: int) -> Hashable:
@@ -209,7 +226,7 @@ class LanguageModel(ABC):
         return self.with_layers(sorted({*first, *(self.config.cache_owners[index] for index in first)}))
 
     def with_layers(self, indices: Sequence[int]) -> Self:
-        """A copy with only the layers ``indices``, sharing weights; its ``kv_cache_spec`` counts only them.
+        """A copy with only the layers ``indices``, sharing weights; its specs of caches and states count only them.
 
         A layer that attends over a missing layer's cache gets one that nothing writes: good only for measuring.
         """
@@ -222,7 +239,8 @@ class LanguageModel(ABC):
         self._layer_indices = tuple(indices)
         owners = self.config.cache_owners
         self._owners = tuple(owners[index] if owners[index] in indices else index for index in indices)
-        self._caching_layers = tuple(sorted(set(self._owners)))
+        specs = self.config.cache_specs
+        self._caching_layers = tuple(owner for owner in sorted(set(self._owners)) if specs[owner] is not None)
 
 
 class StagedModel(LanguageModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -12,7 +12,14 @@ from transformers import PretrainedConfig
 from engine_core.activation import Activation, read_activation
 from engine_core.distributed.ranks import UNIT, cut_layers
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, StateSpec, group_layers
+from engine_core.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheGroup,
+    LayerCacheSpec,
+    ShortConvSpec,
+    StateSpec,
+    group_layers,
+)
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 from engine_core.models.stage_work import work_of_head, work_of_layers
 from engine_core.ops.base import Routing
@@ -56,34 +63,42 @@ class ModelShape:
         def refuse(accepted: str) -> ConfigError:
             return ConfigError("tensor_parallel_size", size, accepted)
 
-        if self.num_heads % size:
+        if self.caching_layers and self.num_heads % size:
             raise refuse(f"a divisor of num_attention_heads={self.num_heads}")
         for heads in {spec.num_kv_heads for spec in self.cache_specs if isinstance(spec, AttentionSpec)}:
             if heads % size and size % heads:
                 raise refuse(f"a divisor or a multiple of num_key_value_heads={heads}")
+        for spec in dict.fromkeys(spec for spec in self.state_specs if spec is not None):
+            if (accepted := _accepted_ranks(spec, size, self.state_fields)) is not None:
+                raise refuse(accepted)
         for name, count in self._shared_widths(expert_parallel).items():
             if -(-count // UNIT) < size:
                 raise refuse(f"at most {-(-count // UNIT)}, as {name}={count} is cut in units of {UNIT}")
 
     def _shared_widths(self, expert_parallel: bool) -> dict[str, int]:
         """Numbers of outputs that ranks share, by their names in config.json."""
-        return {
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-        }
+        widths = {"vocab_size": self.vocab_size, "hidden_size": self.hidden_size}
+        # Without it no layer has a dense block.
+        return widths | ({"intermediate_size": self.intermediate_size} if self.intermediate_size else {})
 
     def stage_layers(self, stages: int) -> list[range]:
         """The layers of each stage, balanced by time. Raises ``ConfigError`` if there are too few layers."""
-        ranges = cut_layers(self.cache_owners, stages, work_of_layers(self), work_of_head(self))
+        ranges = cut_layers(self.cache_owners, stages, self.layer_work, work_of_head(self))
         if ranges is None:
             most = next(count for count in reversed(range(stages)) if cut_layers(self.cache_owners, count))
-            shared = self.num_layers - len(self.caching_layers)
+            shared = sum(owner != layer for layer, owner in enumerate(self.cache_owners))
             reason = f", {shared} of which attend over the caches of earlier ones and stay with them" if shared else ""
             raise ConfigError(
                 "pipeline_parallel_size", stages, f"at most {most}: the model has {self.num_layers} layers{reason}"
             )
         return ranges
+
+    @property
+    def layer_work(self) -> list[int]:
+        """About how much of its memory a layer reads and writes in a step. A family whose layers have other parts than
+        ``work_of_layers`` assumes overrides it.
+        """
+        return work_of_layers(self)
 
     def within(self, max_model_len: int) -> Self:
         """The same without windows that have no effect on sequences of up to ``max_model_len``."""
@@ -107,6 +122,14 @@ class ModelShape:
         return (None,) * self.num_layers
 
     @property
+    def state_fields(self) -> Mapping[str, str]:
+        """The names in config.json of ``channels``, ``num_heads`` and ``num_key_heads`` of ``state_specs``.
+
+        A family with states overrides it.
+        """
+        return {}
+
+    @property
     def cache_owners(self) -> tuple[int, ...]:
         """Each layer's cache owner: itself, or an earlier layer with the same cache size and window.
 
@@ -116,35 +139,52 @@ class ModelShape:
 
     @property
     def caching_layers(self) -> tuple[int, ...]:
-        """The layers with their own cache, in ascending order."""
-        return tuple(sorted(set(self.cache_owners)))
+        """The layers with their own KV cache, in ascending order."""
+        specs = self.cache_specs
+        return tuple(owner for owner in sorted(set(self.cache_owners)) if specs[owner] is not None)
 
     @property
-    def rank_cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+    def rank_cache_specs(self) -> tuple[LayerCacheSpec | None, ...]:
         """One rank's share of ``cache_specs``."""
-        return tuple(spec.of_rank(self.tensor_parallel_size) for spec in self.cache_specs)
+        return tuple(None if spec is None else spec.of_rank(self.tensor_parallel_size) for spec in self.cache_specs)
+
+    @property
+    def rank_state_specs(self) -> tuple[StateSpec | None, ...]:
+        """One rank's share of ``state_specs``."""
+        return tuple(None if spec is None else spec.of_rank(self.tensor_parallel_size) for spec in self.state_specs)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether any layer keeps a state."""
+        return any(spec is not None for spec in self.state_specs)
 
     def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
-        """The groups of a rank's cache for these layers; groups contain indices into ``layers``."""
+        """The groups of a rank's cache for these layers, which attend; groups contain indices into ``layers``."""
         windows, specs = self.sliding_windows, self.rank_cache_specs
         return group_layers(
-            [windows[layer] for layer in layers], [specs[layer] for layer in layers], chunked=self.chunked_attention
+            [windows[layer] for layer in layers],
+            [spec for layer in layers if (spec := specs[layer]) is not None],
+            chunked=self.chunked_attention,
         )
 
     @property
     def largest_head_dim(self) -> int:
+        """Of the layers that attend; 0 if none does."""
+        if not self.caching_layers:
+            return 0
         return max(
             (spec.head_dim for spec in self.cache_specs if isinstance(spec, AttentionSpec)), default=self.head_dim
         )
 
     @property
     def has_plain_layers(self) -> bool:
-        """Whether all layers see all tokens, and have their own, equal caches."""
-        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
+        """Whether layers attend, and all that do see all tokens, and have their own, equal caches."""
+        attending = [layer for layer, spec in enumerate(self.cache_specs) if spec is not None]
+        alike = {self.cache_specs[layer] for layer in attending} == {AttentionSpec(self.num_kv_heads, self.head_dim)}
         return (
             alike
-            and len(self.caching_layers) == self.num_layers
-            and all(window is None for window in self.sliding_windows)
+            and len(self.caching_layers) == len(attending)
+            and all(self.sliding_windows[layer] is None for layer in attending)
         )
 
     @property
@@ -161,6 +201,27 @@ class ModelShape:
     def longest_sequence(self) -> int:
         """In tokens."""
         return self.max_position_embeddings
+
+    @property
+    def default_length(self) -> int:
+        """The longest sequence unless options name another."""
+        return self.longest_sequence
+
+
+def _accepted_ranks(spec: StateSpec, ranks: int, names: Mapping[str, str]) -> str | None:
+    """The numbers of ranks that can share such states, for an error; None if ``ranks`` can."""
+
+    def named(field: str) -> str:
+        return f"{names.get(field, field)}={getattr(spec, field)}"
+
+    if isinstance(spec, ShortConvSpec):
+        most = -(-spec.channels // UNIT)
+        return None if ranks <= most else f"at most {most}, as {named('channels')} is cut in units of {UNIT}"
+    if spec.num_heads % ranks:
+        return f"a divisor of {named('num_heads')}"
+    if spec.num_key_heads % ranks and ranks % spec.num_key_heads:
+        return f"a divisor or a multiple of {named('num_key_heads')}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +287,7 @@ class ArchitectureConfig(ModelShape):
             return widths
         shape, shared = mixture.shape, mixture.shared_size
         if all(mixture.is_sparse) and shared is None:
-            del widths["intermediate_size"]  # no layer has a dense block
+            widths.pop("intermediate_size", None)  # no layer has a dense block
         if shared is not None:
             widths["the inner size of shared experts"] = shared
         if not expert_parallel:
@@ -251,23 +312,27 @@ class ArchitectureConfig(ModelShape):
 def common_fields(
     config: PretrainedConfig,
     *,
-    activation: str = "hidden_act",
+    activation: str | Activation = "hidden_act",
+    norm_eps: str = "rms_norm_eps",
     intermediate_size: str = "intermediate_size",
+    rotates: bool = True,
     partial_rotary: bool = False,
     query_scaling: bool = False,
     interleaved: bool = False,
     head_dim: int | None = None,
     head_dims: Sequence[int] | None = None,
     windows: Callable[[PretrainedConfig, int], tuple[int | None, ...]] | None = None,
+    unrotated: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation`` and ``intermediate_size`` name
-    fields.
+    """The fields of ``ArchitectureConfig`` that most families name alike; ``activation``, ``norm_eps`` and
+    ``intermediate_size`` name fields, unless ``activation`` is one.
 
-    ``partial_rotary``, ``query_scaling``: whether the family has ``partial_rotary_factor``, ``llama_4_scaling_beta``.
-    ``interleaved``: neighbouring elements are rotated as pairs. ``head_dim`` defaults to the configuration's, and
-    ``head_dims``, per layer, to ``head_dim``. ``windows`` reads the sliding windows of that many layers, by default
-    none. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
-    that the engine lacks.
+    ``rotates``: whether any layer does; else nothing is read of it. ``partial_rotary``, ``query_scaling``: whether the
+    family has ``partial_rotary_factor``, ``llama_4_scaling_beta``. ``interleaved``: neighbouring elements are rotated
+    as pairs. ``head_dim`` defaults to the configuration's, and ``head_dims``, per layer, to ``head_dim``. ``windows``
+    reads the sliding windows of that many layers, by default none. ``unrotated``: the ``layer_types`` of layers without
+    rotation. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope
+    type that the engine lacks.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -291,8 +356,10 @@ def common_fields(
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "activation": read_activation(activation, getattr(config, activation)),
-        "norm_eps": _norm_eps(config),
+        "activation": activation
+        if isinstance(activation, Activation)
+        else read_activation(activation, getattr(config, activation)),
+        "norm_eps": read_norm_eps(config, norm_eps),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
         "ropes": _ropes(
@@ -302,7 +369,10 @@ def common_fields(
             partial_rotary,
             query_scaling,
             interleaved,
-        ),
+            unrotated,
+        )
+        if rotates
+        else (None,) * num_layers,
         "sliding_windows": (None,) * num_layers if windows is None else windows(config, num_layers),
     }
 
@@ -433,10 +503,11 @@ def optional_number(config: PretrainedConfig, name: str) -> float | None:
     return None if getattr(config, name) is None else positive_number(config, name)
 
 
-def _norm_eps(config: PretrainedConfig) -> float:
-    value = config.rms_norm_eps
+def read_norm_eps(config: PretrainedConfig, name: str) -> float:
+    """A number from 0 to 1. Raises ``CheckpointError``."""
+    value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise CheckpointError(f"rms_norm_eps={value!r} is not usable: expected a number from 0 to 1")
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a number from 0 to 1")
     return float(value)
 
 
@@ -447,6 +518,7 @@ def _ropes(
     partial_rotary: bool,
     query_scaling: bool,
     interleaved: bool,
+    unrotated: Collection[str],
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, common to all layers or given per layer type."""
     # As transformers' modules do: this copies a top-level original_max_position_embeddings into the parameters.
@@ -471,18 +543,20 @@ def _ropes(
                 f"llama_4_scaling_beta={beta!r} is not supported: {config.model_type} does not scale queries by "
                 "position"
             )
-    of_layers = [given] * len(head_dims)
+    of_layers: list[Mapping[str, Any] | None] = [given] * len(head_dims)
     for parameters in by_kind:
         if parameters.get("truncate", True) is not True:
             raise UnsupportedModelError(
                 f"rope_parameters: truncate={parameters['truncate']!r} is not supported with one entry per layer type"
             )
-    if by_kind:
+    if by_kind or unrotated:
         kinds = layer_types(config, len(head_dims))
-        if missing := sorted({kind for kind in kinds if not isinstance(given.get(kind), dict)}):
+        rotated = {*kinds} - {*unrotated}
+        if missing := sorted(kind for kind in rotated if by_kind and not isinstance(given.get(kind), dict)):
             raise CheckpointError(f"rope_parameters has no entry for {', '.join(missing)} layers")
-        of_layers = [given[kind] for kind in kinds]
+        of_kinds = {kind: given[kind] if by_kind else given for kind in rotated}
+        of_layers = [of_kinds.get(kind) for kind in kinds]
     return tuple(
-        RopeParameters.read(own, max_position_embeddings, head_dim, interleaved=interleaved)
+        None if own is None else RopeParameters.read(own, max_position_embeddings, head_dim, interleaved=interleaved)
         for own, head_dim in zip(of_layers, head_dims, strict=True)
     )

@@ -38,14 +38,19 @@ from engine_core.models.internlm3 import InternLM3ForCausalLM
 from engine_core.models.iquestcoder import IQuestCoderForCausalLM
 from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.language_model import LanguageModel
+from engine_core.models.lfm2 import Lfm2ForCausalLM
+from engine_core.models.lfm2_moe import Lfm2MoeForCausalLM
+from engine_core.models.lfm3 import Lfm3ForCausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.llama4 import Llama4ForCausalLM
+from engine_core.models.mamba2 import Mamba2ForCausalLM
 from engine_core.models.mellum import MellumForCausalLM
 from engine_core.models.minimax_m2 import MiniMaxM2ForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
+from engine_core.models.nemotron_h import NemotronHForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.olmo3 import Olmo3ForCausalLM
 from engine_core.models.olmoe import OlmoeForCausalLM
@@ -54,7 +59,10 @@ from engine_core.models.phi3 import Phi3ForCausalLM
 from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM
 from engine_core.models.qwen3 import Qwen3ForCausalLM
+from engine_core.models.qwen3_5 import Qwen3_5ForCausalLM
+from engine_core.models.qwen3_5_moe import Qwen3_5MoeForCausalLM
 from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
+from engine_core.models.qwen3_next import Qwen3NextForCausalLM
 from engine_core.models.seed_oss import SeedOssForCausalLM
 from engine_core.models.smollm3 import SmolLM3ForCausalLM
 from engine_core.models.solar_open import SolarOpenForCausalLM
@@ -86,13 +94,18 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "HYV3ForCausalLM": HYV3ForCausalLM,
     "InternLM3ForCausalLM": InternLM3ForCausalLM,
     "IQuestCoderForCausalLM": IQuestCoderForCausalLM,
+    "Lfm2ForCausalLM": Lfm2ForCausalLM,
+    "Lfm2MoeForCausalLM": Lfm2MoeForCausalLM,
+    "Lfm3ForCausalLM": Lfm3ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "Mamba2ForCausalLM": Mamba2ForCausalLM,
     "MellumForCausalLM": MellumForCausalLM,
     "MiniMaxM2ForCausalLM": MiniMaxM2ForCausalLM,
     "Ministral3ForCausalLM": Ministral3ForCausalLM,
     "MinistralForCausalLM": MinistralForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
+    "NemotronHForCausalLM": NemotronHForCausalLM,
     "OPTForCausalLM": OPTForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Olmo3ForCausalLM": Olmo3ForCausalLM,
@@ -101,6 +114,9 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3NextForCausalLM": Qwen3NextForCausalLM,
+    "Qwen3_5ForCausalLM": Qwen3_5ForCausalLM,
+    "Qwen3_5MoeForCausalLM": Qwen3_5MoeForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
     "SeedOssForCausalLM": SeedOssForCausalLM,
     "SmolLM3ForCausalLM": SmolLM3ForCausalLM,

@@ -57,20 +57,28 @@ class StepCost:
     """Bytes that all layers read per seen token: each layer of a shared cache reads it."""
     attention: int
     """Operations of a token per token that it sees."""
+    state_bytes: int = 0
+    """Bytes of a sequence's states in all layers."""
+    recurrence: int = 0
+    """Operations of a token on its sequence's states."""
 
     @classmethod
     def of_model(cls, model: LanguageModel, itemsize: int = 2, cache_itemsize: int | None = None) -> Self:
         """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and the default of
         ``cache_itemsize``.
         """
-        shape, specs = model.config, model.config.cache_specs
+        shape, specs = model.config, [spec for spec in model.config.cache_specs if spec is not None]
+        owned = [shape.cache_specs[layer] for layer in shape.caching_layers]
+        states = [spec for spec in shape.state_specs if spec is not None]
         of_cache = cache_itemsize or itemsize
         return cls(
             layers=_merged(model.layer_parts, itemsize),
             heads=_merged((part for part in model.parts if isinstance(part, ParallelLMHead)), itemsize),
-            kv_bytes=of_cache * sum(specs[layer].elements for layer in shape.caching_layers),
+            kv_bytes=of_cache * sum(spec.elements for spec in owned if spec is not None),
             kv_read=of_cache * sum(spec.elements for spec in specs),
             attention=sum(spec.operations(shape.num_heads) for spec in specs),
+            state_bytes=sum(spec.nbytes(itemsize) for spec in states),
+            recurrence=sum(spec.operations for spec in states),
         )
 
     @property
@@ -98,13 +106,16 @@ class StepCost:
 
     def step(self, rows: float, sampled: float, seen: float, cached: float) -> Cost:
         """The cost of ``rows`` tokens, ``sampled`` of which go through the head; ``seen`` sums the tokens that each row
-        sees, ``cached`` counts the tokens read from the cache.
+        sees, ``cached`` counts the tokens read from the cache. States are read and written once per sampled token.
         """
         met = ((self.layers, rows), (self.heads, sampled))
         return Cost(
-            read=sum(each.bytes_read(count) for weights, count in met for each in weights) + cached * self.kv_read,
+            read=sum(each.bytes_read(count) for weights, count in met for each in weights)
+            + cached * self.kv_read
+            + 2 * sampled * self.state_bytes,
             operations=2 * sum(each.per_row * count for weights, count in met for each in weights)
-            + seen * self.attention,
+            + seen * self.attention
+            + rows * self.recurrence,
         )
 
 

@@ -108,6 +108,8 @@ class Routing:
     scoring: Scoring = Scoring.SOFTMAX
     renormalize: bool = False
     """Whether the weights of a row's experts are divided by their sum."""
+    sum_offset: float = 1e-20
+    """Added to that sum."""
     scale: float = 1.0
     """Factor of the chosen experts' weights."""
     num_groups: int = 1
@@ -320,7 +322,7 @@ class OpsBackend(ABC):
         formats expands the weights.
         """
         op = self.experts(shape, dtype, split)
-        op.load(expert.expanded(dtype) for expert in experts)
+        op.load(expert.expanded(shape, dtype) for expert in experts)
         return op
 
     @abstractmethod
@@ -357,9 +359,12 @@ class OpsBackend(ABC):
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activate(gate, activation, up)
 
-    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """``residual`` + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
-        return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """``residual``, if any, + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, G] float32, one for each of
+        G equal groups of columns.
+        """
+        gated = (logits.sigmoid()[..., None] * x.float().view(*logits.shape, -1)).flatten(1)
+        return (gated if residual is None else residual.float() + gated).to(x.dtype)
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         """``rows`` [R] int64 of ``x`` [T, N], whose rows may be strided; None: all rows, ``x`` itself."""

@@ -46,7 +46,7 @@ class GpuExperts(UnloadedExperts):
         self._split = split
         self._shard = shape.whole if split is None else split.own
         count, inner, hidden = len(self._shard.experts), len(self._shard.inner), len(self._shard.hidden)
-        self._gate_up = torch.empty(count, 2, inner, shape.hidden_size, dtype=dtype, device=device)
+        self._gate_up = torch.empty(count, shape.num_expanding, inner, shape.hidden_size, dtype=dtype, device=device)
         self._down = torch.empty(count, hidden, shape.intermediate_size, dtype=dtype, device=device)
         biases = count if shape.bias else 0
         self._gate_up_bias = torch.empty(biases, 2, inner, device=device)
@@ -58,7 +58,7 @@ class GpuExperts(UnloadedExperts):
 
     def load(self, experts: Iterable[ExpertWeights]) -> None:
         for index, weights in enumerate(experts):
-            places = (self._gate_up[index, 0], self._gate_up[index, 1], self._down[index])
+            places = (*self._gate_up[index], self._down[index])
             for place, tensor in zip(places, weights.tensors, strict=True):
                 place.copy_(tensor)
             if weights.biases is not None:
@@ -115,6 +115,7 @@ class GpuExperts(UnloadedExperts):
             INPUTS=shape.hidden_size,
             OUTPUTS=outputs,
             WEIGHED=shape.weighs_inputs,
+            GATED=shape.gated,
             KIND=int(shape.activation),
             LIMIT=shape.swiglu_limit,
             ALPHA=shape.swiglu_alpha,

@@ -28,9 +28,11 @@ class _Graph:
     """Without metadata, which differs from step to step."""
     output: torch.Tensor
 
-    def fits(self, rows: int, kv_caches: list[torch.Tensor]) -> bool:
-        """Whether a replay can compute ``rows`` rows on these caches."""
-        return rows <= self.captured.pool.max_rows and kv_caches is self.context.kv_caches
+    def fits(self, rows: int, context: ForwardContext) -> bool:
+        """Whether a replay can compute ``rows`` rows on these caches and states."""
+        own = self.context
+        same_memory = context.kv_caches is own.kv_caches and context.states is own.states
+        return rows <= self.captured.pool.max_rows and same_memory
 
     def replay(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The output for these inputs; valid until the next replay."""
@@ -43,18 +45,14 @@ class _Graph:
             for target, source in zip(own, given, strict=True):
                 if target is not None and source is not None:
                     target[:rows].copy_(source)
-        any_group = metadata[0]
         tables = (ctypes.c_void_p * len(metadata))(*(group.block_tables.data_ptr() for group in metadata))
         self.captured.replay(
-            query_starts=any_group.query_starts.data_ptr(),
-            seq_lens=any_group.seq_lens.data_ptr(),
             block_tables=ctypes.addressof(tables),
-            block_table_stride=any_group.block_tables.stride(0),
             rows=rows,
             selected=None if wanted is None else wanted.data_ptr(),
             num_selected=num_wanted,
-            num_seqs=len(any_group.seq_lens),
             num_threads=torch.get_num_threads(),
+            **_sequences(context),
         )
         return self.output[:num_wanted]
 
@@ -74,7 +72,7 @@ class KernelGraph:
 
     def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         graph = self._graph
-        if self._capturable and (graph is None or not graph.fits(len(hidden), context.kv_caches)):
+        if self._capturable and (graph is None or not graph.fits(len(hidden), context)):
             graph = self._graph = self._capture(hidden, context)
         return self._layers(hidden, context) if graph is None else graph.replay(hidden, context)
 
@@ -109,4 +107,27 @@ class KernelGraph:
         except NotCapturableError:
             self._capturable = False
             return None
-        return _Graph(captured, own_hidden, replace(own_context, metadata=()), output)
+        return _Graph(captured, own_hidden, replace(own_context, metadata=(), state_metadata=None), output)
+
+
+def _sequences(context: ForwardContext) -> dict[str, int]:
+    """The fields of a ``RinglineStep`` about a step's sequences."""
+    fields = dict[str, int]()
+    if (states := context.state_metadata) is not None:
+        fields |= {
+            "query_starts": states.query_starts.data_ptr(),
+            "num_seqs": len(states.sources),
+            "state_sources": states.sources.data_ptr(),
+            "save_starts": states.save_starts.data_ptr(),
+            "save_rows": states.save_rows.data_ptr(),
+            "save_slots": states.save_slots.data_ptr(),
+        }
+    if context.metadata:
+        any_group = context.metadata[0]
+        fields |= {
+            "query_starts": any_group.query_starts.data_ptr(),
+            "num_seqs": len(any_group.seq_lens),
+            "seq_lens": any_group.seq_lens.data_ptr(),
+            "block_table_stride": any_group.block_tables.stride(0),
+        }
+    return fields

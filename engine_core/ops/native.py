@@ -34,6 +34,7 @@ from engine_core.ops.native_linear import NativeLinear
 from engine_core.ops.native_packing import PANEL, padded_width
 from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuantizedWeights, keeps
 from engine_core.ops.native_quantized_experts import NativeQuantizedExperts, keeps_experts
+from engine_core.ops.native_states import NativeStateOps
 from engine_core.ops.native_streams import NativeStreamOps
 from engine_core.weights.experts import ExpertsShape, QuantizedExpertWeights
 from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
@@ -215,6 +216,9 @@ class NativeBackend(OpsBackend):
     def stream_ops(self) -> NativeStreamOps:
         return NativeStreamOps(self._kernels)
 
+    def state_ops(self) -> NativeStateOps:
+        return NativeStateOps(self._kernels)
+
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = kernel_output(x.shape[0], x.shape[1], x.dtype)
         self._kernels.activate.run(
@@ -231,7 +235,7 @@ class NativeBackend(OpsBackend):
         )
         return output
 
-    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         output = kernel_output(x.shape[0], x.shape[1], x.dtype)
         self._kernels.sigmoid_gate.run(
             x=x,
@@ -239,7 +243,8 @@ class NativeBackend(OpsBackend):
             residual=residual,
             output=output,
             rows=x.shape[0],
-            width=x.shape[1],
+            groups=logits.shape[1],
+            width=x.shape[1] // logits.shape[1],
             number_type=NUMBER_TYPES[x.dtype],
         )
         return output

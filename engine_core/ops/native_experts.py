@@ -76,6 +76,7 @@ def route(
         group_best=routing.group_best,
         scoring=routing.scoring,
         renormalize=routing.renormalize,
+        sum_offset=routing.sum_offset,
         scale=routing.scale,
     )
     if failed:
@@ -117,12 +118,14 @@ class PackedExperts(ExpertsOp):
     _down: Matrices
 
     def __init__(self, kernel: Kernel, shape: ExpertsShape, split: ExpertsSplit | None, tile: int) -> None:
-        """``tile``: outputs of a tile of ``_gate_up``; its first half is the gate's, its second up's."""
+        """``tile``: outputs of a tile of ``_gate_up``; if experts are gated, its first half is the gate's, its second
+        up's.
+        """
         self._kernel = kernel
         self._shape = shape
         self._split = split
         self._shard = shape.whole if split is None else split.own
-        self._tile_inner = tile // 2
+        self._tile_inner = tile // shape.num_expanding
         self._arguments = kernel.arguments(
             hidden=padded_width(shape.hidden_size),
             inner=padded_width(shape.intermediate_size),
@@ -135,11 +138,17 @@ class PackedExperts(ExpertsOp):
             limit=shape.swiglu_limit,
             alpha=shape.swiglu_alpha,
             weighs_inputs=shape.weighs_inputs,
+            gated=shape.gated,
         )
 
     @property
     def nbytes(self) -> int:
         return self._gate_up.nbytes + self._down.nbytes
+
+    @property
+    def _tiles(self) -> int:
+        """Tiles of an expert's ``_gate_up``."""
+        return -(-self._arguments.inner_part // self._tile_inner)
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
@@ -198,11 +207,10 @@ class PackingExperts(PackedExperts, UnloadedExperts):
 
     def load(self, experts: Iterable[ExpertWeights]) -> None:
         sizes = self._arguments
-        tiles = -(-sizes.inner_part // self._tile_inner)
-        gate_up = torch.zeros(tiles, 2, self._tile_inner, sizes.hidden, dtype=self._dtype)
+        gate_up = torch.zeros(self._tiles, self._shape.num_expanding, self._tile_inner, sizes.hidden, dtype=self._dtype)
         down = torch.zeros(sizes.hidden_part, sizes.inner, dtype=self._dtype)
         for expert, weights in enumerate(experts):
-            for place in range(2):
+            for place in range(self._shape.num_expanding):
                 interleave(next(weights.tensors), gate_up[:, place])
             self._gate_up.pack(expert, gate_up.view(-1, sizes.hidden))
             down[: len(self._shard.hidden), : self._shape.intermediate_size] = next(weights.tensors)
@@ -234,8 +242,8 @@ class NativeExperts(PackingExperts):
     ) -> None:
         super().__init__(kernels.experts, shape, dtype, split, TILE)
         arguments = self._arguments
-        count, tiles = arguments.num_experts, -(-arguments.inner_part // self._tile_inner)
-        gate_up = PackedWeights(count, tiles * TILE, arguments.hidden, dtype, bias=shape.bias)
+        count = arguments.num_experts
+        gate_up = PackedWeights(count, self._tiles * TILE, arguments.hidden, dtype, bias=shape.bias)
         down = PackedWeights(count, arguments.hidden_part, arguments.inner, dtype, bias=shape.bias)
         self._gate_up, self._down = gate_up, down
         arguments.gate_up, arguments.down = gate_up.packed.data_ptr(), down.packed.data_ptr()

@@ -40,15 +40,15 @@ class NativeQuantizedExperts(PackedExperts):
         """Memory for the weights, for inputs of ``dtype``."""
         super().__init__(kernels.quantized_experts, shape, split, TILE)
         sizes, count = self._arguments, self._arguments.num_experts
-        tiles = -(-sizes.inner_part // self._tile_inner)
-        gate_ups = PackedQuantizedWeights(kernels, gate_up, tiles * TILE, sizes.hidden, count=count)
+        outputs = self._tiles * TILE
+        gate_ups = PackedQuantizedWeights(kernels, gate_up, outputs, sizes.hidden, count=count)
         downs = PackedQuantizedWeights(kernels, down, sizes.hidden_part, sizes.inner, count=count)
         self._gate_up, self._down = gate_ups, downs
         sizes.gate_up, sizes.down = addressof(gate_ups.weight), addressof(downs.weight)
         self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
         if shape.bias:
             of_gate_up, of_down = (
-                torch.zeros(count, tiles * TILE),
+                torch.zeros(count, outputs),
                 torch.zeros(count, -(-sizes.hidden_part // TILE) * TILE),
             )
             self._biases = of_gate_up, of_down
@@ -62,7 +62,7 @@ class NativeQuantizedExperts(PackedExperts):
     def load(self, experts: Iterable[QuantizedExpertWeights]) -> None:
         """Pack the weights of all experts of this rank's shard, in ascending order."""
         for index, expert in enumerate(experts):
-            for half in range(2):
+            for half in (0, 1) if self._shape.gated else (None,):
                 self._gate_up.pack(index, next(expert.tensors), half)
             self._down.pack(index, next(expert.tensors))
             if expert.input_orders is not None:

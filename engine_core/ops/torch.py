@@ -148,7 +148,7 @@ class TorchExperts(UnloadedExperts):
         self._shape = shape
         self._split = split
         self._shard = shape.whole if split is None else split.own
-        self._weights: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._weights: list[tuple[torch.Tensor, ...]] = []
         self._biases: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None] = []
 
     @property
@@ -160,13 +160,12 @@ class TorchExperts(UnloadedExperts):
 
     def load(self, experts: Iterable[ExpertWeights]) -> None:
         for weights in experts:
-            gate, up, down = (tensor.clone() for tensor in weights.tensors)
-            biases = weights.biases
+            tensors, biases = tuple(tensor.clone() for tensor in weights.tensors), weights.biases
             if biases is not None:
-                of_gate, of_up, of_down = (bias.to(gate.dtype, copy=True) for bias in biases)
+                of_gate, of_up, of_down = (bias.to(tensors[0].dtype, copy=True) for bias in biases)
                 biases = of_gate, of_up, of_down
             self._biases.append(biases)
-            self._weights.append((gate, up, down))
+            self._weights.append(tensors)
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
@@ -197,10 +196,12 @@ class TorchExperts(UnloadedExperts):
 
     def _expand(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         index = self._shard.experts.index(expert)
-        (gate, up, _), biases = self._weights[index], self._biases[index]
+        (*gate, up, _), biases = self._weights[index], self._biases[index]
         gate_bias, up_bias, _ = (None, None, None) if biases is None else biases
         shape, linear = self._shape, torch.nn.functional.linear
-        gated, inner = linear(x, gate, gate_bias).float(), linear(x, up, up_bias).float()
+        if not shape.gated:
+            return shape.activation(linear(x, up).float()).to(x.dtype)
+        gated, inner = linear(x, gate[0], gate_bias).float(), linear(x, up, up_bias).float()
         if shape.activation is Activation.CLAMPED_SWIGLU:
             gated = gated.clamp(max=shape.swiglu_limit)
             inner = (inner.clamp(-shape.swiglu_limit, shape.swiglu_limit) + 1) * gated
@@ -211,7 +212,7 @@ class TorchExperts(UnloadedExperts):
 
     def _reduce(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
         index = self._shard.experts.index(expert)
-        (_, _, down), biases = self._weights[index], self._biases[index]
+        down, biases = self._weights[index][-1], self._biases[index]
         return torch.nn.functional.linear(inner, down, None if biases is None else biases[2])
 
 
@@ -250,7 +251,7 @@ class TorchBackend(OpsBackend):
         ids = _greatest(choice, routing.top_k).indices
         weights = scores.gather(1, ids)
         if routing.renormalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = weights / (weights.sum(-1, keepdim=True) + routing.sum_offset)
         weights = weights * routing.scale
         return ids.int(), weights if expert_scales is None else weights * expert_scales[ids]
 

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, KVCacheSpec
+from engine_core.attention.base import AttentionBackend
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks
+from engine_core.forward_context import Caches
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
@@ -78,18 +79,18 @@ class Platform(ABC):
         """
 
     @abstractmethod
-    def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
-        """KV caches; ``now``: take all memory at once, even where it would otherwise be taken on first write.
+    def allocate(self, model: LanguageModel, kv_cache_config: KVCacheConfig, now: bool) -> Caches:
+        """The model's caches; ``now``: take all memory at once, even where it would otherwise be taken on first write.
 
         Raises ``RuntimeError`` if there is not enough memory.
         """
 
     @abstractmethod
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> Profile:
-        """Measure the memory of the model and of the largest step, which is run with one block of cache."""
+        """Measure the memory of the model and of the largest step, which is run with one block and one slot."""
 
     @abstractmethod
-    def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
+    def prepare(self, runner: ModelRunner, new_batch: NewBatch, caches: Caches) -> str:
         """Prepare what the steps of ``runner`` would otherwise wait for, after it has computed a few.
 
         Returns what was prepared, for a person.

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError
+from engine_core.forward_context import Caches
 from engine_core.kernels.arguments import MAX_HEAD_DIM
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
-from engine_core.kv_cache_interface import MLAAttentionSpec
+from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.native import NativeBackend
@@ -38,6 +38,7 @@ from engine_core.platforms.kv_cache_size import MemoryProfile, request_memory, s
 from engine_core.quantization.selector import choose_quantization
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
+from engine_core.worker.caches import allocate_caches
 from engine_core.worker.dummy_batches import largest_step, step_seconds
 from engine_core.worker.forward import HostForward
 from engine_core.worker.input_batch import BatchLimits, InputBatch
@@ -89,6 +90,10 @@ class CpuPlatform(Platform):
             quantized = self.quantization.describe()
         elif self.quantization is not None and not isinstance(self.ops, NativeBackend):
             quantized = f"weights expanded to {checkpoint.spec.dtype}, as only native kernels multiply quantized ones"
+        if kv_cache_dtype != "auto" and not checkpoint.config.caching_layers:
+            raise ConfigError(
+                "kv_cache_dtype", kv_cache_dtype, "auto for a model without attention: it has no KV cache"
+            )
         latents = [spec.kv_lora_rank for spec in checkpoint.config.cache_specs if isinstance(spec, MLAAttentionSpec)]
         if kv_cache_dtype != "auto" and max(latents, default=0) > MAX_HEAD_DIM:
             raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"auto for latents of more than {MAX_HEAD_DIM} numbers")
@@ -128,16 +133,29 @@ class CpuPlatform(Platform):
         sampler = Sampler(batch.sampling, NumpyOps(model.vocab_size)) if self._samples else None
         return ModelRunner(model, batch, forward, sampler)
 
-    def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
-        wanted = num_blocks * self.attention.bytes_per_block(spec)
+    def allocate(self, model: LanguageModel, kv_cache_config: KVCacheConfig, now: bool) -> Caches:
+        blocks, slots, states = kv_cache_config.num_blocks, kv_cache_config.num_states, model.state_cache_spec
+        wanted = blocks * self.attention.bytes_per_block(model.kv_cache_spec(self._limits.block_size))
+        wanted += 0 if states is None else slots * states.bytes_per_state
         usable = usable_memory() // self._ranks_on_host
         if now and wanted > usable:
             raise RuntimeError(f"only {size(usable)} are free")
-        caches = self.attention.allocate(spec, num_blocks, self.torch_device)
+        caches = self._caches(model, blocks, slots)
         if now:  # layers may share memory, which is taken once
-            for cache in {cache.untyped_storage().data_ptr(): cache for cache in caches}.values():
-                take_now(cache)
+            memories = [*caches.kv, *(tensor for state in caches.states for tensor in state.tensors())]
+            for memory in {memory.untyped_storage().data_ptr(): memory for memory in memories}.values():
+                take_now(memory)
         return caches
+
+    def _caches(self, model: LanguageModel, num_blocks: int, num_states: int) -> Caches:
+        return allocate_caches(
+            model,
+            self.attention,
+            self._limits.block_size,
+            self.torch_device,
+            num_blocks=num_blocks,
+            num_states=num_states,
+        )
 
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> MemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the peak.
@@ -148,8 +166,7 @@ class CpuPlatform(Platform):
         runs = []
         for indices in model.layers_by_kind():
             one = model.with_layers(indices[:1])
-            (cache,) = self.attention.allocate(one.kv_cache_spec(limits.block_size), 1, self.torch_device)
-            runs.append((self.make_runner(one, new_batch()), cache, len(indices)))
+            runs.append((self.make_runner(one, new_batch()), self._caches(one, 1, 1), len(indices)))
         plan = largest_step(limits, model.vocab_size, NumpyOps.rows_at_once(model.vocab_size))
         resident = resident_memory()
         with measure_peak() as peak:
@@ -163,7 +180,7 @@ class CpuPlatform(Platform):
             limit=self.limit,
         )
 
-    def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
+    def prepare(self, runner: ModelRunner, new_batch: NewBatch, caches: Caches) -> str:
         """Nothing to do: no kernel is compiled while serving."""
         return ""
 

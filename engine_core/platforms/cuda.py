@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.attention.base import KVCacheSpec
 from engine_core.config import CacheConfig, DeviceConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError, OutOfMemoryError
+from engine_core.forward_context import Caches
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
@@ -24,6 +24,7 @@ from engine_core.platforms.host_memory import usable_memory
 from engine_core.platforms.kv_cache_size import request_memory, size
 from engine_core.sampling.sampler import Sampler
 from engine_core.sampling.torch_ops import TorchOps
+from engine_core.worker.caches import allocate_caches, of_layer
 from engine_core.worker.dummy_batches import largest_step, step_seconds
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner
@@ -55,6 +56,8 @@ class CudaMemoryProfile:
     """What the largest step adds."""
     graphs: int
     """Estimate for captured graphs."""
+    spare_state: int = 0
+    """A slot of states that graphs' padding writes."""
 
     @property
     def overhead_per_block(self) -> int:
@@ -71,7 +74,7 @@ class CudaMemoryProfile:
                 f"but only {size(available)} were free at the start. Lower it to at most "
                 f"{int(100 * available / self.total) / 100:g}, or end what else uses the GPU."
             )
-        return budget - self.context - self.taken - self.step_peak - self.graphs
+        return budget - self.context - self.taken - self.step_peak - self.graphs - self.spare_state
 
     def describe(self, utilization: float) -> str:
         """The numbers from which ``left`` is calculated, for a person."""
@@ -81,6 +84,7 @@ class CudaMemoryProfile:
             f"{size(self.context)}, libraries {size(self.taken - self.weights)}, the largest step "
             f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), and CUDA graphs about "
             f"{size(self.graphs)} (--max-num-seqs, --enforce-eager)"
+            + (f", and a spare state {size(self.spare_state)}" if self.spare_state else "")
         )
 
 
@@ -131,6 +135,8 @@ def check_gpu(
     if checkpoint.int8_activations:
         raise ConfigError("int8_activations", True, "False on a GPU, whose kernels keep inputs in the model's type")
     for spec in checkpoint.config.cache_specs:
+        if spec is None:
+            continue
         if isinstance(spec, MLAAttentionSpec):
             _check_latents(spec, checkpoint.dtype)
             continue
@@ -232,16 +238,27 @@ class CudaPlatform(Platform):
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()) if self._samples else None)
 
-    def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
+    def allocate(self, model: LanguageModel, kv_cache_config: KVCacheConfig, now: bool) -> Caches:
         """Always takes the memory at once."""
-        return self.attention.allocate(spec, num_blocks, self.torch_device)
+        return self._caches(model, kv_cache_config.num_blocks, kv_cache_config.num_states)
+
+    def _caches(self, model: LanguageModel, num_blocks: int, num_states: int) -> Caches:
+        """With a slot of states more, which graphs' padding writes."""
+        return allocate_caches(
+            model,
+            self.attention,
+            self._limits.block_size,
+            self.torch_device,
+            num_blocks=num_blocks,
+            num_states=num_states + 1,
+        )
 
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> CudaMemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the allocator's peak."""
         self.trim()
         torch.cuda.reset_peak_memory_stats()
         reserved = torch.cuda.memory_reserved()
-        self._run_largest_step(model, new_batch, self._one_block(model))
+        self._run_largest_step(model, new_batch, self._caches(model, 1, 1))
         peak = torch.cuda.max_memory_reserved() - reserved
         self.trim()
         self._graphs_expected = 0 if self._eager else self._estimate_graphs(model)
@@ -253,17 +270,17 @@ class CudaPlatform(Platform):
             weights=model.weight_bytes,
             step_peak=peak,
             graphs=self._graphs_expected,
+            spare_state=0 if (states := model.state_cache_spec) is None else states.bytes_per_state,
         )
 
-    def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
+    def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, caches: Caches) -> float:
         """Seconds with all layers. Only one of each kind is run: layers leave nothing but their output."""
-        vocab_size, caches = model.vocab_size, model.cache_of_layers
-        plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
+        plan = largest_step(self._limits, model.vocab_size, TorchOps.rows_at_once(model.vocab_size))
         return step_seconds(
             [
                 (
                     self.make_runner(model.with_layers(indices[:1]), new_batch()),
-                    kv_caches[caches[indices[0]]],
+                    of_layer(caches, model, indices[0]),
                     len(indices),
                 )
                 for indices in model.layers_by_kind()
@@ -275,26 +292,23 @@ class CudaPlatform(Platform):
     def _taken(self) -> int:
         return difference(self._free_at_start, torch.cuda.mem_get_info())
 
-    def _one_block(self, model: LanguageModel) -> list[torch.Tensor]:
-        return self.attention.allocate(model.kv_cache_spec(self._limits.block_size), 1, self.torch_device)
-
     def _estimate_graphs(self, model: LanguageModel) -> int:
         """Capture the largest graph, then the two largest: every other graph should take what the second adds."""
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
-        kv_caches = self._one_block(model)
+        caches = self._caches(model, 1, 1)
         taken = []
         for count in (1, 2):
             self.trim()
             before = torch.cuda.mem_get_info()
-            forward.capture(CudaGraphRecorder(), kv_caches, forward.sizes[-count:])
+            forward.capture(CudaGraphRecorder(), caches, forward.sizes[-count:])
             taken.append(difference(before, torch.cuda.mem_get_info()))
             forward.release()
         estimate = graphs_estimate(taken[0], taken[1], count=len(forward.sizes))
-        del forward, kv_caches
+        del forward, caches
         self.trim()
         return estimate
 
-    def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
+    def prepare(self, runner: ModelRunner, new_batch: NewBatch, caches: Caches) -> str:
         """Capture graphs, then compile everything else and take the memory of the largest step.
 
         In this order, because torch returns free memory before a capture. The largest step is run twice, because the
@@ -304,14 +318,14 @@ class CudaPlatform(Platform):
         if not self._eager:
             assert isinstance(runner.forward, DeviceForward)
             before = torch.cuda.mem_get_info()
-            runner.forward.capture(CudaGraphRecorder(), kv_caches, runner.forward.sizes)
+            runner.forward.capture(CudaGraphRecorder(), caches, runner.forward.sizes)
             taken = difference(before, torch.cuda.mem_get_info())
             sizes = runner.forward.sizes
             made = f"{len(sizes)} CUDA graphs of up to {sizes[-1]} sequences took {size(taken)}"
             if self._graphs_expected is not None:
                 made += f", {size(self._graphs_expected)} were expected"
-        self._run_largest_step(runner.model, new_batch, kv_caches)
-        self.largest_step_seconds = self._run_largest_step(runner.model, new_batch, kv_caches)
+        self._run_largest_step(runner.model, new_batch, caches)
+        self.largest_step_seconds = self._run_largest_step(runner.model, new_batch, caches)
         return made
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
@@ -321,9 +335,7 @@ class CudaPlatform(Platform):
 
     def memory_left(self, cache: CacheConfig, kv_cache_config: KVCacheConfig) -> str:
         budget = int(self._free_at_start[1] * cache.gpu_memory_utilization)
-        return suggestion(
-            budget, self._context + self._taken(), kv_cache_config.num_blocks * kv_cache_config.bytes_per_block
-        )
+        return suggestion(budget, self._context + self._taken(), kv_cache_config.nbytes)
 
     def trim(self) -> None:
         gc.collect()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,12 @@ import torch
 
 from engine_core.async_copy import offsets_of, upload
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.forward_context import ForwardContext
+from engine_core.forward_context import Caches, ForwardContext
 from engine_core.garbage import no_garbage_collected
+from engine_core.kv_cache_interface import NO_STATE
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import Greatest
+from engine_core.states.base import StateMetadata
 from engine_core.worker.forward import PendingTokens, Rows
 from engine_core.worker.input_batch import BatchLimits, StepInputs
 
@@ -34,6 +36,10 @@ _NO_SEQUENCES = AttentionMetadata(
     max_seq_len=0,
 )
 """A step of padding alone."""
+_NO_STATES = StateMetadata.of_sequences([], [], [])
+_SAVES = 2
+"""States that a sequence saves per row, at most: its own, and a snapshot at a block's end."""
+_Integer = TypeVar("_Integer", np.int32, np.int64)
 
 
 class CudaGraphRecorder:
@@ -88,6 +94,11 @@ class DeviceInputs:
     """[T] int64"""
     metadata: list[AttentionMetadata]
     """By KV cache group."""
+    state_metadata: StateMetadata | None
+    """None: no layer keeps a state."""
+
+    def context(self, caches: Caches, rows: torch.Tensor | None = None) -> ForwardContext:
+        return ForwardContext(caches.kv, self.metadata, rows, states=caches.states, state_metadata=self.state_metadata)
 
 
 class GraphInputBuffers:
@@ -97,7 +108,10 @@ class GraphInputBuffers:
         rows, seqs, width = limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_blocks_per_table
         rows, self._num_groups = max(rows, seqs), len(limits.kv_cache_groups)
         columns, tables = [8 * rows] * (2 + self._num_groups), [4 * seqs * width] * self._num_groups
-        size = offsets_of([*columns, 4 * (seqs + 1), 4 * seqs, *tables, 8 * seqs, 8 * seqs])[-1]
+        # Sources, starts of saves, and rows and slots of saves: each row of a step may make several.
+        states = [4 * seqs, 4 * (seqs + 1), *[4 * _SAVES * rows] * 2] if limits.keeps_states else []
+        self._num_state_arrays = len(states)
+        size = offsets_of([*columns, 4 * (seqs + 1), 4 * seqs, *states, *tables, 8 * seqs, 8 * seqs])[-1]
         self._device = device
         self._max_model_len = limits.max_model_len
         self._memory = torch.empty(size, dtype=torch.uint8, device=device)
@@ -105,33 +119,42 @@ class GraphInputBuffers:
 
     def load(self, inputs: StepInputs, pending: PendingTokens | None) -> DeviceInputs:
         """Copy ``inputs`` to the device without waiting for it; valid until the next load."""
-        any_group = inputs.metadata[0]
         slots = [group.slot_mapping for group in inputs.metadata]
         tables = [group.block_tables for group in inputs.metadata]
-        arrays = [inputs.input_ids, inputs.positions, *slots, any_group.query_starts, any_group.seq_lens, *tables]
-        loaded = self._upload([x.numpy() for x in arrays], pending)
-        return self._inputs(loaded, any_group.max_query_len, any_group.max_seq_len)
+        of_sequences = [inputs.query_starts, inputs.lengths.astype(np.int32)]
+        states = [] if inputs.state_metadata is None else [x.numpy() for x in _arrays(inputs.state_metadata)]
+        columns, behind = ([x.numpy() for x in each] for each in ([inputs.input_ids, inputs.positions, *slots], tables))
+        loaded = self._upload([*columns, *of_sequences, *states, *behind], pending)
+        most = int(np.diff(inputs.query_starts).max()), int(inputs.lengths.max())
+        return self._inputs(loaded, *most)
 
     def _inputs(self, loaded: Sequence[torch.Tensor], max_query_len: int, max_seq_len: int) -> DeviceInputs:
-        """``loaded``: token ids, positions, slots of each group, query starts, lengths, block tables of each group."""
+        """``loaded``: token ids, positions, slots of each group, query starts, lengths, arrays of states if there are
+        any, block tables of each group.
+        """
         ids, positions, *others = loaded
         groups = self._num_groups
-        slots, (starts, lengths), tables = others[:groups], others[groups : groups + 2], others[groups + 2 :]
+        slots, (starts, lengths), others = others[:groups], others[groups : groups + 2], others[groups + 2 :]
+        states, tables = others[: self._num_state_arrays], others[self._num_state_arrays :]
         metadata = [
             AttentionMetadata(starts, lengths, table, slot_mapping, max_query_len, max_seq_len, group)
             for group, (table, slot_mapping) in enumerate(zip(tables, slots, strict=True))
         ]
-        return DeviceInputs(ids, positions, metadata)
+        return DeviceInputs(ids, positions, metadata, StateMetadata(starts, *states) if states else None)
 
-    def load_padded(self, inputs: StepInputs, size: int, pending: PendingTokens | None) -> None:
-        """Copy inputs of at most ``size`` sequences, one row each, to the buffers that ``padded`` returns."""
+    def load_padded(self, inputs: StepInputs, size: int, pending: PendingTokens | None, spare: int) -> None:
+        """Copy inputs of at most ``size`` sequences, one row each, to the buffers that ``padded`` returns.
+
+        Padding begins with no state, and leaves its own in slot ``spare``.
+        """
         count = len(inputs.input_ids)
         columns = [_padded(x.numpy(), size, 0) for x in (inputs.input_ids, inputs.positions)]
         columns += [_padded(group.slot_mapping.numpy(), size, -1) for group in inputs.metadata]
-        lengths = _padded(inputs.metadata[0].seq_lens.numpy(), size, 0)
+        starts, lengths = np.arange(size + 1, dtype=np.int32), _padded(inputs.lengths.astype(np.int32), size, 0)
+        states = [] if inputs.state_metadata is None else _padded_states(inputs.state_metadata, size, spare)
         tables = [group.block_tables.numpy() for group in inputs.metadata]
-        loaded = self._upload([*columns, np.arange(size + 1, dtype=np.int32), lengths, *tables], pending)
-        for group, table in enumerate(loaded[-self._num_groups :]):
+        loaded = self._upload([*columns, starts, lengths, *states, *tables], pending)
+        for group, table in enumerate(loaded[len(loaded) - self._num_groups :]):
             self._block_tables[group, :count, : table.shape[1]].copy_(table)
 
     def _upload(self, arrays: list[npt.NDArray[Any]], pending: PendingTokens | None) -> list[torch.Tensor]:
@@ -144,9 +167,9 @@ class GraphInputBuffers:
 
     def padded(self, size: int) -> DeviceInputs:
         """The buffers of a step of ``size`` sequences, which ``load_padded`` fills."""
-        num_columns = 2 + self._num_groups
-        dtypes = [torch.int64] * num_columns + [torch.int32] * 2
-        counts = [size] * num_columns + [size + 1, size]
+        num_columns, states = 2 + self._num_groups, [size, size + 1, _SAVES * size, _SAVES * size]
+        counts = [size] * num_columns + [size + 1, size] + states[: self._num_state_arrays]
+        dtypes = [torch.int64] * num_columns + [torch.int32] * (len(counts) - num_columns)
         offsets = offsets_of([count * dtype.itemsize for count, dtype in zip(counts, dtypes, strict=True)])
         loaded = [
             self._memory[offset : offset + count * dtype.itemsize].view(dtype)
@@ -154,19 +177,44 @@ class GraphInputBuffers:
         ]
         return self._inputs([*loaded, *self._block_tables[:, :size]], 1, self._max_model_len)
 
-    def clear(self, size: int) -> None:
-        """Fill a step of ``size`` sequences with padding."""
+    def clear(self, size: int, spare: int) -> None:
+        """Fill a step of ``size`` sequences with padding, as in ``load_padded``."""
         inputs = self.padded(size)
         inputs.input_ids.zero_()
         inputs.positions.zero_()
+        if inputs.state_metadata is not None:
+            padding = _padded_states(_NO_STATES, size, spare)
+            for own, each in zip(_arrays(inputs.state_metadata), padding, strict=True):
+                own.copy_(torch.from_numpy(each))
+            inputs.state_metadata.query_starts.copy_(torch.arange(size + 1, dtype=torch.int32))
         for group in inputs.metadata:
             group.slot_mapping.fill_(-1)
             group.query_starts.copy_(torch.arange(size + 1, dtype=torch.int32))
             group.seq_lens.zero_()
 
 
-def _padded(array: npt.NDArray[np.int64], size: int, fill: int) -> npt.NDArray[np.int64]:
+def _padded(array: npt.NDArray[_Integer], size: int, fill: int) -> npt.NDArray[_Integer]:
     return np.concatenate([array, np.full(size - len(array), fill, array.dtype)])
+
+
+def _arrays(states: StateMetadata) -> list[torch.Tensor]:
+    """All but the query starts."""
+    return [states.sources, states.save_starts, states.save_rows, states.save_slots]
+
+
+def _padded_states(states: StateMetadata, size: int, spare: int) -> list[npt.NDArray[np.int32]]:
+    """``_arrays`` of a step of at most ``size`` sequences, one row each, with padding that saves to slot ``spare``.
+
+    Entries after the last save are unspecified: only starts say which there are.
+    """
+    sources, starts, rows, slots = (each.numpy() for each in _arrays(states))
+    count, padding = len(sources), np.arange(1, size - len(sources) + 1, dtype=np.int32)
+    return [
+        _padded(sources, size, NO_STATE),
+        np.concatenate([starts, starts[-1] + padding]),
+        _padded(np.concatenate([rows, count - 1 + padding]), _SAVES * size, 0),
+        _padded(slots, _SAVES * size, spare),
+    ]
 
 
 class DeviceForward:
@@ -183,23 +231,23 @@ class DeviceForward:
         self.sizes = graph_sizes(limits.max_num_seqs)
         self._graphs: dict[int, Recorded] = {}
         self._captured: Sequence[int] = ()
-        self._kv_caches: list[torch.Tensor] | None = None
+        self._caches: Caches | None = None
         self._hidden: torch.Tensor | None = None
 
     def __call__(
-        self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
+        self, inputs: StepInputs, caches: Caches, pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
         wanted = None if rows is None else upload([rows], self._device)[0]
         count = len(inputs.input_ids)
-        any_group = inputs.metadata[0]
-        size = self._size_for(count) if any_group.max_query_len == 1 and kv_caches is self._kv_caches else None
+        size = self._size_for(count) if caches is self._caches and _is_capturable(inputs) else None
         if size is None or self._hidden is None:
-            self._attention.plan(any_group)
+            if inputs.metadata:
+                self._attention.plan(inputs.metadata[0])
             loaded = self._inputs.load(inputs, pending)
-            context = ForwardContext(kv_caches, loaded.metadata, wanted)
-            return self._model.forward(loaded.input_ids, loaded.positions, context)
-        self._attention.plan(any_group, size)
-        self._inputs.load_padded(inputs, size, pending)
+            return self._model.forward(loaded.input_ids, loaded.positions, loaded.context(caches, wanted))
+        if inputs.metadata:
+            self._attention.plan(inputs.metadata[0], size)
+        self._inputs.load_padded(inputs, size, pending, _spare_slot(caches))
         self._graphs[size].replay()
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
 
@@ -214,13 +262,14 @@ class DeviceForward:
         return self._captured[at] if at < len(self._captured) else None
 
     @torch.inference_mode()
-    def capture(self, recorder: Recorder, kv_caches: list[torch.Tensor], sizes: Sequence[int]) -> None:
-        """Capture steps of ``sizes`` (ascending) on ``kv_caches``; largest first, as the others fit in its memory."""
+    def capture(self, recorder: Recorder, caches: Caches, sizes: Sequence[int]) -> None:
+        """Capture steps of ``sizes`` (ascending) on ``caches``; largest first, as the others fit in its memory."""
         self._graphs.clear()
-        self._kv_caches = kv_caches
+        self._caches = caches
         for size in reversed(sizes):
-            self._attention.plan(_NO_SEQUENCES, size)
-            self._inputs.clear(size)
+            if caches.kv:
+                self._attention.plan(_NO_SEQUENCES, size)
+            self._inputs.clear(size, _spare_slot(caches))
             self._graphs[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
         self._captured = tuple(sizes)
 
@@ -228,14 +277,25 @@ class DeviceForward:
         """Drop all graphs."""
         self._graphs.clear()
         self._captured = ()
-        self._kv_caches = self._hidden = None
+        self._caches = self._hidden = None
 
     def _compute(self, size: int) -> None:
         """Compute a step of ``size`` rows; the result stays in memory that all sizes share."""
         inputs = self._inputs.padded(size)
-        assert self._kv_caches is not None
-        context = ForwardContext(self._kv_caches, inputs.metadata)
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        assert self._caches is not None
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, inputs.context(self._caches))
         if self._hidden is None:  # the largest size comes first
             self._hidden = torch.empty_like(hidden)
         self._hidden[:size].copy_(hidden)
+
+
+def _spare_slot(caches: Caches) -> int:
+    """The slot of states that no sequence uses: the last one."""
+    return len(caches.states[0].conv) - 1 if caches.states else 0
+
+
+def _is_capturable(inputs: StepInputs) -> bool:
+    """Whether a graph may compute the step: each sequence has one row, and few states are saved."""
+    states = inputs.state_metadata
+    saves = 0 if states is None else len(states.save_rows)
+    return len(inputs.input_ids) == len(inputs.slots) and saves <= _SAVES * len(inputs.slots)

@@ -1,8 +1,8 @@
-"""How many KV blocks fit, calculated from measurements.
+"""How many KV blocks and slots of states fit, calculated from measurements.
 
-blocks = (budget − resident − step peak − batch state − requests − reserve) ÷ bytes per block, where
-the budget is ``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not
-touched before it is used, so an idle engine stays small.
+They share budget − resident − step peak − batch state − requests − reserve, where the budget is
+``gpu_memory_utilization`` of what this process may use; without states, blocks = this ÷ bytes per block. The caches'
+memory is counted in full but not touched before it is used, so an idle engine stays small.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Protocol
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.platforms.cache_division import FEWEST_STATES, Claim, divide, useful_states
 from engine_core.worker.input_batch import BatchLimits
 
 SCHEDULER_BYTES_PER_BLOCK = 512
@@ -28,6 +29,7 @@ the first time), and 12 MiB more with a thousand requests of 200 tokens: 8 MiB o
 and 32 bytes a token), the rest freed memory that the C allocator keeps. Without gRPC, a load that fills batch and cache
 stays within 1 MiB of the profile."""
 
+_UTILIZATION = "--gpu-memory-utilization"
 _REQUESTS_SHARE, _REQUESTS_MOST = 32, 512 << 20
 """Log probabilities that requests hold may take 1 / ``_REQUESTS_SHARE`` of the budget, and at most ``_REQUESTS_MOST``
 bytes; token ids as much again."""
@@ -126,36 +128,101 @@ def require_room_for_weights(weights: int, kept_as: str, usable: int, limit: str
         )
 
 
-def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int) -> KVCacheConfig:
-    """The KV cache that fits into the budget.
+def size_by_profile(
+    profile: Profile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int, bytes_per_state: int = 0
+) -> KVCacheConfig:
+    """The caches that fit into the budget.
 
-    It never has more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
-    caching: as many again for cached prefixes that no sequence uses. Raises ``OutOfMemoryError`` if one sequence
-    of ``max_model_len`` does not fit.
+    There are never more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
+    caching: as many again for cached prefixes that no sequence uses. Nor are there more slots than ``useful_states``.
+    Raises ``OutOfMemoryError`` if one sequence of ``max_model_len`` does not fit.
     """
     utilization = cache.gpu_memory_utilization
     left = profile.left(utilization)
-    blocks = max(0, left) // (bytes_per_block + profile.overhead_per_block)
     numbers = profile.describe(utilization)
     if left <= 0:
         raise OutOfMemoryError(
             f"nothing is left for the KV cache: {numbers}. Raise --gpu-memory-utilization, give the process more "
             f"memory, lower --max-num-batched-tokens or --max-num-seqs, or choose a smaller model or dtype."
         )
-    _require_longest(blocks, limits, bytes_per_block, f"{size(left)} are left: {numbers}", "--gpu-memory-utilization")
-    useful = limits.max_num_seqs * limits.max_blocks_per_seq * (2 if cache.enable_prefix_caching else 1)
-    return KVCacheConfig(min(blocks, useful), limits.block_size, bytes_per_block, limits.kv_cache_groups)
+    blocks, states = _claims(cache, limits, bytes_per_block, bytes_per_state)
+    blocks = replace(blocks, unit=bytes_per_block + profile.overhead_per_block)
+    return _divided(
+        left, blocks, states, cache, limits, bytes_per_block, f"{size(left)} are left: {numbers}", _UTILIZATION
+    )
 
 
-def size_as_given(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_block: int) -> KVCacheConfig:
-    """The KV cache that fills ``kv_cache_memory_bytes``.
+def size_as_given(
+    cache: CacheConfig, limits: BatchLimits, bytes_per_block: int, bytes_per_state: int = 0
+) -> KVCacheConfig:
+    """The caches that fill ``kv_cache_memory_bytes``.
 
     Raises ``OutOfMemoryError`` if one sequence of ``max_model_len`` does not fit.
     """
-    blocks = kv_cache_memory_bytes // bytes_per_block
-    given = f"--kv-cache-memory-bytes is {kv_cache_memory_bytes} ({size(kv_cache_memory_bytes)})"
-    _require_longest(blocks, limits, bytes_per_block, given, "--kv-cache-memory-bytes")
-    return KVCacheConfig(blocks, limits.block_size, bytes_per_block, limits.kv_cache_groups)
+    given = cache.kv_cache_memory_bytes
+    assert given is not None
+    blocks, states = _claims(cache, limits, bytes_per_block, bytes_per_state)
+    if bytes_per_block:
+        blocks = replace(blocks, most=None)
+    elif not limits.kv_cache_groups and bytes_per_state:
+        states = replace(states, most=None)
+    numbers = f"--kv-cache-memory-bytes is {given} ({size(given)})"
+    return _divided(given, blocks, states, cache, limits, bytes_per_block, numbers, "--kv-cache-memory-bytes")
+
+
+def _claims(cache: CacheConfig, limits: BatchLimits, bytes_per_block: int, bytes_per_state: int) -> tuple[Claim, Claim]:
+    """What blocks and slots can use; a model without attention uses no blocks, one without states no slots."""
+    needed, prefix_caching = limits.max_blocks_per_seq, cache.enable_prefix_caching
+    blocks = Claim(bytes_per_block, needed, limits.max_num_seqs * needed * (2 if prefix_caching else 1))
+    if not limits.keeps_states:
+        return blocks, Claim(0, 0, 0)
+    useful = useful_states(limits.max_num_seqs, enable_prefix_caching=prefix_caching)
+    return blocks, Claim(bytes_per_state, FEWEST_STATES, useful)
+
+
+def _divided(
+    left: int,
+    blocks: Claim,
+    states: Claim,
+    cache: CacheConfig,
+    limits: BatchLimits,
+    bytes_per_block: int,
+    numbers: str,
+    flag: str,
+) -> KVCacheConfig:
+    """The caches in ``left`` bytes; ``numbers`` and ``flag`` say in an error what is there, and what changes it."""
+    if left < states.least_bytes:
+        raise OutOfMemoryError(
+            f"no sequence fits: the states of one take {size(states.unit)}, and there must be room for "
+            f"{FEWEST_STATES}, but {numbers}. Raise {flag}, or choose a smaller --model or --dtype."
+        )
+    if states.least_bytes:
+        numbers = f"{FEWEST_STATES} states take {size(states.least_bytes)}, and {numbers}"
+    rest = left - states.least_bytes
+    _require_longest(
+        replace(blocks, most=None).fitting(rest) if blocks.unit else blocks.fitting(rest),
+        limits,
+        bytes_per_block,
+        numbers,
+        flag,
+    )
+    num_blocks, num_states = divide(left, blocks, states, cache.state_cache_share)
+    return KVCacheConfig(
+        num_blocks,
+        limits.block_size,
+        bytes_per_block,
+        limits.kv_cache_groups,
+        num_states=num_states,
+        bytes_per_state=states.unit,
+    )
+
+
+def describe_states(config: KVCacheConfig) -> str:
+    """The slots of states, for a person; empty without any."""
+    if not config.num_states:
+        return ""
+    count, each, share = config.num_states, size(config.bytes_per_state), "--state-cache-share"
+    return f"{count} states of {each} ({share}): those of running sequences, and snapshots that others continue from"
 
 
 def _require_longest(blocks: int, limits: BatchLimits, bytes_per_block: int, numbers: str, flag: str) -> None:

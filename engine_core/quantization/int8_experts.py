@@ -19,8 +19,9 @@ def experts_bytes(shape: ExpertsShape, shard: ExpertsShard) -> int:
     """Bytes of the packed weights of a rank's ``shard``."""
     hidden, inner = padded_width(shape.hidden_size), padded_width(shape.intermediate_size)
     hidden_part, inner_part = padded_width(len(shard.hidden)), padded_width(len(shard.inner))
-    biases = 4 * (2 * inner_part + -(-hidden_part // PANEL) * PANEL) if shape.bias else 0
-    return len(shard.experts) * (packed_bytes(2 * inner_part, hidden) + packed_bytes(hidden_part, inner) + biases)
+    gate_up = shape.num_expanding * inner_part
+    biases = 4 * (gate_up + -(-hidden_part // PANEL) * PANEL) if shape.bias else 0
+    return len(shard.experts) * (packed_bytes(gate_up, hidden) + packed_bytes(hidden_part, inner) + biases)
 
 
 class Int8Experts(PackingExperts):
@@ -32,7 +33,7 @@ class Int8Experts(PackingExperts):
         """``dtype`` is that of the weights before they are rounded."""
         super().__init__(kernels.int8_experts, shape, dtype, split, PANEL)
         sizes, count = self._arguments, self._arguments.num_experts
-        gate_up = Int8Weights(count, 2 * sizes.inner_part, sizes.hidden, bias=shape.bias, kernels=kernels)
+        gate_up = Int8Weights(count, self._tiles * PANEL, sizes.hidden, bias=shape.bias, kernels=kernels)
         down = Int8Weights(count, sizes.hidden_part, sizes.inner, bias=shape.bias, kernels=kernels)
         self._gate_up, self._down = gate_up, down
         self._arguments.gate_up, self._arguments.down = (ctypes.addressof(each.structure) for each in (gate_up, down))

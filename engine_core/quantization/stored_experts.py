@@ -28,7 +28,7 @@ class ExpertFormats:
 
     def nbytes(self, shape: ExpertsShape, shard: ExpertsShard) -> int:
         """Bytes of a rank's ``shard``, without padding."""
-        gate_up = self.gate_up.nbytes(2 * len(shard.inner), shape.hidden_size)
+        gate_up = self.gate_up.nbytes(shape.num_expanding * len(shard.inner), shape.hidden_size)
         down = self.down.nbytes(len(shard.hidden), shape.intermediate_size)
         biases = 4 * (2 * len(shard.inner) + len(shard.hidden)) if shape.bias else 0
         return len(shard.experts) * (gate_up + down + biases)
@@ -58,8 +58,8 @@ class StoredExperts:
 
     @cached_property
     def _kept(self) -> list[set[QuantFormat | None]]:
-        """All formats of gates, of ups and of downs."""
-        found: list[set[QuantFormat | None]] = [set(), set(), set()]
+        """All formats of gates, if any, of ups and of downs."""
+        found: list[set[QuantFormat | None]] = [set() for _ in self._shape.inputs]
         for expert in self._tensors.projections(self._shape, self._shape.whole):
             for formats, piece, inputs in zip(found, expert, self._shape.inputs, strict=True):
                 formats.add(self._method.format(piece.name, inputs))
@@ -73,10 +73,10 @@ class StoredExperts:
     @property
     def formats(self) -> ExpertFormats | None:
         """None if experts have no format in common: then they are expanded."""
-        gate, up, down = self._kept
-        if gate != up or len(gate) > 1 or len(down) > 1:
+        *gate, up, down = self._kept
+        if gate not in ([], [up]) or len(up) > 1 or len(down) > 1:
             return None
-        (of_gate_up,), (of_down,) = gate, down
+        (of_gate_up,), (of_down,) = up, down
         return None if of_gate_up is None or of_down is None else ExpertFormats(of_gate_up, of_down)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -116,13 +116,13 @@ class StoredExperts:
             if all(order is None for order in orders):
                 found.append(None)
                 continue
-            gate, up, down = (
+            *gate, up, down = (
                 torch.arange(inputs) if order is None else order
                 for order, inputs in zip(orders, self._shape.inputs, strict=True)
             )
-            if not torch.equal(gate, up):
+            if not all(torch.equal(each, up) for each in gate):
                 return None
-            found.append((gate, down))
+            found.append((up, down))
         return found
 
     def _quantized(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_core.kernels.memory import empty_for_streaming
 from engine_core.kv_cache_interface import StateSpec
 
 
@@ -30,13 +31,21 @@ class StateCacheSpec:
         return sum(layer.nbytes(self.dtype.itemsize) for layer in self.layers)
 
     def allocate(self, num_states: int, device: torch.device) -> list[LayerState]:
-        """The memory of each layer, for ``num_states`` slots; unspecified until written."""
+        """The memory of each layer, for ``num_states`` slots; unspecified until written.
+
+        A CPU's is only taken as it is written. Raises ``RuntimeError`` if the system refuses it.
+        """
+
+        def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            whole = (num_states, *shape)
+            if device.type == "cpu":
+                return empty_for_streaming(whole, dtype)
+            return torch.empty(whole, dtype=dtype, device=device)
+
         return [
             LayerState(
-                torch.empty(num_states, *layer.conv_shape, dtype=self.dtype, device=device),
-                None
-                if layer.recurrent_shape is None
-                else torch.empty(num_states, *layer.recurrent_shape, dtype=torch.float32, device=device),
+                empty(layer.conv_shape, self.dtype),
+                None if layer.recurrent_shape is None else empty(layer.recurrent_shape, torch.float32),
             )
             for layer in self.layers
         ]
@@ -52,6 +61,9 @@ class LayerState:
     recurrent: torch.Tensor | None
     """[slots, H, K, V] float32: for each of H heads a matrix from keys of width K to values of width V; None: the layer
     has no recurrence."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.conv] if self.recurrent is None else [self.conv, self.recurrent]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

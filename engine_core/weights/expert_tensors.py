@@ -37,17 +37,18 @@ class ExpertTensors(ABC):
 class ExpertProjections:
     """The weights of one expert, or a rank's share of them; names are those of linear layers."""
 
-    gate: TensorRows
+    gate: TensorRows | None
+    """None: experts have no gates."""
     up: TensorRows
     down: TensorRows
 
     def __iter__(self) -> Iterator[TensorRows]:
-        return iter((self.gate, self.up, self.down))
+        return iter((self.up, self.down) if self.gate is None else (self.gate, self.up, self.down))
 
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts(ExpertTensors):
-    """Three tensors for each expert, or six with biases."""
+    """A tensor for each projection of each expert, or two with biases."""
 
     prefix: str
     gate: str = "gate_proj"
@@ -62,8 +63,9 @@ class SeparateExperts(ExpertTensors):
         """For each expert of ``shard``."""
         inner, hidden = shape.intermediate_size, shape.hidden_size
         for expert in shard.experts:
+            gate = TensorRows(f"{self.prefix}.{expert}.{self.gate}", inner, shard.inner)
             yield ExpertProjections(
-                TensorRows(f"{self.prefix}.{expert}.{self.gate}", inner, shard.inner),
+                gate if shape.gated else None,
                 TensorRows(f"{self.prefix}.{expert}.{self.up}", inner, shard.inner),
                 TensorRows(f"{self.prefix}.{expert}.{self.down}", hidden, shard.hidden),
             )

@@ -14,7 +14,7 @@ from engine_core.weights.quantized_weight import QuantizedWeight
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
-    """Gated feed-forward blocks of one size."""
+    """Feed-forward blocks of one size."""
 
     num_experts: int
     top_k: int
@@ -27,6 +27,8 @@ class ExpertsShape:
     swiglu_alpha: float = 0.0
     weighs_inputs: bool = False
     """Whether a row's weights multiply its experts' inputs, instead of their outputs."""
+    gated: bool = True
+    """Whether experts are down(f(gate(x)) · up(x)), instead of down(f(up(x))), which have no biases."""
 
     @property
     def whole(self) -> ExpertsShard:
@@ -42,9 +44,14 @@ class ExpertsShape:
         return tuple(replace(whole, inner=inner, hidden=hidden) for inner, hidden in parts)
 
     @property
-    def inputs(self) -> tuple[int, int, int]:
-        """Inputs of gate, up and down."""
-        return self.hidden_size, self.hidden_size, self.intermediate_size
+    def num_expanding(self) -> int:
+        """Projections before the activation: gate and up, or up alone."""
+        return 2 if self.gated else 1
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Inputs of gate, if any, up and down."""
+        return *(self.hidden_size,) * self.num_expanding, self.intermediate_size
 
     @property
     def num_weights(self) -> int:
@@ -53,8 +60,8 @@ class ExpertsShape:
 
     def num_weights_of(self, shard: ExpertsShard) -> int:
         inner, hidden = len(shard.inner), len(shard.hidden)
-        biases = 2 * inner + hidden if self.bias else 0
-        products = 2 * inner * self.hidden_size + hidden * self.intermediate_size
+        biases = self.num_expanding * inner + hidden if self.bias else 0
+        products = self.num_expanding * inner * self.hidden_size + hidden * self.intermediate_size
         return len(shard.experts) * (products + biases)
 
 
@@ -74,8 +81,8 @@ class ExpertWeights:
     """The weights of one expert."""
 
     tensors: Iterator[torch.Tensor]
-    """Gate [I, H], up [I, H] and down [H, I]; in a shard, its outputs: [I′, H], [I′, H] and [H′, I]. Each is read
-    when taken.
+    """Gate [I, H], if any, up [I, H] and down [H, I]; in a shard, its outputs: [I′, H], [I′, H] and [H′, I]. Each is
+    read when taken.
     """
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """[I], [I] and [H]; in a shard, [I′], [I′] and [H′]."""
@@ -92,9 +99,10 @@ class QuantizedExpertWeights:
     input_orders: tuple[torch.Tensor, torch.Tensor] | None = None
     """For gate and up [H], and for down [I]: the input of each column; None: in order."""
 
-    def expanded(self, dtype: torch.dtype) -> ExpertWeights:
+    def expanded(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertWeights:
         whole = (torch.cat([part.dequantized().to(dtype) for part in parts]) for parts in self.tensors)
         if self.input_orders is not None:
             of_inputs, of_inner = (order.argsort() for order in self.input_orders)
-            whole = (weight[:, order] for weight, order in zip(whole, (of_inputs, of_inputs, of_inner), strict=True))
+            all_orders = *(of_inputs,) * shape.num_expanding, of_inner
+            whole = (weight[:, order] for weight, order in zip(whole, all_orders, strict=True))
         return ExpertWeights(whole, self.biases)

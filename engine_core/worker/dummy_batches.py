@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
-from engine_core.kv_cache_interface import KVCacheGroup, LayerCacheSpec, MLAAttentionSpec
+from engine_core.forward_context import Caches
+from engine_core.kv_cache_interface import NO_STATE, KVCacheGroup, LayerCacheSpec, MLAAttentionSpec
 from engine_core.request import SamplingParams
-from engine_core.step import NewSequence, StepPlan
+from engine_core.step import NewSequence, StatePlan, StepPlan
 from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS
 from engine_core.worker.forward import TimedForward
 from engine_core.worker.input_batch import BatchLimits
@@ -40,7 +41,7 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
     The first sequence asks for log probabilities of its prompt, which send all rows through all of every layer. It has
     two chunks of them: more would take time, but no memory besides reports, which the batch's state counts. The second
     takes all rows that the others leave; the last is as long as any may become. Every block table names only block 0,
-    so that one block of cache is enough.
+    and every state is in slot 0, so that one block and one slot are enough.
 
     The sampler works on ``sampler_rows`` rows at a time. All of these ask for everything, and all but the last sample
     from a nucleus, which costs most; the last uses top-k instead, which makes the sampler copy the others' logits.
@@ -64,8 +65,9 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
         another_way = at_once > 1 and seq % at_once == at_once - 1
         params = scored if seq == 0 else GREEDY if seq >= demanding else top_k if another_way else nucleus
         new.append(NewSequence(seq, 0, tokens, len(tokens), computed, blocks, params))
-    ids = list(range(seqs))
-    return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
+    sources = [0 if each.num_computed_tokens else NO_STATE for each in new]
+    states = StatePlan(sources, [0] * seqs) if limits.keeps_states else None
+    return StepPlan(0, [], new, list(range(seqs)), num_tokens, [True] * seqs, {}, states=states)
 
 
 def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
@@ -95,7 +97,7 @@ def warm_up_tokens(limits: BatchLimits, vocab_size: int) -> list[int]:
 
 
 def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
-    """A short prompt and a few greedy tokens, in the cache's first blocks; the last plan releases the sequence.
+    """A short prompt and a few greedy tokens, in the first blocks and slot; the last plan releases the sequence.
 
     Groups use the same blocks, so their layers overwrite each other's keys: the generated tokens are arbitrary.
     """
@@ -104,31 +106,32 @@ def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
     steps = min(_WARM_UP_STEPS, limits.max_model_len - longest)
     blocks = list(range(-(-(longest + steps) // limits.block_size)))[: limits.max_blocks_per_table]
     new = NewSequence(0, 0, prompt, longest, 0, [blocks] * len(limits.kv_cache_groups), GREEDY)
-    plans = [StepPlan(0, [], [new], [0], [longest], [True], {})]
-    plans += [StepPlan(step, [], [], [0], [1], [True], {}) for step in range(1, steps)]
+    first, following = (StatePlan([source], [0]) if limits.keeps_states else None for source in (NO_STATE, 0))
+    plans = [StepPlan(0, [], [new], [0], [longest], [True], {}, states=first)]
+    plans += [StepPlan(step, [], [], [0], [1], [True], {}, states=following) for step in range(1, steps)]
     plans.append(StepPlan(steps, [0], [], [], [], [], {}))
     return plans
 
 
 def step_seconds(
-    runs: Sequence[tuple[ModelRunner, torch.Tensor, int]],
+    runs: Sequence[tuple[ModelRunner, Caches, int]],
     plan: StepPlan,
     synchronize: Callable[[], None] = lambda: None,
 ) -> float:
     """Seconds of the whole model for ``plan``, estimated from one layer of each kind, head and sampler.
 
-    ``runs``: for each kind, the runner of a model with one layer, its cache, and the model's number of such layers.
+    ``runs``: for each kind, the runner of a model with one layer, its caches, and the model's number of such layers.
     ``synchronize`` waits for the device.
     """
     longest_rest = seconds = 0.0
-    for runner, kv_cache, count in runs:
+    for runner, caches, count in runs:
         forward = TimedForward(runner.forward, synchronize)
         runner.forward = forward
         start = time.perf_counter()
         if runner.samples:
-            runner.launch(plan, [kv_cache]).result()
+            runner.launch(plan, caches).result()
         else:
-            runner.follow(plan, [kv_cache])
+            runner.follow(plan, caches)
         synchronize()
         longest_rest = max(longest_rest, time.perf_counter() - start - forward.seconds)
         seconds += count * forward.seconds
@@ -139,7 +142,7 @@ def step_seconds(
 def attention_seconds(
     attention: AttentionBackend,
     spec: KVCacheSpec,
-    caches: Sequence[int],
+    caches: Sequence[int | None],
     num_heads: int,
     limits: BatchLimits,
     device: torch.device,
@@ -147,11 +150,13 @@ def attention_seconds(
     """Seconds of all layers' attention in a step with as many rows as allowed, all after the longest context.
 
     This may be a first step: a chunk of a prompt whose beginning is in the prefix cache. ``caches``: for each layer,
-    the index in ``spec`` of the cache it attends over.
+    the index in ``spec`` of the cache it attends over; None: it does not attend.
     """
     windows = {cache: group.sliding_window for group in spec.groups for cache in group.layers}
     seen: dict[LayerCacheSpec, int] = {}
     for cache in caches:
+        if cache is None:
+            continue
         window = min(windows[cache] or limits.max_model_len, limits.max_model_len)
         seen[spec.layers[cache]] = seen.get(spec.layers[cache], 0) + window
     return limits.max_rows * sum(

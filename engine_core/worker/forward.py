@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.distributed.collectives import StageLinks
-from engine_core.forward_context import ForwardContext, IntermediateTensors
+from engine_core.forward_context import Caches, ForwardContext, IntermediateTensors
 from engine_core.kernels.capture import BufferPool, outputs_in
 from engine_core.models.language_model import LanguageModel, StagedModel
 from engine_core.ops.base import Greatest
@@ -38,11 +38,11 @@ class Forward(Protocol):
     """Runs the model: its layers for a step, then its head for some rows."""
 
     def __call__(
-        self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
+        self, inputs: StepInputs, caches: Caches, pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
         """Hidden states [R, H] of ``rows`` of a step, or [T, H] of all; valid until the next call.
 
-        Writes keys and values of all rows to ``kv_caches``; a stage before the last sends all rows to the next.
+        Writes keys, values and states of all rows to ``caches``; a stage before the last sends all rows to the next.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -72,12 +72,14 @@ class HostForward:
         self._logits = BufferPool(logits_rows)
 
     def __call__(
-        self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
+        self, inputs: StepInputs, caches: Caches, pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
         if pending is not None:
             inputs.input_ids[torch.from_numpy(pending.rows)] = pending.token_ids[torch.from_numpy(pending.indices)]
         wanted = None if rows is None else torch.from_numpy(rows)
-        context = ForwardContext(kv_caches, inputs.metadata, wanted)
+        context = ForwardContext(
+            caches.kv, inputs.metadata, wanted, states=caches.states, state_metadata=inputs.state_metadata
+        )
         if self._stage is None:
             return self._model.forward(inputs.input_ids, inputs.positions, context)
         return _forward_stage(*self._stage, inputs, context)
@@ -117,11 +119,11 @@ class TimedForward:
         """Seconds of the last call."""
 
     def __call__(
-        self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
+        self, inputs: StepInputs, caches: Caches, pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
         self._synchronize()
         start = time.perf_counter()
-        hidden = self._forward(inputs, kv_caches, pending, rows)
+        hidden = self._forward(inputs, caches, pending, rows)
         self._synchronize()
         self.seconds = time.perf_counter() - start
         return hidden

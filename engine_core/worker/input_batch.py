@@ -24,9 +24,11 @@ from engine_core.sampling.grammar_mask import Following
 from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
 from engine_core.sampling.logprobs import report_bytes
 from engine_core.sampling.metadata import TEMPORARY, SamplingMetadata
+from engine_core.states.base import StateMetadata
 from engine_core.step import NewSequence, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.validation import MAX_LOGPROBS
+from engine_core.worker.state_inputs import state_metadata
 
 Index = npt.NDArray[np.intp]
 
@@ -42,6 +44,8 @@ class BatchLimits:
     kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
     min_batched_tokens: int = 1
     """The least that ``max_num_batched_tokens`` could be lowered to with the other options."""
+    keeps_states: bool = False
+    """Whether any layer keeps a state."""
     num_speculative_tokens: int = 0
     """The most drafts that a step proposes for a sequence's next step."""
 
@@ -71,6 +75,8 @@ class StepInputs:
     """[T] int64"""
     metadata: list[AttentionMetadata]
     """By KV cache group; groups differ only in block tables and cache slots."""
+    state_metadata: StateMetadata | None
+    """None: no layer keeps a state."""
     slots: Index
     """[S]: the slot of each sequence of the plan, in order."""
     first_positions: npt.NDArray[np.int64]
@@ -224,6 +230,7 @@ class InputBatch:
             input_ids=torch.from_numpy(self.token_ids[row_slots, positions].astype(np.int64)),
             positions=torch.from_numpy(positions),
             metadata=metadata,
+            state_metadata=None if plan.states is None else state_metadata(plan.states, plan.seq_ids, starts),
             slots=slots,
             first_positions=first,
             lengths=lengths,

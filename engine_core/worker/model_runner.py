@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.async_copy import AsyncCopy, upload
+from engine_core.forward_context import Caches
 from engine_core.logprobs import Logprobs
 from engine_core.models.language_model import LanguageModel
 from engine_core.sampling.logits_processors import SamplingRows
@@ -154,7 +155,7 @@ _NO_SAMPLER = _NoSampler()
 
 
 class ModelRunner:
-    """Computes steps. The batch is its only lasting state; the model writes the KV cache."""
+    """Computes steps. The batch is its only lasting state; the model writes the caches."""
 
     def __init__(self, model: LanguageModel, batch: InputBatch, forward: Forward, sampler: Sampler | None) -> None:
         """``batch`` is kept and advanced by each step; ``forward`` runs ``model``. Made by ``Platform.make_runner``.
@@ -175,8 +176,8 @@ class ModelRunner:
         return self._sampler is not None
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> PendingStep:
-        """Begin to compute a step; ``kv_caches`` has one cache per layer of the model.
+    def launch(self, plan: StepPlan, caches: Caches) -> PendingStep:
+        """Begin to compute a step; ``caches`` are those of the model's layers.
 
         The results of all previous steps but the last must have been asked for. If the sampler reads tokens, which must
         then be on the host, wait for the last step's result, while the device computes this step.
@@ -190,7 +191,7 @@ class ModelRunner:
         if previous is not None:
             rows, indices = self.batch.pending_tokens(inputs, previous.inputs)
             pending = PendingTokens(rows, indices, previous.token_ids) if len(rows) else None
-        hidden, prompt_logprobs = self._compute(plan, inputs, kv_caches, pending, self._sampler)
+        hidden, prompt_logprobs = self._compute(plan, inputs, caches, pending, self._sampler)
         if previous is not None and self.batch.sampling.reads_tokens(inputs.sampling_rows.slots):
             previous.result()
         sampled = self._sample(inputs, hidden, self._sampler)
@@ -199,7 +200,7 @@ class ModelRunner:
         return self._last
 
     @torch.inference_mode()
-    def follow(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> None:
+    def follow(self, plan: StepPlan, caches: Caches) -> None:
         """Compute this rank's part of a step that another rank samples; ``commit`` brings its tokens.
 
         If the model has a head, compute it as the other rank does, since the ranks of a stage gather their parts of it.
@@ -208,10 +209,10 @@ class ModelRunner:
         self.batch.update(plan)
         inputs = self.batch.prepare(plan)
         if self.model.has_head:
-            hidden, _ = self._compute(plan, inputs, kv_caches, None, _NO_SAMPLER)
+            hidden, _ = self._compute(plan, inputs, caches, None, _NO_SAMPLER)
             self._sample(inputs, hidden, _NO_SAMPLER)
         else:
-            self.forward(inputs, kv_caches, None, None)
+            self.forward(inputs, caches, None, None)
         self.batch.advance(inputs)
         self._followed.append((plan.step_id, inputs))
 
@@ -226,7 +227,7 @@ class ModelRunner:
         self,
         plan: StepPlan,
         inputs: StepInputs,
-        kv_caches: list[torch.Tensor],
+        caches: Caches,
         pending: PendingTokens | None,
         sampler: Sampler,
     ) -> tuple[torch.Tensor, PromptLogprobs]:
@@ -234,8 +235,8 @@ class ModelRunner:
         wanted = inputs.sampled_rows if len(inputs.sampled) else np.zeros(1, np.int64)
         rows = wanted if len(wanted) < plan.total_tokens else None
         if not self.batch.sampling.asked & PROMPT_LOGPROBS:
-            return self.forward(inputs, kv_caches, pending, rows), []
-        hidden = self.forward(inputs, kv_caches, pending, None)
+            return self.forward(inputs, caches, pending, rows), []
+        hidden = self.forward(inputs, caches, pending, None)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden, sampler)
         return hidden if rows is None else hidden.index_select(0, upload([rows], hidden.device)[0]), prompt_logprobs
 

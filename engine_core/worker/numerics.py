@@ -22,5 +22,7 @@ def numerics_of(dtype: torch.dtype, device: Platform, model: LanguageModel, spec
     of_parts = [*device.numerics(), *model.numerics, device.attention.numerics(spec), device.ops.numerics()]
     if rank.tp_size > 1 and not device.ops.rank_invariant:
         of_parts.append(f"{rank.tp_size} ranks")
+    if model.config.keeps_states:
+        of_parts.append(f"states in float32, the inputs of convolutions in {dtype}")
     builds = torch.__version__, torch.__config__.show(), np.__version__
     return digest_of(str(dtype), *of_parts, *builds)

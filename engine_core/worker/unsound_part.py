@@ -6,7 +6,10 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.forward_context import ForwardContext
+from engine_core.kv_cache_interface import NO_STATE
 from engine_core.models.language_model import LanguageModel, StagedModel
+from engine_core.states.base import StateMetadata
+from engine_core.worker.caches import allocate_caches
 from engine_core.worker.dummy_batches import warm_up_tokens
 from engine_core.worker.input_batch import BatchLimits
 
@@ -53,13 +56,21 @@ def _has_nan(x: torch.Tensor) -> bool:
 def _hidden_states(
     model: LanguageModel, attention: AttentionBackend, block_size: int, tokens: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Hidden states of a single sequence of ``tokens``, on a new cache."""
+    """Hidden states of a single sequence of ``tokens``, on new caches."""
     groups, blocks = len(model.kv_cache_groups), -(-len(tokens) // block_size)
-    caches = attention.allocate(model.kv_cache_spec(block_size), groups * blocks, tokens.device)
+    caches = allocate_caches(model, attention, block_size, tokens.device, num_blocks=groups * blocks)
     tables = torch.arange(groups * blocks, dtype=torch.int32).view(groups, 1, blocks)
     metadata = [
         AttentionMetadata.of_sequences([len(tokens)], [len(tokens)], table, block_size, group)
         for group, table in enumerate(tables)
     ]
-    attention.plan(metadata[0])
-    return model.forward(tokens, positions, ForwardContext(caches, [each.on(tokens.device) for each in metadata]))
+    if metadata:
+        attention.plan(metadata[0])
+    states = StateMetadata.of_sequences([len(tokens)], [NO_STATE], [0]) if caches.states else None
+    context = ForwardContext(
+        caches.kv,
+        [each.on(tokens.device) for each in metadata],
+        states=caches.states,
+        state_metadata=None if states is None else states.on(tokens.device),
+    )
+    return model.forward(tokens, positions, context)

@@ -11,13 +11,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from engine_core.config import EngineConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.errors import InvalidRequestError, OutOfMemoryError
+from engine_core.forward_context import Caches
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
@@ -82,6 +82,8 @@ class ModelReport:
     """The parts of the weights that this rank has taken, if it is one of several."""
     layers: str = ""
     """Peculiarities of the layers, for a person."""
+    bytes_per_state: int = 0
+    """In this worker's layers."""
     grammar_problem: str | None = None
     """Why this rank, which samples, cannot use grammars."""
 
@@ -111,6 +113,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         block_size=config.cache.block_size,
         kv_cache_groups=checkpoint.config.groups_of(checkpoint.config.caching_layers),
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
+        keeps_states=checkpoint.config.keeps_states,
         num_speculative_tokens=scheduler.num_speculative_tokens,
     )
 
@@ -146,7 +149,7 @@ class Worker:
         self._collectives: TensorCollectives | None = None
         self._links: StageLinks | None = None
         self._runner: ModelRunner | None = None
-        self._kv_caches: list[torch.Tensor] = []
+        self._caches = Caches([])
 
     @property
     def takes_one_step(self) -> bool:
@@ -222,8 +225,10 @@ class Worker:
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
         layers = device.ops.describe_layers()
         self.model = model
-        spec = model.kv_cache_spec(self.limits.block_size)
+        spec, states = model.kv_cache_spec(self.limits.block_size), model.state_cache_spec
         bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
+        if states is not None:
+            layout += f" {states}"
         device.trim()
         numerics = numerics_of(checkpoint.dtype, device, model, spec, rank)
         report = ModelReport(
@@ -233,6 +238,7 @@ class Worker:
             layout,
             numerics,
             layers=layers,
+            bytes_per_state=0 if states is None else states.bytes_per_state,
             grammar_problem=self._open_grammars(),
         )
         if isinstance(digest, RankDigest):
@@ -261,23 +267,26 @@ class Worker:
 
     @_on_device
     def allocate(self, kv_cache_config: KVCacheConfig) -> int:
-        """Allocate the KV cache and the batch; returns the bytes that the cache will still take as it fills.
+        """Allocate the caches and the batch; returns the bytes that the caches will still take as they fill.
 
         If ``kv_cache_memory_bytes`` is set, memory is taken now, so that no step waits for it; else, on a CPU, on
         first write. Raises ``OutOfMemoryError``.
         """
-        spec, blocks = self.model.kv_cache_spec(self.limits.block_size), kv_cache_config.num_blocks
         now = self._config.cache.kv_cache_memory_bytes is not None
         try:
-            self._kv_caches = self.device.allocate(spec, blocks, now)
+            self._caches = self.device.allocate(self.model, kv_cache_config, now)
         except RuntimeError as error:
             flag = "--kv-cache-memory-bytes" if now else "--gpu-memory-utilization, or set --kv-cache-memory-bytes"
             raise OutOfMemoryError(
-                f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. "
+                f"the system refused {size(kv_cache_config.nbytes)} for the KV cache: {error}. "
                 f"Lower {flag}{f'; {self.device.limit}' if self.device.limit else ''}."
             ) from error
         self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
-        return blocks * self.device.attention.bytes_per_block(spec) if self.device.uses_host_memory and not now else 0
+        if now or not self.device.uses_host_memory:
+            return 0
+        spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec
+        of_blocks = kv_cache_config.num_blocks * self.device.attention.bytes_per_block(spec)
+        return of_blocks + (0 if states is None else kv_cache_config.num_states * states.bytes_per_state)
 
     @_on_device
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
@@ -291,7 +300,7 @@ class Worker:
             is_sound &= self._compute(plan)
         self._runner.batch.update(release)
         device, model, limits = self.device, self.model, self.limits
-        made = device.prepare(self._runner, self._new_batch, self._kv_caches)
+        made = device.prepare(self._runner, self._new_batch, self._caches)
         spec = model.kv_cache_spec(limits.block_size)
         num_heads = self.checkpoint.config.num_heads // self.rank.tp_size
         attention = attention_seconds(
@@ -316,7 +325,7 @@ class Worker:
     @_on_device
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start to compute a step and sample its tokens; needs ``allocate``, and ``Rank.samples``."""
-        return self._current_runner().launch(plan, self._kv_caches)
+        return self._current_runner().launch(plan, self._caches)
 
     @_on_device
     def follow(self, plan: StepPlan) -> None:
@@ -324,7 +333,7 @@ class Worker:
 
         Every planned sequence's last token must be committed.
         """
-        self._current_runner().follow(plan, self._kv_caches)
+        self._current_runner().follow(plan, self._caches)
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
         """Add the tokens (``PendingStep.sampled``) of the oldest followed step that lacks them."""
@@ -333,7 +342,7 @@ class Worker:
     def close(self) -> None:
         """Free weights, cache and batch. Idempotent."""
         self._runner = None
-        self._kv_caches = []
+        self._caches = Caches([])
         for connection in (self._collectives, self._links):
             if connection is not None:
                 connection.close()

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
-from transformers import AutoModelForCausalLM, DeepseekV2Config, Gemma3TextConfig, PretrainedConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    Gemma3TextConfig,
+    PretrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+)
 
 from tests.ring import MODEL
 
@@ -54,7 +61,7 @@ _SIZES: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 _EXPERTS = {"moe_intermediate_size": 128, "num_experts_per_tok": 2}
-_FULL, _WINDOW = "full_attention", "sliding_attention"
+_FULL, _LINEAR, _WINDOW = "full_attention", "linear_attention", "sliding_attention"
 
 KINDS: dict[str, Callable[[], PretrainedConfig]] = {
     "experts": lambda: Qwen3MoeConfig(**_SIZES, **_EXPERTS, num_key_value_heads=2, head_dim=64, num_experts=16),
@@ -70,6 +77,16 @@ KINDS: dict[str, Callable[[], PretrainedConfig]] = {
         n_routed_experts=8,
         n_shared_experts=1,
         first_k_dense_replace=1,
+    ),
+    "states": lambda: Qwen3_5TextConfig(
+        **_SIZES,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=48,
+        layer_types=[_LINEAR, _LINEAR, _LINEAR, _FULL],
     ),
     "windows": lambda: Gemma3TextConfig(
         **_SIZES,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine_core.kv_cache_interface import RecurrentSpec, ShortConvSpec
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.models.registry import ARCHITECTURES
@@ -21,6 +22,7 @@ _HEAD = (
     "| architecture | `model_type` | attention | rotation | feed-forward blocks | never quantized | GPU |",
     "|---|---|---|---|---|---|---|",
 )
+_STATES = {RecurrentSpec: "a recurrence", ShortConvSpec: "short convolutions"}
 
 
 def table() -> str:
@@ -54,17 +56,24 @@ def _attention(read: Sequence[ArchitectureConfig], has_latents: bool) -> str:
         words.append(f"{several} in some layers")
     elif any(map(any, patterns)):
         words.append(one)
-    if any(len(config.caching_layers) < config.num_layers for config in read):
+    if any(len(set(config.cache_owners)) < config.num_layers for config in read):
         words.append("caches that layers share")
     if any(config.attention_sinks for config in read):
         words.append("sinks")
     if any(config.attn_logit_softcap is not None for config in read):
         words.append("capped scores")
+    kinds = {type(spec) for config in read for spec in config.state_specs}
+    words += [f"{_STATES[kind]} in some layers" for kind in _STATES if kind in kinds]
     return ", ".join(words)
 
 
 def _rotation(read: Sequence[ArchitectureConfig]) -> str:
-    ropes = [(config, rope) for config in read for rope in config.ropes]
+    ropes = [
+        (config, rope)
+        for config in read
+        for rope, spec in zip(config.ropes, config.cache_specs, strict=True)
+        if spec is not None
+    ]
     rotating = [(config, rope) for config, rope in ropes if rope is not None and rope.rotary_dim > 0]
     if not rotating:
         return "none: learned positions"

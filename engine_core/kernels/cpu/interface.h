@@ -90,7 +90,8 @@ struct RinglineRouting {
     int32_t scoring;
     int32_t renormalize;  // whether to divide a row's weights by their sum
     int32_t num_threads;
-    float scale;  // of the weights
+    float sum_offset;  // added to that sum
+    float scale;       // of the weights
 };
 
 // The phases of experts: a call runs one, or several consecutive ones.
@@ -128,6 +129,7 @@ struct RinglineExperts {
     int32_t phases;      // sum of RinglineExpertPhase
     int32_t activation;  // RinglineActivationKind
     int32_t weighs_inputs;  // whether weights multiply experts' inputs, instead of their outputs
+    int32_t gated;          // else there is only up, in tiles and panels of its own, and no bias
     int32_t number_type;
     int32_t num_threads;
     float limit, alpha;  // of kRinglineClampedSwiglu
@@ -213,6 +215,8 @@ enum RinglineActivationKind : int32_t {
     kRinglineGeluTanh = 2,
     kRinglineRelu = 3,
     kRinglineClampedSwiglu = 4,  // (min(max(up, −limit), limit) + 1) · g · σ(α · g) with g = min(gate, limit); experts only
+    kRinglineSigmoidGate = 5,
+    kRinglineRelu2 = 6,
 };
 
 // f(x) · up of M rows, or f(x). The width is a multiple of 16.
@@ -227,13 +231,13 @@ struct RinglineActivation {
     int32_t num_threads;
 };
 
-// residual + σ(logit) · x of M rows. The width is a multiple of 16.
+// residual + σ(logit) · x of the G groups of M rows. The width of a group is a multiple of 16.
 struct RinglineSigmoidGate {
-    const void* x;         // [M, width]
-    const float* logits;   // [M]
-    const void* residual;  // [M, width]
-    void* output;          // [M, width]; may be the residual
-    int64_t rows, width;
+    const void* x;         // [M, G, width]
+    const float* logits;   // [M, G]
+    const void* residual;  // [M, G, width]; or null
+    void* output;          // [M, G, width]; may be the residual
+    int64_t rows, groups, width;
     int32_t number_type;
     int32_t num_threads;
 };
@@ -307,6 +311,71 @@ struct RinglineCutoff {
     int32_t number_type;
     int32_t num_threads;
     float deviations;
+};
+
+// Ops on states, of S sequences with T rows: which slots hold them, see engine_core/states/base.py. Sequence s owns rows
+// query_starts[s] … query_starts[s + 1] − 1, starts from slot sources[s], or from zeros if that is negative, and makes
+// saves save_starts[s] … save_starts[s + 1] − 1: the state after save_rows[i], ascending, goes to save_slots[i]. The last
+// save follows the last row.
+
+// A convolution of W taps over each of C channels, the newest row last: silu(Σ weight · (x · gate) + bias) · output_gate.
+// x · gate is rounded to the number type, in which states keep it. C is a multiple of 16.
+struct RinglineShortConvolution {
+    const void* x;            // [T, C]
+    const void* gate;         // [T, C], or null
+    const void* output_gate;  // [T, C], or null
+    const float* weight;      // [W, C]
+    const float* bias;        // [C], or null
+    void* output;             // [T, C], dense
+    void* states;             // [slots, W − 1, C]
+    const int32_t *query_starts, *sources, *save_starts, *save_rows, *save_slots;
+    int64_t x_stride, gate_stride, output_gate_stride;  // elements from one row to the next
+    int64_t channels;
+    int32_t taps, silu;
+    int32_t num_seqs;
+    int32_t number_type;
+    int32_t num_threads;
+};
+
+// A linear recurrence of H heads; H / G neighbouring ones share a key head. With s = softplus(decay + bias), limited to
+// [least_step, most_step], f = exp(s · rate) and u = σ(update) · (v − k · f · S), or s · v without updates, a head's state S
+// becomes f · S + kᵀ · u, and its output is query_scale · q · S + skip · v. K and V are multiples of 16.
+struct RinglineRecurrence {
+    const void *query, *key;      // [T, G, K]
+    const void* value;            // [T, H, V]
+    const void *decay, *update;   // [T, H]; update: or null
+    const float *rates, *biases;  // [H]
+    const float* skips;           // [H], or null: zeros
+    void* output;                 // [T, H, V], dense
+    float* states;                // [slots, H, K, V]
+    const int32_t *query_starts, *sources, *save_starts, *save_rows, *save_slots;
+    int64_t query_stride, key_stride, value_stride;                 // elements from one row to the next
+    int64_t query_head_stride, key_head_stride, value_head_stride;  // from one head to the next
+    int64_t decay_stride, update_stride;
+    int32_t num_heads, num_key_heads, key_dim, value_dim;
+    int32_t num_seqs;
+    int32_t number_type;
+    int32_t input_type;  // of decay and update
+    int32_t normalize;   // whether to divide queries and keys by √(Σ x² + epsilon) first
+    int32_t num_threads;
+    float query_scale, epsilon;
+    float least_step, most_step;
+};
+
+// Normalizes G groups of each of M rows by root mean square, times the weight, and multiplies by silu(gate) after that, or
+// before it. The width is a multiple of 16; zeros follow the first mean_width numbers of a group.
+struct RinglineGatedNorm {
+    const void *x, *gate;  // [M, G, width]
+    const float* weight;   // [G, width], or [width] for all
+    void* output;          // [M, G, width], dense
+    int64_t rows, groups, width, mean_width;
+    int64_t x_stride, gate_stride;              // elements from one row to the next
+    int64_t x_group_stride, gate_group_stride;  // from one group to the next
+    int64_t weight_group_stride;                // 0: one weight for all
+    int32_t norm_before_gate;
+    int32_t number_type;
+    int32_t num_threads;
+    float epsilon;
 };
 
 // A weight [N, K] rounded to 8 bits. Zeros pad N, also of the per-output arrays, to whole panels of 32,
@@ -443,6 +512,9 @@ struct RinglineGather {
     X(streams, RinglineStreams)               \
     X(match_magnitude, RinglineMagnitude)     \
     X(cut_off, RinglineCutoff)                \
+    X(short_convolution, RinglineShortConvolution) \
+    X(recurrence, RinglineRecurrence)         \
+    X(gated_norm, RinglineGatedNorm)          \
     X(select_rows, RinglineSelection)         \
     X(route, RinglineRouting)                 \
     X(experts, RinglineExperts)               \
@@ -466,11 +538,12 @@ struct RinglineOperation {
     const void* arguments;
 };
 
-// The arguments of captured calls that differ from step to step. As in RinglineAttention.
+// The arguments of captured calls that differ from step to step. As in RinglineAttention, and in the ops on states.
 struct RinglineStep {
     const int32_t* query_starts;
-    const int32_t* seq_lens;
+    const int32_t* seq_lens;             // this and the next: null if no layer attends
     const int32_t* const* block_tables;  // of each group
+    const int32_t *state_sources, *save_starts, *save_rows, *save_slots;  // null if no layer keeps a state
     int64_t block_table_stride;          // of all of them
     int64_t rows;
     const int64_t* selected;  // [num_selected]: the rows that remain after a selection; null: the first

@@ -22,6 +22,9 @@
 #include "experts/route.h"
 #include "rows/select_rows.h"
 #include "rows/streams.h"
+#include "states/gated_norm.h"
+#include "states/recurrence.h"
+#include "states/short_convolution.h"
 
 #define RINGLINE_NAME(name, Arguments) name,
 const Kernels RINGLINE_TABLE = {RINGLINE_KERNELS(RINGLINE_NAME)};

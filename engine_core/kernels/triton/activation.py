@@ -15,7 +15,10 @@ def _applied(x, KIND: tl.constexpr):
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     if KIND == 2:
         return x / (1.0 + tl.exp(-1.5957691216057308 * x * (1.0 + 0.044715 * x * x)))
-    return tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
+    if KIND == 5:
+        return 1.0 / (1.0 + tl.exp(-x))
+    positive = tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
+    return positive * positive if KIND == 6 else positive
 
 
 @triton.jit

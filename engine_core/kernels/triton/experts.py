@@ -76,6 +76,7 @@ def expand_rows(
     DEPTH: tl.constexpr,
     BIASED: tl.constexpr,
     WEIGHED: tl.constexpr,
+    GATED: tl.constexpr,
     KIND: tl.constexpr,
     LIMIT: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -86,7 +87,7 @@ def expand_rows(
 
     ``x`` is [M, INPUTS], ``weight`` [E, 2 (gate, up), OUTPUTS, INPUTS], ``bias`` [E, 2, OUTPUTS] float32, ``order`` [P]
     the pairs sorted by expert, ``ends`` as in ``_tile``. EXPERTS_WIDTH: a power of two. WEIGHED: inputs are multiplied
-    by ``shares``, as in ``reduce_rows``.
+    by ``shares``, as in ``reduce_rows``. Not GATED: f(up), with ``weight`` [E, 1, OUTPUTS, INPUTS] and no bias.
     """
     expert, first, end = _tile(ends, ROWS, EXPERTS, EXPERTS_WIDTH)
     if first < end:
@@ -96,7 +97,8 @@ def expand_rows(
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         depth = tl.arange(0, DEPTH)
         x_places = x + rows.to(tl.int64)[:, None] * INPUTS + depth[None, :]
-        lines = expert.to(tl.int64) * (2 * OUTPUTS) + tl.minimum(columns, OUTPUTS - 1)
+        first_line = expert.to(tl.int64) * (2 * OUTPUTS if GATED else OUTPUTS)
+        lines = first_line + tl.minimum(columns, OUTPUTS - 1)
         gate_places = weight + lines[None, :] * INPUTS + depth[:, None]
         up_places = gate_places + OUTPUTS * INPUTS
         gate, up = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -104,14 +106,15 @@ def expand_rows(
             inside = k + depth < INPUTS
             a = tl.load(x_places + k, mask=inside[None, :], other=0.0)
             gate = _product(a, tl.load(gate_places + k, mask=inside[:, None], other=0.0), gate, IEEE, WIDE)
-            up = _product(a, tl.load(up_places + k, mask=inside[:, None], other=0.0), up, IEEE, WIDE)
+            if GATED:
+                up = _product(a, tl.load(up_places + k, mask=inside[:, None], other=0.0), up, IEEE, WIDE)
         if WEIGHED:
             share = tl.load(shares + own)[:, None]
             gate, up = gate * share, up * share
         if BIASED:
             gate += tl.load(bias + lines)[None, :]
             up += tl.load(bias + lines + OUTPUTS)[None, :]
-        result = _gated(gate, up, KIND, LIMIT, ALPHA)
+        result = _gated(gate, up, KIND, LIMIT, ALPHA) if GATED else _applied(gate, KIND)
         mask = (pairs < end)[:, None] & (columns < OUTPUTS)[None, :]
         places = pairs.to(tl.int64)[:, None] * OUTPUTS + columns[None, :]
         tl.store(output + places, result.to(output.dtype.element_ty), mask=mask)

@@ -14,10 +14,15 @@ from transformers import (
     Gemma2Config,
     Gemma4TextConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     Llama4TextConfig,
+    Mamba2Config,
+    NemotronHConfig,
     PretrainedConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from engine_core.logprobs import Logprobs
@@ -29,7 +34,9 @@ from tests.engine_core.executor.ranks.forked_ranks import LOCAL_RANK, ForkedRank
 from tests.engine_core.executor.small_caches import blocks_to_spare
 from tests.engine_core.models.families.experts import LLAMA4
 from tests.engine_core.models.families.gemma4 import EXPERTS, FULL, GEMMA, PER_LAYER, THETAS, WINDOW
+from tests.engine_core.models.families.hybrid import DELTA_NET
 from tests.engine_core.models.families.latent import LATENT
+from tests.engine_core.models.families.mamba import MIXER, ROUTED, WITHOUT_ATTENTION, WITHOUT_LAYERS
 from tests.engine_core.models.tiny_models import SIZES
 
 FOUR = SIZES | {"num_hidden_layers": 4}
@@ -57,9 +64,36 @@ MODELS: dict[str, PretrainedConfig] = {
         num_kv_shared_layers=2,
         rope_parameters=THETAS,
     ),
+    "qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA_NET),
+    "qwen3-next": Qwen3NextConfig(
+        **(SIZES | DELTA_NET | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}),
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=80,
+        shared_expert_intermediate_size=80,
+        mlp_only_layers=[1],
+    ),
+    "granite4": GraniteMoeHybridConfig(
+        **SIZES,
+        mamba_n_heads=8,
+        mamba_d_state=16,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=80,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
+    "mamba2": Mamba2Config(**WITHOUT_ATTENTION, num_heads=8, head_dim=16, n_groups=2, state_size=16),
+    "nemotron-h": NemotronHConfig(
+        **(WITHOUT_LAYERS | MIXER | ROUTED | {"n_groups": 4, "moe_intermediate_size": 80}),
+        moe_latent_size=48,
+        head_dim=16,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
+    ),
 }
 """A dense one, experts, latents and experts, sinks and windows, chunks and weighed inputs of experts, windows and caps;
-and Gemma 4: shared caches, values that are keys, embeddings per layer, and experts."""
+Gemma 4: shared caches, values that are keys, embeddings per layer, and experts; Gated DeltaNet in three layers of four,
+with a dense block and with experts; Mamba-2 beside attention, with one group of heads, without attention, and in layers
+of one block each, with experts that have no gates."""
 DTYPES: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},

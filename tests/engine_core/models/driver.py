@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from engine_core.config import LoadConfig, ModelConfig
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.forward_context import ForwardContext
+from engine_core.kv_cache_interface import NO_STATE
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import Digest
 from engine_core.model_loader.loader import load_weights, make_model
@@ -23,10 +25,13 @@ from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.selector import choose_ops
 from engine_core.quantization.selector import choose_quantization
+from engine_core.states.base import StateMetadata
 from engine_core.weights.source import ProgressCallback
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
+_SLOTS = 2
+"""For the states of a sequence."""
 
 
 def open_at(directory: Path, load_format: str = "auto", **options: object) -> Checkpoint:
@@ -78,7 +83,7 @@ def chosen_attention() -> AttentionBackend:
 
 
 class Driver:
-    """A model with a cache of scattered blocks, poisoned with NaN until written."""
+    """A model with a cache of scattered blocks, and states in scattered slots, poisoned with NaN until written."""
 
     def __init__(
         self, model: LanguageModel, lengths: Sequence[int], seed: int = 0, attention: AttentionBackend | None = None
@@ -96,6 +101,13 @@ class Driver:
         for kv_cache in self.caches:
             kv_cache.fill_(torch.nan)
         self.computed = [0] * len(lengths)
+        self._rng = random.Random(seed)
+        self._slots = self._rng.sample(range(_SLOTS * len(lengths)), _SLOTS * len(lengths))
+        spec = model.state_cache_spec
+        self.states = [] if spec is None else spec.allocate(len(self._slots), CPU)
+        self._poison(self._slots)
+        self._held = [NO_STATE] * len(lengths)
+        """The slot of each sequence's state."""
 
     def step(self, work: Sequence[tuple[int, torch.Tensor]], last_alone: bool = False) -> list[torch.Tensor]:
         """Compute the next tokens of some sequences, each ``(sequence, ids [n])``; returns their logits [n, V], or
@@ -107,13 +119,33 @@ class Driver:
         metadata = [
             self._metadata(group, [sequence for sequence, _ in work], positions) for group in range(len(self.groups))
         ]
-        lens = metadata[0].seq_lens.tolist()
         ids = torch.cat([ids for _, ids in work])
-        wanted = metadata[0].query_starts[1:].long() - 1 if last_alone else None
-        hidden = self.model.forward(ids, torch.cat(positions), ForwardContext(self.caches, metadata, wanted))
-        for (sequence, _), length in zip(work, lens, strict=True):
-            self.computed[sequence] = length
+        wanted = torch.tensor(counts).cumsum(0) - 1 if last_alone else None
+        states = self._move_states([sequence for sequence, _ in work], counts)
+        hidden = self.model.forward(
+            ids,
+            torch.cat(positions),
+            ForwardContext(self.caches, metadata, wanted, states=self.states, state_metadata=states),
+        )
+        for (sequence, _), count in zip(work, counts, strict=True):
+            self.computed[sequence] += count
         return list(self.model.compute_logits(hidden).split([1] * len(counts) if last_alone else counts))
+
+    def _move_states(self, sequences: Sequence[int], counts: Sequence[int]) -> StateMetadata | None:
+        """Each state stays in its slot or moves to another; one that it left is poisoned before the next step."""
+        if not self.states:
+            return None
+        sources = [self._held[sequence] for sequence in sequences]
+        self._poison(sorted(set(self._slots) - set(self._held)))
+        for sequence in sequences:
+            self._held[sequence] = self._rng.choice(self._slots[_SLOTS * sequence : _SLOTS * (sequence + 1)])
+        return StateMetadata.of_sequences(counts, sources, [self._held[sequence] for sequence in sequences])
+
+    def _poison(self, slots: Sequence[int]) -> None:
+        for state in self.states:
+            for memory in (state.conv, state.recurrent):
+                if memory is not None:
+                    memory[slots] = torch.nan
 
     def _metadata(self, group: int, sequences: Sequence[int], positions: Sequence[torch.Tensor]) -> AttentionMetadata:
         """Blocks behind a window are gone from the tables, and poisoned as if another sequence had written to them."""

@@ -19,8 +19,9 @@ from transformers.models.gemma3n import modeling_gemma3n
 from engine_core.model_loader.multimodal import CLASSES
 from tests.engine_core.models.families.experts import EXPERTS, LLAMA4
 from tests.engine_core.models.families.gemma3n import GEMMA3N
+from tests.engine_core.models.families.hybrid import DELTA_NET
 from tests.engine_core.models.families.latent import LATENT
-from tests.engine_core.models.tiny_models import EAGER, SIZES
+from tests.engine_core.models.tiny_models import EAGER, SIZES, compute_token_by_token
 
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 GLM_MROPE = {**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
@@ -41,6 +42,13 @@ TEXT_FIELDS: dict[str, dict[str, Any]] = {
     "qwen2_vl_text": {"rope_parameters": MROPE},
     "qwen3": {"head_dim": 16},
     "qwen3_omni_moe_text": {**EXPERTS, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 16},
+    "qwen3_5_text": {**DELTA_NET, "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+    "qwen3_5_moe_text": {
+        **EXPERTS | DELTA_NET,
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 40,
+        "rope_parameters": {**MROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+    },
     "qwen3_vl_text": {"rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 16},
     "qwen3_vl_moe_text": {**EXPERTS, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 16},
 }
@@ -74,6 +82,7 @@ def make(config: PretrainedConfig, architecture: str) -> PreTrainedModel:
     """The composite; all of it but the text model and the head is on the meta device."""
     with torch.device("meta"), _without_timm():
         model: PreTrainedModel = getattr(transformers, architecture)._from_config(config, **EAGER)
+    compute_token_by_token(model)
     owner = model if config.model_type == "llama4" else model.model
     name = "text_model" if hasattr(owner, "text_model") else "language_model"
     torch.manual_seed(0)
@@ -117,10 +126,12 @@ def logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def as_published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The text model's tensors as checkpoints have them: an expert's by themselves, or of all, transposed."""
+    """The text model's tensors as checkpoints have them: an expert's by themselves, or of all, perhaps transposed."""
     tensors = {name: tensor for name, tensor in model.state_dict().items() if tensor.device.type != "meta"}
     if getattr(model.config, "tie_word_embeddings", False):
         del tensors["lm_head.weight"]
+    if model.config.model_type == "qwen3_5_moe":
+        return tensors
     is_transposed = model.config.model_type == "qwen3_vl_moe"
     for name in [name for name in tensors if ".mlp.experts." in name]:
         stacked, prefix = tensors.pop(name), name.rpartition(".")[0]

@@ -10,12 +10,14 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.distributed.ranks import Rank
 from engine_core.forward_context import ForwardContext
+from engine_core.kv_cache_interface import StateSpec
 from engine_core.layers.part_factory import PartFactory
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import StagedModel
 from engine_core.ops.native import NativeBackend
 from engine_core.quantization.selector import choose_quantization
+from engine_core.states.base import StateCacheSpec
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of
 
 
@@ -35,6 +37,11 @@ def load_stages(checkpoint: Checkpoint, count: int) -> list[StagedModel]:
     return stages
 
 
+def _states_of(stage: StagedModel) -> tuple[StateSpec, ...]:
+    spec = stage.state_cache_spec
+    return () if spec is None else spec.layers
+
+
 class Pipeline:
     """Passes on what each stage gives the next, as links would: copies."""
 
@@ -52,11 +59,18 @@ class Pipeline:
         self._caches = [attention.allocate(spec, num_blocks, device) for spec in specs]
         return [cache for caches in self._caches for cache in caches]
 
+    @property
+    def state_cache_spec(self) -> StateCacheSpec | None:
+        layers = tuple(layer for stage in self.stages for layer in _states_of(stage))
+        return StateCacheSpec(layers, self.stages[0].dtype) if layers else None
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         given = self.stages[0].first_input(input_ids, positions)
+        states = list(context.states)
         for stage, caches in zip(self.stages, self._caches, strict=True):
-            rows = context.rows if stage.has_head else None
-            hidden = stage.forward_stage(given, positions, replace(context, kv_caches=caches, rows=rows))
+            rows, count = context.rows if stage.has_head else None, len(_states_of(stage))
+            own = replace(context, kv_caches=caches, rows=rows, states=states[:count])
+            hidden, states = stage.forward_stage(given, positions, own), states[count:]
             if not stage.has_head:
                 given = stage.for_next_stage(given, hidden)
                 given = type(given)(*(tensor.clone() for tensor in given.tensors()))

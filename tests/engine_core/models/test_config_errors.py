@@ -51,7 +51,21 @@ OLMOE = named("OlmoeForCausalLM", "olmoe", num_experts=4, num_experts_per_tok=2)
 ERNIE = named("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=16)
 MINIMAX = named("MiniMaxM2ForCausalLM", "minimax_m2", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
 GRANITE4 = named("GraniteMoeHybridForCausalLM", "granitemoehybrid", mamba_n_heads=8, shared_intermediate_size=32)
+GRANITE4 |= {"layer_types": ["mamba", "attention"]}
+MAMBA2 = named("Mamba2ForCausalLM", "mamba2", num_heads=8, head_dim=8, n_groups=2, hidden_act="silu")
+NEMOTRON_H = named(
+    "NemotronHForCausalLM",
+    "nemotron_h",
+    **EXPERTS | {"moe_shared_expert_intermediate_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8},
+    hybrid_override_pattern="M*-E",
+    head_dim=8,
+)
 EXAONE4 = named("Exaone4ForCausalLM", "exaone4", layer_types=[WINDOW, FULL])
+LINEAR = "linear_attention"
+DELTA_NET = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "head_dim": 8}
+QWEN3_5 = named("Qwen3_5ForCausalLM", "qwen3_5_text", layer_types=[LINEAR, FULL], **DELTA_NET)
+QWEN3_NEXT = named("Qwen3NextForCausalLM", "qwen3_next", num_experts=4, num_experts_per_tok=2, **DELTA_NET)
+QWEN3_5_MOE = named("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", num_experts=4, num_experts_per_tok=2, **DELTA_NET)
 HY_V3 = named("HYV3ForCausalLM", "hy_v3", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
 
 
@@ -264,11 +278,59 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (MINIMAX | {"attn_type_list": [1, 0]}, r"attn_type_list=\[1, 0\] is not supported: expected 1 for all layers"),
         (MINIMAX | {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported: expected 'sigmoid'"),
         (
-            GRANITE4 | {"layer_types": ["mamba", "attention"]},
-            "layer_types: linear_attention is not supported: expected",
+            GRANITE4 | {"layer_types": ["mamba", "sliding_attention"]},
+            "layer_types: sliding_attention is not supported: expected full_attention or linear_attention",
         ),
+        (GRANITE4 | {"mamba_n_groups": 3}, "mamba_n_heads=8 is not a multiple of mamba_n_groups=3"),
+        (
+            GRANITE4 | {"mamba_d_head": 16, "mamba_expand": 2},
+            "mamba_n_heads=8 with mamba_d_head=16 is not usable: expected 64",
+        ),
+        (GRANITE4 | {"mamba_d_conv": 1}, "mamba_d_conv=1 is not usable: expected at least 2"),
+        (GRANITE4 | {"mamba_d_state": 0}, "mamba_d_state=0 is not usable: expected a positive whole number"),
+        (
+            GRANITE4 | {"time_step_limit": [2.0, 1.0]},
+            r"time_step_limit=\(2.0, 1.0\) is not usable: expected two numbers",
+        ),
+        (GRANITE4 | {"time_step_limit": None}, "time_step_limit=None is not usable"),
+        (GRANITE4 | {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported with Mamba-2: expected silu"),
+        (MAMBA2 | {"n_groups": 3}, "num_heads=8 is not a multiple of n_groups=3"),
+        (MAMBA2 | {"head_dim": 16, "expand": 2}, "num_heads=8 with head_dim=16 is not usable: expected 64 in all"),
+        (MAMBA2 | {"conv_kernel": 1}, "conv_kernel=1 is not usable"),
+        (MAMBA2 | {"layer_norm_epsilon": 2.0}, "layer_norm_epsilon=2.0 is not usable"),
+        (MAMBA2 | {"hidden_act": "relu"}, "hidden_act='relu' is not supported with Mamba-2"),
+        (
+            NEMOTRON_H | {"hybrid_override_pattern": "M*-X"},
+            r"hybrid_override_pattern='M\*-X' is not supported: expected",
+        ),
+        (NEMOTRON_H | {"hybrid_override_pattern": ""}, "hybrid_override_pattern='' is not supported"),
+        (NEMOTRON_H | {"n_groups": 5}, "mamba_num_heads=8 is not a multiple of n_groups=5"),
+        (NEMOTRON_H | {"mamba_hidden_act": "gelu"}, "mamba_hidden_act='gelu' is not supported with Mamba-2"),
+        (NEMOTRON_H | {"mlp_hidden_act": "tanh"}, "mlp_hidden_act 'tanh' is not supported"),
+        (NEMOTRON_H | {"n_routed_experts": 2, "n_group": 2}, "n_routed_experts=2 is not usable: expected at least two"),
+        (NEMOTRON_H | {"moe_latent_size": 0}, "moe_latent_size=0 is not usable"),
+        (NEMOTRON_H | {"sliding_window": 8}, "sliding_window=8 is not supported"),
         (EXAONE4 | {"sliding_window": 0}, "sliding_window=0 is not usable"),
         (HY_V3 | {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        (
+            QWEN3_5 | {"layer_types": [LINEAR, WINDOW]},
+            "layer_types: sliding_attention is not supported for qwen3_5_text: expected linear_attention or full_atten",
+        ),
+        (QWEN3_5 | {"layer_types": [LINEAR]}, "must be equal to the number of `layer_types`"),
+        (
+            QWEN3_5 | {"linear_num_value_heads": 5},
+            "linear_num_value_heads=5 is not a multiple of linear_num_key_heads=2",
+        ),
+        (QWEN3_5 | {"linear_num_key_heads": 0}, "linear_num_key_heads=0 is not usable: expected a positive whole"),
+        (QWEN3_5 | {"linear_key_head_dim": -8}, "linear_key_head_dim=-8 is not usable: expected a positive whole"),
+        (QWEN3_5 | {"linear_value_head_dim": 2**30}, "linear_value_head_dim=1073741824 is not usable: expected at mo"),
+        (QWEN3_5 | {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim=1 is not usable: expected 2 to 16"),
+        (QWEN3_5 | {"linear_conv_kernel_dim": 17}, "linear_conv_kernel_dim=17 is not usable: expected at most 16"),
+        (QWEN3_5 | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported: expected silu, as it follows convol"),
+        (QWEN3_NEXT | {"mlp_only_layers": [2]}, r"mlp_only_layers=\[2\] is not usable: expected layers below 2"),
+        (QWEN3_NEXT | {"decoder_sparse_step": 0}, "decoder_sparse_step=0 is not usable"),
+        (QWEN3_NEXT | {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size=0 is not usable"),
+        (QWEN3_5_MOE | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_experts"),
         (named("GemmaForCausalLM", "gemma", use_bidirectional_attention=True), "no token may attend to later ones"),
     ],
 )

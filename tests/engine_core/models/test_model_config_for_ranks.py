@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPTNeoXConfig, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
+from transformers import GPTNeoXConfig, LlamaConfig, Mamba2Config, PretrainedConfig, Qwen3_5TextConfig, Qwen3MoeConfig
 
 from engine_core.config import LoadConfig, ModelConfig, ParallelConfig
 from engine_core.errors import ConfigError
@@ -18,7 +18,7 @@ MOE = {"moe_intermediate_size": 48, "num_experts": 3, "num_experts_per_tok": 2, 
 
 
 def opened(config: PretrainedConfig, directory: Path, **parallel: Any) -> ModelShape:
-    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    config.architectures = [type(config).__name__.replace("Text", "").replace("Config", "ForCausalLM")]
     config.save_pretrained(directory)
     model, load = ModelConfig(str(directory), dtype="float32"), LoadConfig("dummy")
     return open_checkpoint(model, load, ParallelConfig(**parallel)).config
@@ -56,6 +56,26 @@ def llama(**sizes: int) -> LlamaConfig:
             llama(),
             {"tensor_parallel_size": 2, "enable_expert_parallel": True},
             "enable_expert_parallel=True is not usable: expected no value, as this model has no experts$",
+        ),
+        (
+            Qwen3_5TextConfig(**SIZES, linear_num_key_heads=3, linear_num_value_heads=3),
+            {"tensor_parallel_size": 2},
+            "=2 is not usable: expected a divisor of linear_num_value_heads=3$",
+        ),
+        (
+            Qwen3_5TextConfig(**SIZES, linear_num_key_heads=3, linear_num_value_heads=12),
+            {"tensor_parallel_size": 2},
+            "=2 is not usable: expected a divisor or a multiple of linear_num_key_heads=3$",
+        ),
+        (
+            Mamba2Config(vocab_size=199, hidden_size=66, num_heads=6, head_dim=22, n_groups=3, num_hidden_layers=3),
+            {"tensor_parallel_size": 4},
+            "=4 is not usable: expected a divisor of num_heads=6$",
+        ),
+        (
+            Mamba2Config(vocab_size=199, hidden_size=66, num_heads=6, head_dim=22, n_groups=3, num_hidden_layers=3),
+            {"tensor_parallel_size": 2},
+            "=2 is not usable: expected a divisor or a multiple of n_groups=3$",
         ),
         (llama(), {"pipeline_parallel_size": 4}, "pipeline_parallel_size=4 is not usable: expected at most 3"),
         (

@@ -39,6 +39,11 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gemma4": configuration("gemma4_text-plain"),
     "gemma4-shared-per-layer": configuration("gemma4_text"),
     "gemma4-everything": configuration("gemma4_text-everything-padded"),
+    "mamba": configuration("granitemoehybrid-mamba-experts-rotation-biases-limits-tied-padded"),
+    "mamba-alone": configuration("mamba2"),
+    "one-block-each": configuration("nemotron_h-latents-groups-biases-mqa-padded"),
+    "delta-net": configuration("qwen3_5_text"),
+    "delta-net-padded": configuration("qwen3_next-some-dense-biases-tied-padded"),
 }
 TWO_AT_MOST = {"gemma4-shared-per-layer"}
 """Too few layers come before those whose caches others share."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import (
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """How transformers computes: plainly."""
-_LEARNED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
+_LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 64,
@@ -77,6 +78,7 @@ def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A float32 model. Biases, norms and scales are random too, so that leaving one out shows."""
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **EAGER).float().eval()
+    compute_token_by_token(model)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -85,6 +87,16 @@ def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
             if name.endswith(_LEARNED_BUFFERS):
                 buffer += 0.2 * torch.randn_like(buffer)
     return model
+
+
+def compute_token_by_token(model: PreTrainedModel) -> None:
+    """Let the class of ``model`` compute the gated delta rule, if it has one, as it is defined, and as transformers
+    decodes. Its other form, in chunks of 64 tokens, takes differences of summed logarithms, whose rounding moves
+    logits by up to 1e-3 in float32.
+    """
+    module = sys.modules[type(model).__module__]
+    if hasattr(module, "torch_chunk_gated_delta_rule"):
+        module.torch_chunk_gated_delta_rule = module.torch_recurrent_gated_delta_rule
 
 
 def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> Path:

@@ -13,7 +13,7 @@ from engine_core.kernels.library import load_kernels
 from engine_core.ops.base import ExpertsOp, UnloadedExperts
 from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Biases = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SHAPES = {
     "few": ExpertsShape(4, 2, 64, 48, Activation.SILU),
     "one of one": ExpertsShape(1, 1, 16, 16, Activation.SILU),
@@ -22,6 +22,7 @@ SHAPES = {
     "limited": ExpertsShape(6, 2, 48, 33, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=1.5, swiglu_alpha=1.7),
     "several parts": ExpertsShape(2, 2, 2064, 208, Activation.SILU),
     "weighed inputs": ExpertsShape(4, 2, 48, 40, Activation.SILU, bias=True, weighs_inputs=True),
+    "ungated": ExpertsShape(5, 2, 80, 101, Activation.RELU2, gated=False),
 }
 
 
@@ -30,16 +31,18 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int = 0, size: float = 1.0) -
 
 
 @cache
-def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> tuple[Tensors, Tensors | None]:
-    """Gate, up and down of an expert, and their biases."""
+def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], Biases | None]:
+    """Gate, if any, up and down of an expert, and their biases."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
-    gate, up = (numbers(inner, hidden, dtype=dtype, seed=3 * expert + i, size=hidden**-0.5) for i in (0, 1))
+    expanding = [
+        numbers(inner, hidden, dtype=dtype, seed=3 * expert + i, size=hidden**-0.5) for i in range(shape.num_expanding)
+    ]
     down = numbers(hidden, inner, dtype=dtype, seed=3 * expert + 2, size=inner**-0.5)
     biases = None
     if shape.bias:
         of_gate, of_up = (numbers(inner, dtype=torch.float32, seed=90 + expert + i) for i in (0, 1))
         biases = of_gate, of_up, numbers(hidden, dtype=torch.float32, seed=190 + expert)
-    return (gate, up, down), biases
+    return (*expanding, down), biases
 
 
 def load(experts: UnloadedExperts, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
@@ -62,8 +65,11 @@ def factors(shape: ExpertsShape, weights: torch.Tensor) -> tuple[torch.Tensor, t
     return (weights, ones) if shape.weighs_inputs else (ones, weights)
 
 
-def activated(shape: ExpertsShape, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """What the second product takes, in the type of ``gate`` and ``up``."""
+def activated(shape: ExpertsShape, *products: torch.Tensor) -> torch.Tensor:
+    """What the second product takes, in the type of the first ``products``: gate, if any, and up."""
+    if not shape.gated:
+        return shape.activation(*products)
+    gate, up = products
     if shape.activation is not Activation.CLAMPED_SWIGLU:
         return shape.activation(gate) * up
     gate, up = gate.clamp(max=shape.swiglu_limit), up.clamp(-shape.swiglu_limit, shape.swiglu_limit)

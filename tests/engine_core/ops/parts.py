@@ -151,11 +151,11 @@ def load_part(experts: UnloadedExperts, shape: ExpertsShape, dtype: torch.dtype,
     inner, hidden = (slice(part.start, part.stop) for part in (own.inner, own.hidden))
 
     def part_of(expert: int) -> ExpertWeights:
-        (gate, up, down), biases = weights_of(shape, expert, dtype)
+        (*expanding, down), biases = weights_of(shape, expert, dtype)
         if biases is not None:
             of_gate, of_up, of_down = biases
             biases = of_gate[inner], of_up[inner], of_down[hidden]
-        return ExpertWeights(iter((gate[inner], up[inner], down[hidden])), biases)
+        return ExpertWeights(iter((*(each[inner] for each in expanding), down[hidden])), biases)
 
     experts.load(map(part_of, own.experts))
 

@@ -42,12 +42,12 @@ def exact(
     output = torch.zeros_like(x, dtype=torch.float64)
     for expert in range(shape.num_experts):
         tensors, biases = weights_of(shape, expert, dtype)
-        of_gate, of_up, of_down = (0.0, 0.0, 0.0) if biases is None else (each.double() for each in biases)
-        gate, up, down = (each.double() for each in tensors)
+        *added, of_down = [0.0] * len(tensors) if biases is None else [each.double() for each in biases]
+        *expanding, down = (each.double() for each in tensors)
         rows, places = torch.nonzero(ids == expert, as_tuple=True)
         before, after = factors(shape, weights[rows, places].double())
         given = before * x[rows].double()
-        inner = activated(shape, given @ gate.T + of_gate, given @ up.T + of_up)
+        inner = activated(shape, *(given @ each.T + bias for each, bias in zip(expanding, added, strict=True)))
         output.index_add_(0, rows, after * (inner @ down.T + of_down))
     return output
 

@@ -16,6 +16,7 @@ import torch
 from engine_core.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError, OutOfMemoryError
+from engine_core.forward_context import Caches
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.platforms.cuda import (
@@ -162,9 +163,9 @@ def test_a_context_is_of_the_budget(checkpoint: Checkpoint, monkeypatch: pytest.
     cuda = FakeCuda(monkeypatch)
     device = CudaPlatform(DeviceConfig(enforce_eager=True), checkpoint, LIMITS, Rank())
     monkeypatch.setattr(CudaPlatform, "_run_largest_step", lambda *args: None)
-    monkeypatch.setattr(CudaPlatform, "_one_block", lambda *args: [])
+    monkeypatch.setattr(CudaPlatform, "_caches", lambda *args: Caches([]))
     cuda.used += 17 * GIB
-    model: Any = SimpleNamespace(weight_bytes=16 * GIB)
+    model: Any = SimpleNamespace(weight_bytes=16 * GIB, state_cache_spec=None)
     profile = device.profile(model, lambda: None)  # type: ignore[arg-type, return-value]
     cache = profile.left(0.5)
     assert cuda.used + profile.step_peak + cache == 40 * GIB

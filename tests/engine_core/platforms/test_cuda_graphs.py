@@ -6,6 +6,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from engine_core.attention.base import AttentionMetadata
-from engine_core.forward_context import ForwardContext
-from engine_core.kv_cache_interface import group_layers
+from engine_core.forward_context import Caches, ForwardContext
+from engine_core.kv_cache_interface import NO_STATE, group_layers
 from engine_core.platforms.cuda_graphs import (
     CudaGraphRecorder,
     DeviceForward,
@@ -23,25 +24,32 @@ from engine_core.platforms.cuda_graphs import (
     graph_sizes,
 )
 from engine_core.request import SamplingParams
-from engine_core.step import NewSequence, StepPlan
+from engine_core.states.base import LayerState
+from engine_core.step import NewSequence, StatePlan, StepPlan
 from engine_core.worker.forward import PendingTokens
 from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
 
 CPU = torch.device("cpu")
-LIMITS = BatchLimits(12, 40, max_model_len=64, block_size=16, kv_cache_groups=group_layers([None, 32]))
+LIMITS = BatchLimits(
+    12, 40, max_model_len=64, block_size=16, kv_cache_groups=group_layers([None, 32]), keeps_states=True
+)
+SLOTS = 30
 GREEDY = SamplingParams(temperature=0.0)
 
 
 class Model:
-    """Its hidden states tell the inputs; its cache is written as attention would: nothing where a slot is below 0."""
+    """Its hidden states tell the inputs; its cache is written as attention would: nothing where a slot is below 0.
+
+    A sequence's state is the sum of its tokens.
+    """
 
     def __init__(self) -> None:
         self.seen: list[DeviceInputs] = []
 
     def forward(self, input_ids, positions, context: ForwardContext) -> torch.Tensor:
         metadata, rows = context.metadata, context.rows
-        self.seen.append(DeviceInputs(input_ids.clone(), positions.clone(), metadata))
-        columns = [input_ids.float(), positions.float()]
+        self.seen.append(DeviceInputs(input_ids.clone(), positions.clone(), metadata, context.state_metadata))
+        columns = [input_ids.float(), positions.float(), self._sums(input_ids, context)]
         for number, group in enumerate(metadata):
             assert group.group == number
             for token, slot in zip(input_ids.tolist(), group.slot_mapping.tolist(), strict=True):
@@ -51,6 +59,21 @@ class Model:
             columns += [first[:, 0].float(), group.seq_lens.repeat_interleave(group.query_starts.diff()).float()]
         hidden = torch.stack(columns, 1)
         return hidden if rows is None else hidden[rows]
+
+    def _sums(self, input_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        states, memory = context.state_metadata, context.states[0].conv
+        assert states is not None
+        starts, save_starts, sums = states.query_starts.tolist(), states.save_starts.tolist(), []
+        sources = [memory[source].item() if source != NO_STATE else 0.0 for source in states.sources.tolist()]
+        for sequence, total in enumerate(sources):
+            saves = slice(save_starts[sequence], save_starts[sequence + 1])
+            for row in range(*starts[sequence : sequence + 2]):
+                total += input_ids[row].item()
+                sums.append(total)
+                for at, slot in zip(states.save_rows[saves].tolist(), states.save_slots[saves].tolist(), strict=True):
+                    if at == row:
+                        memory[slot] = total
+        return torch.tensor(sums)
 
 
 class Attention:
@@ -93,7 +116,8 @@ def batch_of(count: int, length: int = 20) -> tuple[InputBatch, StepInputs]:
         for seq in range(count)
         for tables in [[[7 + 4 * seq, 3], [8 + 4 * seq, 2]]]
     ]
-    plan = StepPlan(0, [], new, list(range(count)), [1] * count, [True] * count, {})
+    states = StatePlan([NO_STATE, *range(1, count)], [2 * count, *range(1, count)], {count - 1: [(1, 2 * count - 1)]})
+    plan = StepPlan(0, [], new, list(range(count)), [1] * count, [True] * count, {}, states=states)
     batch.update(plan)
     return batch, batch.prepare(plan)
 
@@ -105,11 +129,16 @@ def _as_a_step_is_computed() -> Iterator[None]:
 
 
 @pytest.fixture
-def caches() -> list[torch.Tensor]:
-    return [torch.full((16 * 64,), -1.0)]
+def caches() -> Caches:
+    return Caches([torch.full((16 * 64,), -1.0)], [LayerState(torch.arange(100.0, 100 + SLOTS).view(-1, 1, 1), None)])
 
 
-def captured(caches: list[torch.Tensor]) -> tuple[DeviceForward, Model, FakeRecorder]:
+def copied(caches: Caches) -> Caches:
+    [kv], [state] = caches.kv, caches.states
+    return Caches([kv.clone()], [LayerState(state.conv.clone(), None)])
+
+
+def captured(caches: Caches) -> tuple[DeviceForward, Model, FakeRecorder]:
     model, recorder = Model(), FakeRecorder()
     forward = DeviceForward(model, LIMITS, CPU, Attention())
     forward.capture(recorder, caches, forward.sizes)
@@ -124,26 +153,30 @@ def test_sizes() -> None:
     assert graph_sizes(4096)[-1] == 512
 
 
-def test_the_largest_is_captured_first_and_capturing_touches_no_cache(caches: list[torch.Tensor]) -> None:
+def test_the_largest_is_captured_first_and_capturing_touches_no_cache(caches: Caches) -> None:
     _, model, _ = captured(caches)
     assert [len(inputs.input_ids) for inputs in model.seen] == [12, 8, 4, 2, 1]
-    assert (caches[0] == -1).all()
+    assert (caches.kv[0] == -1).all()
+    assert torch.equal(caches.states[0].conv[:-1].view(-1), torch.arange(100.0, 100 + SLOTS - 1))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 12])
-def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, caches: list[torch.Tensor]) -> None:
+def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, caches: Caches) -> None:
     forward, model, recorder = captured(caches)
     for rows in (12, count):  # a larger step before leaves inputs behind
         _, inputs = batch_of(rows)
-        expected_caches = [caches[0].clone()]
+        expected_caches, again = copied(caches), copied(caches)
         expected = DeviceForward(Model(), LIMITS, CPU, Attention())(inputs, expected_caches, None, None)
+        before = copied(caches)
         hidden = forward(inputs, caches, None, None).clone()
         assert torch.equal(hidden, expected)
+        assert torch.equal(caches.kv[0], expected_caches.kv[0])
+        assert torch.equal(caches.states[0].conv[:-1], expected_caches.states[0].conv[:-1])
         wanted = np.arange(0, rows, 2)
-        assert torch.equal(forward(inputs, caches, None, wanted), expected[::2])
         uncaptured = DeviceForward(Model(), LIMITS, CPU, Attention())
-        assert torch.equal(uncaptured(inputs, expected_caches, None, wanted), expected[::2])
-        assert torch.equal(caches[0], expected_caches[0])
+        assert torch.equal(uncaptured(inputs, again, None, wanted), expected[::2])
+        caches.states[0].conv.copy_(before.states[0].conv)
+        assert torch.equal(forward(inputs, caches, None, wanted), expected[::2])
     assert recorder.replayed == 4
     size = next(size for size in graph_sizes(12) if size >= count)
     padded = model.seen[-1]
@@ -153,16 +186,26 @@ def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, cac
         assert group.seq_lens[count:].tolist() == [0] * (size - count)
         assert group.query_starts.tolist() == list(range(size + 1))
         assert group.max_seq_len == LIMITS.max_model_len
+    states = padded.state_metadata
+    assert states is not None
+    assert states.sources[count:].tolist() == [NO_STATE] * (size - count)
+    assert states.save_starts[count:].diff().tolist() == [1] * (size - count), "each leaves one state"
+    assert states.save_slots[states.save_starts[count] : states.save_starts[-1]].tolist() == [SLOTS - 1] * (
+        size - count
+    )
 
 
-def test_other_steps_are_computed_kernel_by_kernel(caches: list[torch.Tensor]) -> None:
+def test_other_steps_are_computed_kernel_by_kernel(caches: Caches) -> None:
     forward, _, recorder = captured(caches)
     batch = InputBatch(LIMITS, 1000, [])
-    plan = StepPlan(0, [], [NewSequence(0, 0, [1, 2, 3], 3, 0, [[5], [6]], GREEDY)], [0], [3], [True], {})
+    states = StatePlan([NO_STATE], [4], {0: [(2, 7)]})
+    new = [NewSequence(0, 0, [1, 2, 3], 3, 0, [[5], [6]], GREEDY)]
+    plan = StepPlan(0, [], new, [0], [3], [True], {}, states=states)
     batch.update(plan)
     prompt = batch.prepare(plan)
     assert forward(prompt, caches, None, None)[:, 0].tolist() == [1, 2, 3]
-    forward(batch_of(2)[1], [caches[0]], None, None)  # not the caches of the graphs
+    assert caches.states[0].conv[[4, 7]].view(-1).tolist() == [6, 3]
+    forward(batch_of(2)[1], copied(caches), None, None)  # not the caches of the graphs
     assert recorder.replayed == 0
     forward.capture(recorder, caches, forward.sizes[:2])
     forward(batch_of(3)[1], caches, None, None)  # larger than any graph
@@ -174,7 +217,7 @@ def test_other_steps_are_computed_kernel_by_kernel(caches: list[torch.Tensor]) -
     assert recorder.replayed == 1
 
 
-def test_attention_hears_of_every_step_and_of_its_graph(caches: list[torch.Tensor]) -> None:
+def test_attention_hears_of_every_step_and_of_its_graph(caches: Caches) -> None:
     attention = Attention()
     forward = DeviceForward(Model(), LIMITS, CPU, attention)
     forward.capture(FakeRecorder(), caches, forward.sizes)
@@ -182,7 +225,7 @@ def test_attention_hears_of_every_step_and_of_its_graph(caches: list[torch.Tenso
     assert planned == [(0, 12), (0, 8), (0, 4), (0, 2), (0, 1)]
     planned.clear()
     forward(batch_of(3)[1], caches, None, None)
-    forward(batch_of(3)[1], [caches[0]], None, None)
+    forward(batch_of(3)[1], copied(caches), None, None)
     assert planned == [(3, 4), (3, None)]
 
 
@@ -193,6 +236,9 @@ def test_no_row_of_a_step_shares_bytes_with_another_array() -> None:
         inputs = buffers.padded(size)
         arrays = [inputs.input_ids, inputs.positions, *(group.slot_mapping for group in inputs.metadata)]
         arrays += [inputs.metadata[0].query_starts, inputs.metadata[0].seq_lens]
+        states = inputs.state_metadata
+        assert states is not None
+        arrays += [states.sources, states.save_starts, states.save_rows, states.save_slots]
         spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in arrays)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
         assert all(start % 16 == 0 for start, _ in spans)
@@ -200,11 +246,11 @@ def test_no_row_of_a_step_shares_bytes_with_another_array() -> None:
 
 
 @pytest.mark.parametrize("replayed", [True, False])
-def test_tokens_that_the_host_does_not_know_are_taken_on_the_device(replayed: bool, caches: list[torch.Tensor]) -> None:
+def test_tokens_that_the_host_does_not_know_are_taken_on_the_device(replayed: bool, caches: Caches) -> None:
     forward, _, recorder = captured(caches)
     _, inputs = batch_of(3)
     pending = PendingTokens(np.array([2, 0]), np.array([1, 3]), torch.tensor([50, 51, 52, 53]))
-    hidden = forward(inputs, caches if replayed else [caches[0].clone()], pending, None)
+    hidden = forward(inputs, caches if replayed else copied(caches), pending, None)
     assert hidden[:, 0].tolist() == [53, float(inputs.input_ids[1]), 51]
     assert recorder.replayed == int(replayed)
 
@@ -217,3 +263,28 @@ def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch: pytest.M
     CudaGraphRecorder().record(lambda: seen.append(gc.isenabled()))
     assert seen == [True, False], "the first call compiles"
     assert gc.isenabled()
+
+
+def test_a_step_that_saves_more_states_than_graphs_expect_is_computed_kernel_by_kernel(caches: Caches) -> None:
+    forward, _, recorder = captured(caches)
+    batch, _ = batch_of(2)
+    saves = {0: [(1, 20), (1, 21)], 1: [(1, 22)]}
+    plan = StepPlan(1, [], [], [0, 1], [1, 1], [True, True], {}, states=StatePlan([0, 1], [0, 1], saves))
+    forward(batch.prepare(plan), caches, None, None)
+    assert recorder.replayed == 0
+    assert caches.states[0].conv[20].item() == caches.states[0].conv[21].item() == caches.states[0].conv[0].item()
+
+
+def test_a_model_without_attention_is_captured(caches: Caches) -> None:
+    limits, states = replace(LIMITS, kv_cache_groups=()), Caches([], caches.states)
+    model, recorder, attention = Model(), FakeRecorder(), Attention()
+    forward = DeviceForward(model, limits, CPU, attention)  # type: ignore[arg-type]
+    forward.capture(recorder, states, forward.sizes)
+    batch = InputBatch(limits, 1000, [])
+    plan = StepPlan(
+        0, [], [NewSequence(0, 0, [5, 6], 2, 1, [], GREEDY)], [0], [1], [True], {}, states=StatePlan([3], [4])
+    )
+    batch.update(plan)
+    assert forward(batch.prepare(plan), states, None, None).tolist() == [[6, 1, 103 + 6]]
+    assert (recorder.replayed, attention.planned) == (1, [])
+    assert states.states[0].conv[4].item() == 109

@@ -42,11 +42,11 @@ def expected(
     """Rounded where the kernel rounds."""
     outputs = x.new_zeros(*ids.shape, shape.hidden_size)
     for expert in ids.unique().tolist():
-        (gate, up, down), biases = weights_of(shape, expert, x.dtype)
-        of_gate, of_up, of_down = (None, None, None) if biases is None else biases
+        (*expanding, down), biases = weights_of(shape, expert, x.dtype)
+        *added, of_down = biases or [None] * len(shape.inputs)
         rows, places = torch.nonzero(ids == expert, as_tuple=True)
         before, after = factors(shape, weights[rows, places])
-        products = product(x[rows], gate, of_gate, before), product(x[rows], up, of_up, before)
+        products = [product(x[rows], each, bias, before) for each, bias in zip(expanding, added, strict=True)]
         inner = activated(shape, *products).to(x.dtype)
         outputs[rows, places] = (product(inner, down, of_down) * after).to(x.dtype)
     total = outputs[:, 0].float()

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV2Config, DeepseekV3Config, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    GraniteMoeHybridConfig,
+    LlamaConfig,
+    NemotronHConfig,
+    PretrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import WeightsOnDisk
@@ -37,6 +48,14 @@ OF_LATENTS: dict[str, Any] = LATENT | {
     "qk_rope_head_dim": 32,
     "v_head_dim": 32,
 }
+OF_STATES: dict[str, Any] = WIDE | {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**WIDE, attention_bias=True),
     "qwen3": Qwen3Config(**WIDE, head_dim=32, tie_word_embeddings=True),
@@ -44,6 +63,39 @@ MODELS: dict[str, PretrainedConfig] = {
     "qwen3-moe": Qwen3MoeConfig(**WIDE, head_dim=32, moe_intermediate_size=64, num_experts=6, num_experts_per_tok=2),
     "deepseek-v2": DeepseekV2Config(**OF_LATENTS, first_k_dense_replace=1),
     "deepseek-v3": DeepseekV3Config(**OF_LATENTS, n_group=4, topk_group=2, first_k_dense_replace=1, n_shared_experts=1),
+    "qwen3.5": Qwen3_5TextConfig(**OF_STATES),
+    "qwen3-next": Qwen3NextConfig(
+        **OF_STATES,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        num_experts=6,
+        num_experts_per_tok=2,
+        mlp_only_layers=[1],
+    ),
+    "granite4": GraniteMoeHybridConfig(
+        **WIDE,
+        mamba_n_heads=8,
+        mamba_n_groups=2,
+        mamba_d_state=32,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=192,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "nemotron-h": NemotronHConfig(
+        **{name: value for name, value in WIDE.items() if name != "num_hidden_layers"},
+        head_dim=32,
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        n_groups=2,
+        ssm_state_size=32,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        moe_shared_expert_intermediate_size=64,
+        moe_latent_size=64,
+        layers_block_type=["linear_attention", "moe", "full_attention"],
+    ),
 }
 CELLS = [(model, name) for model in MODELS for name in FORMATS]
 

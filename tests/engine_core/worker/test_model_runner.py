@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine_core.async_copy import AsyncCopy
+from engine_core.forward_context import Caches
 from engine_core.ops.base import Greatest
 from engine_core.request import SamplingParams
 from engine_core.sampling.logits_processors import SamplingRows
@@ -45,7 +46,7 @@ class Device:
     def __call__(
         self,
         inputs: StepInputs,
-        kv_caches: list[torch.Tensor],
+        caches: Caches,
         pending: PendingTokens | None,
         rows: npt.NDArray[np.int64] | None,
     ) -> torch.Tensor:
@@ -82,7 +83,7 @@ class Device:
 
     def run(self, plan: StepPlan) -> None:
         self.events.clear()
-        before, self.last = self.last, self.runner.launch(plan, [])
+        before, self.last = self.last, self.runner.launch(plan, Caches([]))
         self.steps += 1
         if before is not None:
             before.result()  # as the engine core does, which has two steps in flight at most
@@ -106,7 +107,7 @@ class Follower(Device):
         self.events.clear()
         if len(self.due) > self.late:
             self.runner.commit(*self.due.pop(0))
-        self.runner.follow(plan, [])
+        self.runner.follow(plan, Caches([]))
         self.due.append((plan.step_id, np.full(sum(plan.samples), 5)))
         self.steps += 1
 
@@ -195,7 +196,7 @@ def test_who_follows_computes_the_head_as_who_samples_and_samples_nothing(
     follower.launch(params, prompt=70)
     assert follower.events == ["forward", *calls]
     new = [NewSequence(0, 0, [1] * 70, 70, 0, [[0]], params)]
-    samples.runner.launch(StepPlan(0, [], new, [0], [70], [True], {}), []).result()
+    samples.runner.launch(StepPlan(0, [], new, [0], [70], [True], {}), Caches([])).result()
     assert [event for event in samples.events if event != "sample"] == follower.events
     assert samples.rows == follower.rows
 

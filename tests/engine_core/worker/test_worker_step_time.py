@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine_core.attention.base import AttentionMetadata
+from engine_core.forward_context import Caches
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.llm import configure
 from engine_core.model_loader.checkpoint import open_checkpoint
@@ -94,8 +95,8 @@ class Gpu(CudaPlatform):
         forward = Mock(side_effect=lambda *args: self._pass(2.0))
         runner: Any = SimpleNamespace(forward=forward, samples=True)
 
-        def launch(plan: StepPlan, kv_caches: list[torch.Tensor]) -> Any:
-            runner.forward(None, kv_caches, None, None)
+        def launch(plan: StepPlan, caches: Caches) -> Any:
+            runner.forward(None, caches, None, None)
             self._pass(3.0)
             return SimpleNamespace(result=lambda: None)
 
@@ -116,7 +117,8 @@ def test_the_largest_step_of_a_gpu_is_of_all_layers(clock: Clock, monkeypatch: p
         with_layers=lambda indices: None,
         layers_by_kind=lambda: kinds,
         cache_of_layers=range(28),
+        state_of_layers=[None] * 28,
     )
     gpu = Gpu(clock)
-    gpu.prepare(SimpleNamespace(model=model), lambda: None, [None] * 28)  # type: ignore[arg-type, return-value, list-item]
+    gpu.prepare(SimpleNamespace(model=model), lambda: None, Caches([None] * 28))  # type: ignore[arg-type, return-value, list-item]
     assert gpu.largest_step_seconds == 28 * 2.0 + 3.0

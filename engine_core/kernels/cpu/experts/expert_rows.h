@@ -109,6 +109,7 @@ inline Vec gated(const RinglineExperts& args, Vec gate, Vec up) {
         case kRinglineGelu: return multiply(Gelu::of(gate), up);
         case kRinglineGeluTanh: return multiply(GeluTanh::of(gate), up);
         case kRinglineRelu: return multiply(Relu::of(gate), up);
+        case kRinglineRelu2: return multiply(Relu2::of(gate), up);
         default: {
             const Vec limit = splat(args.limit), g = least_of(limit, gate);
             const Vec u = least_of(limit, maximum_of(splat(-args.limit), up));
@@ -116,6 +117,9 @@ inline Vec gated(const RinglineExperts& args, Vec gate, Vec up) {
         }
     }
 }
+
+// The numbers of I in `outputs` of gate and up, whose halves are one's and the other's; or of up alone.
+inline int inner_of(const RinglineExperts& args, int outputs) { return args.gated ? outputs / 2 : outputs; }
 
 template <class F>
 void sum_experts(const RinglineExperts& args) {

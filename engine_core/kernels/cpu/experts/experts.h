@@ -1,4 +1,4 @@
-// Experts: gated feed-forward blocks, of which each row goes through a few (Shazeer et al., 2017,
+// Experts: feed-forward blocks, gated or not, of which each row goes through a few (Shazeer et al., 2017,
 // https://arxiv.org/abs/1701.06538).
 //
 // Rows are gathered by expert and multiplied as in linear/linear.h; experts without rows cost nothing. Numbers are rounded
@@ -12,9 +12,10 @@
 
 namespace {
 
-constexpr int kTileInner = kTileOutputs / 2;  // numbers of I per tile of gate and up
-
-inline long gate_up_tiles(const RinglineExperts& args) { return (args.inner_part + kTileInner - 1) / kTileInner; }
+inline long gate_up_tiles(const RinglineExperts& args) {
+    const int inner = inner_of(args, kTileOutputs);
+    return (args.inner_part + inner - 1) / inner;
+}
 inline long down_tiles(const RinglineExperts& args) { return (args.hidden_part + kTileOutputs - 1) / kTileOutputs; }
 
 // One of the two products, for all experts, by `Products`. Experts' tiles follow each other.
@@ -55,19 +56,22 @@ private:
     const ExpertUnits units_;
 };
 
-// The first product, gate and up, then the activation.
+// The first product, gate and up or up alone, then the activation.
 template <class F, class Products>
 struct GateUp : ExpertProducts<F, Products> {
     using typename ExpertProducts<F, Products>::ExpertUnit;
     const RinglineExperts& args;
     const ExpertRows& rows;
+    const int tile_inner;
     const typename Products::Tile* then;  // tile to read ahead at the end; null: none
 
     GateUp(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const void* x,
            const typename Products::Tile* then = nullptr)
-        : ExpertProducts<F, Products>(rows, products, x, args.hidden, gate_up_tiles(args), kTileInner),
+        : ExpertProducts<F, Products>(rows, products, x, args.hidden, gate_up_tiles(args),
+                                      inner_of(args, kTileOutputs)),
           args(args),
           rows(rows),
+          tile_inner(inner_of(args, kTileOutputs)),
           then(then) {}
 
     typename Products::Tile after_all(const ExpertUnit& unit) const { return then ? *then : unit.tile; }
@@ -78,13 +82,16 @@ struct GateUp : ExpertProducts<F, Products> {
             for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, multiply(load(sums + i), weight));
         }
         if (args.gate_up_bias) {
-            const long tile = unit.group * gate_up_tiles(args) + unit.output / kTileInner;
+            const long tile = unit.group * gate_up_tiles(args) + unit.output / tile_inner;
             const float* const bias = args.gate_up_bias + tile * kTileOutputs;
             for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, add(load(sums + i), load(bias + i)));
         }
-        const long left = args.inner_part - unit.output, count = left < kTileInner ? left : kTileInner;
-        typename F::Element rounded[kTileInner];
-        for (long i = 0; i < count; i += kLanes) F::narrow(rounded + i, gated(args, load(sums + i), load(sums + kTileInner + i)));
+        const long left = args.inner_part - unit.output, count = left < tile_inner ? left : tile_inner;
+        typename F::Element rounded[kTileOutputs];
+        for (long i = 0; i < count; i += kLanes) {
+            const Vec up = args.gated ? load(sums + tile_inner + i) : splat(1.0f);
+            F::narrow(rounded + i, gated(args, load(sums + i), up));
+        }
         F::load_factors(static_cast<typename F::Factor*>(args.activated) + place * args.inner_part + unit.output, rounded, count);
     }
 };

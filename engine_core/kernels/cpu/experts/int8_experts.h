@@ -7,8 +7,6 @@
 
 namespace {
 
-constexpr int kPanelInner = kInt8Panel / 2;  // numbers of I per panel of gate and up
-
 template <class F>
 class Int8Experts {
     using Element = typename F::Element;
@@ -91,12 +89,14 @@ private:
     }
 
     void activate(const Panels& weight, long place, long panel, const int32_t* sums) const {
-        Element* const to = activated() + place * args_.inner_part + panel * kPanelInner;
+        const int inner = inner_of(args_, kInt8Panel);
+        const long first = panel * kInt8Panel, left = args_.inner_part - panel * inner, count = left < inner ? left : inner;
+        Element* const to = activated() + place * args_.inner_part + panel * inner;
         const float scale = args_.row_scales[place] * input_weight(args_, rows_.pair(place));
-        for (int i = 0; i < kPanelInner; i += kLanes) {
-            const Vec gate = weight.result(sums + i, panel * kInt8Panel + i, scale);
-            const Vec up = weight.result(sums + kPanelInner + i, panel * kInt8Panel + kPanelInner + i, scale);
-            F::narrow(to + i, gated(args_, gate, up));
+        for (long i = 0; i < count; i += kLanes) {
+            const Vec x = weight.result(sums + i, first + i, scale);
+            const Vec up = args_.gated ? weight.result(sums + inner + i, first + inner + i, scale) : splat(1.0f);
+            F::narrow(to + i, gated(args_, x, up));
         }
     }
 

@@ -85,7 +85,7 @@ inline void route_row(const RinglineRouting& args, long row, const RoutingScratc
     if (grouped) leave_groups_out(args, s);
     int32_t* const ids = args.ids + row * args.top_k;
     float* const weights = args.weights + row * args.top_k;
-    float total = 1e-20f;
+    float total = args.sum_offset;
     for (int i = 0; i < args.top_k; ++i) {
         ids[i] = greatest(s.choice, s.taken, args.num_experts);
         s.taken[ids[i]] = true;

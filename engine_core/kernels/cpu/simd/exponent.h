@@ -3,17 +3,47 @@
 
 namespace {
 
-// 2^x for x < 127, exactly 1 at 0 and exactly 0 below −126; relative error 1.6e-7. NaN stays NaN.
-inline Vec exp2_of(Vec x) {
-    const Vec whole = round_to_integer(x);
-    const Vec part = subtract(x, whole);
+// 2^(whole + part), for integers `whole` and |part| ≤ 1/2; exactly 1 at 0.
+inline Vec exp2_of_parts(Vec whole, Vec part) {
     Vec power = splat(0.001326472731307149f);
     power = multiply_add(power, part, splat(0.009671512991189957f));
     power = multiply_add(power, part, splat(0.05550733581185341f));
     power = multiply_add(power, part, splat(0.24022242426872253f));
     power = multiply_add(power, part, splat(0.6931470036506653f));
     power = multiply_add(power, part, splat(1.0f));
-    return zero_where_less(scale_by_power(power, whole), x, splat(-126.0f));
+    return scale_by_power(power, whole);
+}
+
+// 2^x for x < 127, exactly 1 at 0 and exactly 0 below −126; relative error 1.6e-7. NaN stays NaN.
+inline Vec exp2_of(Vec x) {
+    const Vec whole = round_to_integer(x);
+    return zero_where_less(exp2_of_parts(whole, subtract(x, whole)), x, splat(-126.0f));
+}
+
+// eˣ for x < 88, exactly 1 at 0 and exactly 0 below −87; relative error 3e-7, also where x · log2(e) would round too
+// coarsely for it. NaN stays NaN.
+inline Vec exp_of(Vec x) {
+    const Vec log2_e = splat(1.44269504088896340736f);
+    const Vec whole = round_to_integer(multiply(x, log2_e));
+    // ln 2 in two parts; products of the first, which has few bits, are exact.
+    Vec part = multiply_add(whole, splat(-0.693359375f), x);
+    part = multiply_add(whole, splat(2.12194440e-4f), part);
+    return zero_where_less(exp2_of_parts(whole, multiply(part, log2_e)), x, splat(-87.0f));
+}
+
+// log(1 + eˣ) = max(x, 0) + log(1 + t) with t = e^−|x|, and log(1 + t) = 2 · atanh(t / (2 + t)); relative error 5e-7,
+// exactly 0 below −87. NaN stays NaN.
+inline Vec softplus_of(Vec x) {
+    const Vec zero = splat(0.0f);
+    const Vec t = exp_of(subtract(zero, maximum_of(subtract(zero, x), x)));
+    const Vec s = divide(t, add(splat(2.0f), t)), square = multiply(s, s);
+    Vec series = splat(0.11619438976049423f);  // (atanh(s) / s − 1) / s²
+    series = multiply_add(series, square, splat(0.10851678997278214f));
+    series = multiply_add(series, square, splat(0.14296290278434753f));
+    series = multiply_add(series, square, splat(0.19999851286411285f));
+    series = multiply_add(series, square, splat(0.3333333432674408f));
+    const Vec half = multiply_add(multiply(series, square), s, s);
+    return add(maximum_of(zero, x), add(half, half));
 }
 
 // tanh x = −t / (2 + t) with t = e⁻²ˣ − 1, for |x|, and the sign of x; relative error 2.5e-7. NaN stays NaN.

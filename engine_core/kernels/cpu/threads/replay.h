@@ -44,6 +44,18 @@ void adapt(RinglineSelection& call, const RinglineStep& step) {
     call.rows = step.num_selected;
     call.num_threads = step.num_threads;
 }
+template <class Arguments>
+void adapt_states(Arguments& call, const RinglineStep& step) {
+    call.query_starts = step.query_starts;
+    call.sources = step.state_sources;
+    call.save_starts = step.save_starts;
+    call.save_rows = step.save_rows;
+    call.save_slots = step.save_slots;
+    call.num_seqs = step.num_seqs;
+    call.num_threads = step.num_threads;
+}
+void adapt(RinglineShortConvolution& call, const RinglineStep& step) { adapt_states(call, step); }
+void adapt(RinglineRecurrence& call, const RinglineStep& step) { adapt_states(call, step); }
 void adapt(RinglineInt8Packing&, const RinglineStep&) {}  // weights are packed before any step
 void adapt(RinglineQuantizedPacking&, const RinglineStep&) {}
 void adapt(RinglineBarrier&, const RinglineStep&) {}
@@ -61,6 +73,7 @@ long products(const Arguments&) { return 0; }
 long products(const RinglineLinear& call) { return call.in_features * call.out_features; }
 long products(const RinglineGroupedLinear& call) { return call.groups * call.in_features * call.out_features; }
 long products(const RinglineExperts& call) { return call.top_k * products_of_pair(call); }
+long products(const RinglineRecurrence& call) { return 3l * call.num_heads * call.key_dim * call.value_dim; }
 long products(const RinglineInt8Linear& call) { return call.weight->in_features * call.weight->out_features; }
 
 // Captured calls, in order.

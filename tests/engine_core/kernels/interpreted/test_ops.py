@@ -158,6 +158,7 @@ def test_tiles_of_a_product_are_decided_by_the_weight_alone() -> None:
 EXPERTS = [
     (ExpertsShape(5, 2, 64, 48, Activation.SILU), 7),
     pytest.param(ExpertsShape(5, 2, 64, 48, Activation.SILU, weighs_inputs=True), 7, marks=WIDE),
+    (ExpertsShape(5, 2, 48, 72, Activation.RELU2, gated=False), 7),
     (ExpertsShape(6, 3, 48, 40, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=1.5, swiglu_alpha=1.7), 1),
     pytest.param(ExpertsShape(37, 5, 80, 96, Activation.GELU_TANH), 50, marks=WIDE),
     pytest.param(ExpertsShape(3, 1, 64, 200, Activation.SILU, bias=True), 90, marks=WIDE),

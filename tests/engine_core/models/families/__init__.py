@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense, experts, fallback, gemma3n, gemma4, latent, more_experts, scaled
+from tests.engine_core.models.families import (
+    dense,
+    experts,
+    fallback,
+    gemma3n,
+    gemma4,
+    hybrid,
+    latent,
+    lfm,
+    mamba,
+    more_experts,
+    scaled,
+)
 from tests.engine_core.models.tiny_models import CASES
 
 SHAPES: dict[str, PretrainedConfig] = {
@@ -15,9 +27,12 @@ SHAPES: dict[str, PretrainedConfig] = {
     **experts.SHAPES,
     **more_experts.SHAPES,
     **latent.SHAPES,
+    **mamba.SHAPES,
     **scaled.SHAPES,
     **gemma3n.SHAPES,
     **gemma4.SHAPES,
+    **hybrid.SHAPES,
+    **lfm.SHAPES,
 }
 """By names that begin with the family's."""
 FALLBACK = fallback.SHAPES

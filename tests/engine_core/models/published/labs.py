@@ -282,12 +282,14 @@ LABS: tuple[Published, ...] = (
         )
         | sizes(1536, 512, 32, 24, 8),
     ),
-    refused(
+    serves(
         "ibm-granite/granite-4.0-h-tiny",
-        "layer_types: linear_attention is not supported: expected full_attention for all layers",
+        6.939,
         model(
             "GraniteMoeHybridForCausalLM",
             "granitemoehybrid",
+            vocab_size=100352,
+            tie_word_embeddings=True,
             layer_types=(["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
             num_local_experts=64,
             num_experts_per_tok=6,
@@ -534,18 +536,40 @@ LABS: tuple[Published, ...] = (
         )
         | sizes(3072, 9216, 32, 24, 8),
     ),
-    refused(
+    serves(
         "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
-        "a hybrid of attention and state-space layers (mamba_num_heads)",
+        8.889,
         model(
             "NemotronHForCausalLM",
             "nemotron_h",
             hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
             ssm_state_size=128,
             mamba_num_heads=128,
+            mamba_head_dim=80,
+            vocab_size=131072,
         )
         | _code("modeling_nemotron_h", "NemotronHForCausalLM")
         | sizes(4480, 15680, 56, 40, 8),
+    ),
+    serves(
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        31.578,
+        model(
+            "NemotronHForCausalLM",
+            "nemotron_h",
+            hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+            ssm_state_size=128,
+            mamba_num_heads=64,
+            mamba_head_dim=64,
+            n_routed_experts=128,
+            num_experts_per_tok=6,
+            moe_intermediate_size=1856,
+            moe_shared_expert_intermediate_size=3712,
+            routed_scaling_factor=2.5,
+            vocab_size=131072,
+        )
+        | _code("modeling_nemotron_h", "NemotronHForCausalLM")
+        | sizes(2688, 1856, 52, 32, 2),
     ),
     falls_back(
         "arcee-ai/AFM-4.5B",

@@ -6,7 +6,7 @@ In a pattern, ``*`` stands for each layer, and braces for each of the names or n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _ENDS = ("model.{embed_tokens,norm}.weight", "lm_head.weight")
@@ -24,6 +24,16 @@ _GEMMA4 = (
     *(each for each in _GEMMA2 if each is not _ATTENTION),
     "model.layers.*.self_attn.{q,k,o}_proj.weight",
     f"model.layers.{_GEMMA4_LOCAL}.self_attn.v_proj.weight",  # elsewhere keys are values, too
+)
+
+
+def _listed(layers: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, layers)) + "}"
+
+
+_FOURTH, _OTHERS = (_listed(each for each in range(48) if (each % 4 == 3) is attends) for attends in (True, False))
+_FOURTH_OF_32, _OTHERS_OF_32 = (
+    _listed(each for each in range(32) if (each % 4 == 3) is attends) for attends in (True, False)
 )
 _OLMO2 = (*_ENDS, _ATTENTION, _DENSE, _QK_NORMS, "model.layers.*.post_{attention,feedforward}_layernorm.weight")
 _LATENT = (
@@ -103,6 +113,36 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
         _QK_NORMS,
         "model.layers.*.mlp.gate.weight",
         "model.layers.*.mlp.experts.{0..127}.{gate,up,down}_proj.weight",
+    ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (
+        *_ENDS,
+        _TWO_NORMS,
+        f"model.layers.{_FOURTH}.self_attn.{{q,k,v,o}}_proj.weight",
+        f"model.layers.{_FOURTH}.self_attn.{{q,k}}_norm.weight",
+        f"model.layers.{_OTHERS}.linear_attn.{{A_log,dt_bias,{{conv1d,norm}}.weight}}",
+        f"model.layers.{_OTHERS}.linear_attn.{{in_proj_qkvz,in_proj_ba,out_proj}}.weight",
+        "model.layers.*.mlp.{gate,shared_expert_gate}.weight",
+        "model.layers.*.mlp.shared_expert.{gate,up,down}_proj.weight",
+        "model.layers.*.mlp.experts.{0..511}.{gate,up,down}_proj.weight",
+        "mtp.layers.0.mlp.experts.{0..511}.{gate,up,down}_proj.weight",
+        "mtp.{fc,norm}.weight",
+    ),
+    "Qwen/Qwen3.5-9B": (
+        *_inside(
+            "model.language_model",
+            (
+                *_ENDS,
+                _TWO_NORMS,
+                _DENSE,
+                f"model.layers.{_FOURTH_OF_32}.self_attn.{{q,k,v,o}}_proj.weight",
+                f"model.layers.{_FOURTH_OF_32}.self_attn.{{q,k}}_norm.weight",
+                f"model.layers.{_OTHERS_OF_32}.linear_attn.{{A_log,dt_bias,{{conv1d,norm}}.weight}}",
+                f"model.layers.{_OTHERS_OF_32}.linear_attn.{{in_proj_{{qkv,z,b,a}},out_proj}}.weight",
+            ),
+        ),
+        "model.visual.blocks.{0..26}.attn.{qkv,proj}.{weight,bias}",
+        "mtp.layers.0.self_attn.{q,k,v,o}_proj.weight",
+        "mtp.{fc,norm}.weight",
     ),
     "google/gemma-2b-it": (_ENDS[0], *_LLAMA[2:]),
     "google/gemma-2-2b-it": _GEMMA2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine_core.models.published.entry import Published, model, refused, serves, sizes
+from tests.engine_core.models.published.entry import Published, model, serves, sizes
 
 MISTRAL = model("MistralForCausalLM", "mistral", rms_norm_eps=1e-5, tie_word_embeddings=False, torch_dtype="bfloat16")
 MISTRAL |= {"max_position_embeddings": 32768, "rope_theta": 1e6, "sliding_window": None, "vocab_size": 32768}
@@ -33,9 +33,9 @@ MISTRALS: tuple[Published, ...] = (
     ),
     serves("mistralai/Mixtral-8x22B-Instruct-v0.1", 140.630, _MIXTRAL | sizes(6144, 16384, 56, 48, 8)),
     serves("ServiceNow-AI/Apriel-Nemotron-15b-Thinker", 14.970, _TEKKEN | sizes(5120, 14336, 50, 32, 8)),
-    refused(
+    serves(
         "mistralai/Mamba-Codestral-7B-v0.1",
-        "a model of state-space layers (state_size)",
+        7.285,
         model("Mamba2ForCausalLM", "mamba2", hidden_size=4096, num_hidden_layers=64, state_size=128, vocab_size=32768),
     ),
 )

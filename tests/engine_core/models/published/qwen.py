@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine_core.models.published.entry import Published, experts, model, refused, serves, sizes
+from tests.engine_core.models.published.entry import Fields, Published, experts, model, refused, serves, sizes, text
 
 _COMMON = {"rms_norm_eps": 1e-6, "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151936}
 QWEN2 = model("Qwen2ForCausalLM", "qwen2") | _COMMON
@@ -14,7 +14,29 @@ _QWEN3 = {"head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1e6, 
 QWEN3 = model("Qwen3ForCausalLM", "qwen3", attention_bias=False, tie_word_embeddings=False) | _COMMON | _QWEN3
 QWEN3_MOE = QWEN3 | model("Qwen3MoeForCausalLM", "qwen3_moe", norm_topk_prob=True, decoder_sparse_step=1)
 QWEN3_MOE |= {"mlp_only_layers": []}
-_LINEAR = ["linear_attention"] * 3 + ["full_attention"]
+DELTA_NET: Fields = {
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+}
+_ROTATION = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_interleaved": True}
+
+
+def _qwen3_5(kind: str, text_sizes: Fields) -> Fields:
+    """A composite; ``kind`` follows the name of its text model's type."""
+    layers = ["linear_attention"] * 3 + ["full_attention"]
+    text_config = {"model_type": f"qwen3_5{kind}_text", "vocab_size": 248320, "rms_norm_eps": 1e-6, **DELTA_NET}
+    text_config |= text_sizes | {"layer_types": layers * (text_sizes["num_hidden_layers"] // 4)}
+    text_config |= {"rope_parameters": _ROTATION | {"mrope_section": [11, 11, 10]}, "attn_output_gate": True}
+    text_config |= {"mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32", "dtype": "bfloat16"}
+    outer = model(f"Qwen3_5{kind.title().replace('_', '')}ForConditionalGeneration", f"qwen3_5{kind}")
+    return outer | {"text_config": text_config, "vision_config": {"depth": 27}, "tie_word_embeddings": False}
+
 
 QWENS: tuple[Published, ...] = (
     serves("Qwen/Qwen1.5-7B-Chat", 7.721, QWEN2 | sizes(4096, 11008, 32, 32)),
@@ -85,25 +107,19 @@ QWENS: tuple[Published, ...] = (
         | sizes(6144, 8192, 62, 96, 8)
         | experts(160, 8, 2560, shared_expert_intermediate_size=0, max_position_embeddings=262144, qkv_bias=False),
     ),
-    refused(
+    serves(
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
-        "a hybrid of attention and linear attention (linear_num_key_heads)",
-        model("Qwen3NextForCausalLM", "qwen3_next", full_attention_interval=4, partial_rotary_factor=0.25, **_COMMON)
+        79.674,
+        model("Qwen3NextForCausalLM", "qwen3_next", rope_theta=1e7, partial_rotary_factor=0.25, **_COMMON)
         | sizes(2048, 5120, 48, 16, 2)
-        | experts(512, 10, 512, shared_expert_intermediate_size=512)
-        | {"linear_conv_kernel_dim": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "head_dim": 256},
+        | experts(512, 10, 512, shared_expert_intermediate_size=512, norm_topk_prob=True, decoder_sparse_step=1)
+        | DELTA_NET,
     ),
-    refused(
-        "Qwen/Qwen3.5-9B",
-        "whose text model is a hybrid of attention and other layers (layer_types: linear_attention)",
-        model("Qwen3_5ForConditionalGeneration", "qwen3_5", vision_config={"depth": 27})
-        | {"text_config": {"model_type": "qwen3_5_text", "layer_types": _LINEAR * 8} | sizes(4096, 12288, 32, 16, 4)},
-    ),
-    refused(
+    text("Qwen/Qwen3.5-9B", 8.954, _qwen3_5("", sizes(4096, 12288, 32, 16, 4))),
+    text(
         "Qwen/Qwen3.5-35B-A3B",
-        "whose text model is a hybrid of attention and other layers (layer_types: linear_attention)",
-        model("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", vision_config={"depth": 27})
-        | {"text_config": {"model_type": "qwen3_5_moe_text", "layer_types": _LINEAR * 10, "num_experts": 256}},
+        34.661,
+        _qwen3_5("_moe", sizes(2048, 0, 40, 16, 2) | experts(256, 8, 512, shared_expert_intermediate_size=512)),
     ),
     refused(
         "Qwen/Qwen-7B-Chat",
