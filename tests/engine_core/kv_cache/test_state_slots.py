@@ -97,7 +97,7 @@ def test_a_chat_computes_as_much_as_with_attention_alone(chats, thoughts, attend
 @pytest.mark.parametrize(
     ("suffix", "in_flight", "attends"), [(10, 2, True), (50, 1, True), (50, 2, True), (50, 1, False), (300, 1, True)]
 )
-def test_prompts_that_begin_alike_compute_as_much_as_with_attention_alone(suffix, in_flight, attends):
+def test_prompts_that_begin_alike_compute_little_more_than_once(suffix, in_flight, attends):
     """64 at once: all of them begin with the same 2,000 tokens."""
 
     def computed(states, attends):
@@ -241,7 +241,7 @@ def test_a_preempted_sequence_goes_on_from_its_newest_snapshot():
 
 
 @mock.patch.object(state_slots, "_MILESTONE", 16)
-def test_a_sequence_that_has_lost_its_last_blocks_goes_on_from_a_milestone_in_its_output():
+def test_who_has_lost_its_last_blocks_goes_on_from_a_milestone():
     engine = keeping(blocks=24)
     engine.add("a", 9, max_tokens=40)
     engine.step_until(lambda: engine.computed == [39])
@@ -272,7 +272,7 @@ def test_choices_start_from_the_state_behind_their_prompt(prefix_caching, prompt
     assert [new.num_computed_tokens for new in introduced] == [0, 20, 20, 20]
 
 
-def test_choices_compute_a_prompt_themselves_for_whose_state_there_is_no_slot():
+def test_choices_compute_a_prompt_whose_state_has_no_slot():
     engine = keeping(states=4, prefix_caching=False)
     engine.add("other", 9, max_tokens=30)
     engine.step()
@@ -282,7 +282,7 @@ def test_choices_compute_a_prompt_themselves_for_whose_state_there_is_no_slot():
     assert [new.num_computed_tokens for new in introduced] == [0, 0, 0, 0]
 
 
-def test_drafts_have_a_slot_for_every_row_and_are_cut_where_there_is_none():
+def test_drafts_have_a_slot_per_row_and_are_cut_where_there_is_none():
     engine = keeping(states=7, drafts="right", prefix_caching=False)
     engine.add("a", 5, max_tokens=30)
     engine.finish()
