@@ -318,6 +318,16 @@ def test_reset_hides_snapshots():
     assert engine.cached("c", PROMPT) == 20
 
 
+@pytest.mark.parametrize("windows", [(), (None,)])
+def test_nothing_that_rests_on_forgotten_states_is_found(windows):
+    engine = keeping(windows=windows)
+    engine.add("running", PROMPT, max_tokens=20, n=2)
+    engine.step()
+    engine.scheduler.reset_prefix_cache()
+    for choice, output in engine.finish()["running"].items():
+        assert engine.cached(f"again {choice}", (*PROMPT, *output)) == 0
+
+
 def test_a_model_without_attention_needs_no_blocks():
     engine = keeping(windows=(), blocks=0)
     assert engine.cached("a", PROMPT, max_tokens=12) == 0
