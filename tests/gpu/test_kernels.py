@@ -302,7 +302,7 @@ def test_rotation(shape: HeadsShape, normalized: str, dtype: torch.dtype) -> Non
     assert (~cache.isnan()).sum() == 2 * len(kept) * shape.num_kv_heads * shape.head_dim
 
 
-STATES = States(sized([300, 1, 40, 200], [5, 1, 4]), sized(16, 2))
+STATES = States(sized([300, 1, 40, 200], [4, 1, 3]), sized(16, 2))
 CONVOLUTIONS = {"gated": (3, False, True), "with SiLU and a bias": (4, True, False)}
 """Taps, whether there are SiLU and a bias, and whether there are gates."""
 
@@ -340,7 +340,7 @@ def test_short_convolutions(taps: int, silu: bool, gated: bool, dtype: torch.dty
 
 RECURRENCES = {
     "gated delta rule": (*sized((16, 32, 128, 128), (2, 4, 24, 12)), True),
-    "Mamba-2": (*sized((8, 64, 128, 64), (1, 2, 32, 20)), False),
+    "Mamba-2": (*sized((8, 64, 128, 64), (1, 1, 32, 20)), False),
     "Mamba-2 of wide keys": pytest.param(*sized((1, 24, 256, 64), (1, 1, 96, 20)), False, marks=WIDE),
 }
 """Heads of keys and values, the width of each, and whether it is the gated delta rule."""
