@@ -74,10 +74,20 @@ class SelfAttention:
 
     def attend(self, heads: torch.Tensor, context: LayerContext, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Like ``__call__``, from ``project``'s output."""
+        return self.output(self.attended(heads, context), context, residual)
+
+    def attended(self, heads: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        """[R, Hq · D] of this rank's heads for the wanted rows of ``project``'s output, gated if there are gates."""
         attended = self._select_rows(self.attn(heads[:, : self._num_heads], context), context.rows)
         if self._gated:
             gates = self._select_rows(heads[:, self._num_heads :].flatten(1), context.rows)
             attended = self._activate(gates, Activation.SIGMOID, attended)
+        return attended
+
+    def output(
+        self, attended: torch.Tensor, context: LayerContext, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[R, H] of ``attended``'s output, plus the wanted rows of ``residual`` [T, H]."""
         attended = self._gather_heads(attended)
         residual = None if residual is None else self._select_rows(residual, context.rows)
         return self.o_proj(attended, residual, self._residual_scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,10 @@ class Lfm2Config(ArchitectureConfig):
         return tuple(spec if attends else None for attends in self.attends)
 
     @property
+    def state_fields(self) -> Mapping[str, str]:
+        return {"channels": "hidden_size"}
+
+    @property
     def conv_spec(self) -> ShortConvSpec:
         """The state of a convolution."""
         return ShortConvSpec(self.hidden_size, self.conv_taps - 1)
@@ -50,21 +55,22 @@ class Lfm2Config(ArchitectureConfig):
     def _require_shares(self, size: int, expert_parallel: bool) -> None:
         ArchitectureConfig._require_shares(self, size, expert_parallel)
         if not all(self.attends) and self.hidden_size % (UNIT * size):
-            raise ConfigError(
-                "tensor_parallel_size",
-                size,
-                f"a number that divides hidden_size={self.hidden_size} into multiples of {UNIT}, as each rank has as "
-                "many channels of a convolution",
-            )
+            accepted = f"a number of equal shares of hidden_size={self.hidden_size}, each a multiple of {UNIT}"
+            raise ConfigError("tensor_parallel_size", size, accepted)
 
 
 def lfm2_operator(config: Lfm2Config, index: int, prefix: str, parts: PartFactory) -> SelfAttention | GatedShortConv:
     """What mixes tokens in layer ``index``."""
     if not config.attends[index]:
-        return GatedShortConv(config.conv_spec, config.hidden_size, f"{prefix}.conv", parts, bias=config.conv_bias)
+        return lfm2_conv(config, prefix, parts)
     attention = f"{prefix}.self_attn"
     norms = HeadNormNames(f"{attention}.q_layernorm", f"{attention}.k_layernorm", config.norm_eps)
     return SelfAttention(config, index, attention, parts, o_name="out_proj", head_norms=norms)
+
+
+def lfm2_conv(config: Lfm2Config, prefix: str, parts: PartFactory) -> GatedShortConv:
+    """The convolution of the layer with that prefix."""
+    return GatedShortConv(config.conv_spec, config.hidden_size, f"{prefix}.conv", parts, bias=config.conv_bias)
 
 
 class Lfm2Layer:
@@ -129,9 +135,6 @@ def _feed_forward_size(config: PretrainedConfig) -> int:
     size = positive(config, "intermediate_size")
     if not config.block_auto_adjust_ff_dim:
         return size
-    size = int(2 * size / 3)
-    if config.block_ffn_dim_multiplier is None:
-        return size
     unit = positive(config, "block_multiple_of")
-    size = int(positive_number(config, "block_ffn_dim_multiplier") * size)
+    size = int(positive_number(config, "block_ffn_dim_multiplier") * int(2 * size / 3))
     return unit * -(-size // unit)

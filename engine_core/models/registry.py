@@ -40,6 +40,7 @@ from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.lfm2 import Lfm2ForCausalLM
 from engine_core.models.lfm2_moe import Lfm2MoeForCausalLM
+from engine_core.models.lfm3 import Lfm3ForCausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.llama4 import Llama4ForCausalLM
 from engine_core.models.mamba2 import Mamba2ForCausalLM
@@ -95,6 +96,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "IQuestCoderForCausalLM": IQuestCoderForCausalLM,
     "Lfm2ForCausalLM": Lfm2ForCausalLM,
     "Lfm2MoeForCausalLM": Lfm2MoeForCausalLM,
+    "Lfm3ForCausalLM": Lfm3ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Mamba2ForCausalLM": Mamba2ForCausalLM,
     "MellumForCausalLM": MellumForCausalLM,

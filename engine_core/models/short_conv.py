@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2: three projections of a row, one of which a convolution mixes over a few tokens."""
+"""The gated short convolution of LFM2: of three projections of a row, one is convolved over a few tokens."""
 
 from __future__ import annotations
 

@@ -360,8 +360,10 @@ class OpsBackend(ABC):
         return self.activate(gate, activation, up)
 
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """``residual``, if any, + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
-        gated = logits.sigmoid() * x.float()
+        """``residual``, if any, + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, G] float32, one for each of
+        G equal groups of columns.
+        """
+        gated = (logits.sigmoid()[..., None] * x.float().view(*logits.shape, -1)).flatten(1)
         return (gated if residual is None else residual.float() + gated).to(x.dtype)
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:

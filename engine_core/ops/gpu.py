@@ -27,6 +27,8 @@ from engine_core.ops.base import (
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
 from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
 from engine_core.ops.gpu_quantized import GpuQuantizedLinear
+from engine_core.ops.gpu_states import GpuStateOps
+from engine_core.ops.states import StateOps
 from engine_core.ops.torch import TorchBackend, TorchNorm
 from engine_core.weights.experts import ExpertsShape
 from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
@@ -196,6 +198,9 @@ class GpuBackend(OpsBackend):
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         return GpuRotary(shape, norms)
 
+    def state_ops(self) -> StateOps:
+        return GpuStateOps()
+
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         activate[(len(x), -(-x.shape[1] // _ACTIVATIONS_TOGETHER))](
@@ -213,5 +218,7 @@ class GpuBackend(OpsBackend):
         return output
 
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        gates = logits.sigmoid().to(x.dtype)
-        return x * gates if residual is None else torch.addcmul(residual, x, gates)
+        groups, gates = (logits.shape[1], -1), logits.sigmoid().to(x.dtype)[..., None]
+        if residual is None:
+            return (x.unflatten(1, groups) * gates).flatten(1)
+        return torch.addcmul(residual.unflatten(1, groups), x.unflatten(1, groups), gates).flatten(1)

@@ -243,7 +243,8 @@ class NativeBackend(OpsBackend):
             residual=residual,
             output=output,
             rows=x.shape[0],
-            width=x.shape[1],
+            groups=logits.shape[1],
+            width=x.shape[1] // logits.shape[1],
             number_type=NUMBER_TYPES[x.dtype],
         )
         return output

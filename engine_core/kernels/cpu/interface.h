@@ -231,13 +231,13 @@ struct RinglineActivation {
     int32_t num_threads;
 };
 
-// residual + σ(logit) · x of M rows. The width is a multiple of 16.
+// residual + σ(logit) · x of the G groups of M rows. The width of a group is a multiple of 16.
 struct RinglineSigmoidGate {
-    const void* x;         // [M, width]
-    const float* logits;   // [M]
-    const void* residual;  // [M, width]; or null
-    void* output;          // [M, width]; may be the residual
-    int64_t rows, width;
+    const void* x;         // [M, G, width]
+    const float* logits;   // [M, G]
+    const void* residual;  // [M, G, width]; or null
+    void* output;          // [M, G, width]; may be the residual
+    int64_t rows, groups, width;
     int32_t number_type;
     int32_t num_threads;
 };

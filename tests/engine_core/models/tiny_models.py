@@ -20,7 +20,7 @@ from transformers import (
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """How transformers computes: plainly."""
-_LEARNED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
+_LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 64,

@@ -103,15 +103,17 @@ inline int activate(const RinglineActivation& args) {
 template <class F>
 int gate_rows(const RinglineSigmoidGate& args) {
     using Element = typename F::Element;
-    const long width = args.width;
-    const int threads = threads_worth(args.rows * width / kActivatedPerNanosecond, args.num_threads);
-    parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
-        const Element* const x = static_cast<const Element*>(args.x) + row * width;
-        const Element* const residual = args.residual ? static_cast<const Element*>(args.residual) + row * width : nullptr;
-        Element* const output = static_cast<Element*>(args.output) + row * width;
-        const Vec share = times_sigmoid(splat(1.0f), splat(args.logits[row]));
-        for (long i = 0; i < width; i += kLanes)
-            F::narrow(output + i, multiply_add(F::widen(x + i), share, residual ? F::widen(residual + i) : splat(0.0f)));
+    const long width = args.width, all = args.groups * width;
+    const int threads = threads_worth(args.rows * all / kActivatedPerNanosecond, args.num_threads);
+    parallel_for(threads, args.rows, rows_of_piece(all), [&](long row) {
+        for (long group = row * args.groups; group < (row + 1) * args.groups; ++group) {
+            const Element* const x = static_cast<const Element*>(args.x) + group * width;
+            const Element* const residual = args.residual ? static_cast<const Element*>(args.residual) + group * width : nullptr;
+            Element* const output = static_cast<Element*>(args.output) + group * width;
+            const Vec share = times_sigmoid(splat(1.0f), splat(args.logits[group]));
+            for (long i = 0; i < width; i += kLanes)
+                F::narrow(output + i, multiply_add(F::widen(x + i), share, residual ? F::widen(residual + i) : splat(0.0f)));
+        }
     });
     return 0;
 }

@@ -15,6 +15,7 @@ from tests.engine_core.models.families import (
     gemma4,
     hybrid,
     latent,
+    lfm,
     mamba,
     more_experts,
     scaled,
@@ -31,6 +32,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     **gemma3n.SHAPES,
     **gemma4.SHAPES,
     **hybrid.SHAPES,
+    **lfm.SHAPES,
 }
 """By names that begin with the family's."""
 FALLBACK = fallback.SHAPES
