@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -41,7 +42,7 @@ from tests.engine_core.distributed.ranks import assert_bits, on_ranks
 from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.model_loader.gguf.written import quantized, write_gguf
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
-from tests.engine_core.models.families import configuration, dense, experts, gemma4, latent, scaled
+from tests.engine_core.models.families import configuration, dense, experts, gemma4, hybrid, latent, mamba, scaled
 from tests.engine_core.models.families.more_experts import MULTIPLIERS
 from tests.engine_core.models.families.scaled import GEMMA
 from tests.engine_core.models.tiny_models import CASES, SIZES, YARN, make_model, save_model
@@ -88,6 +89,13 @@ FLOATS |= {
         "stablelm-head-norms-parallel",
     )
 }  # fmt: skip
+STATES = {name: configuration(name) for name in ("lfm2", "lfm2-four-taps-untied-padded", "lfm2-older-fields")}
+STATES |= {name: config for name, config in mamba.SHAPES.items() if "limits" not in name and "latents" not in name}
+STATES["nemotron_h-latents"] = copy.deepcopy(mamba.SHAPES["nemotron_h-latents-groups-biases-mqa-padded"])
+STATES["nemotron_h-latents"].update({"mlp_hidden_act": "relu2", "time_step_min": 0.001})
+STATES |= {name: config for name, config in hybrid.SHAPES.items() if "dense" not in name and "mlp-only" not in name}
+STATES["lfm2_moe"] = configuration("lfm2_moe")
+FLOATS |= STATES
 LLAMA4 = experts.LLAMA4 | {"floor_scale": 8192, "attn_scale": 0.1}
 FLOATS["llama4"] = Llama4TextConfig(**LLAMA4)
 FLOATS["llama4-of-128-experts-some-dense"] = Llama4TextConfig(
