@@ -39,9 +39,9 @@ def _attention(metadata: Metadata, other: str) -> dict[str, Any]:
     for layers that attend with different numbers of heads.
     """
     heads = _key_heads(metadata)
-    if len(kinds := set(heads) - {0}) > 1:
+    if len(counts := sorted(set(heads) - {0})) > 1:
         raise CheckpointError(
-            f"{metadata.file.path}: {metadata.key('attention.head_count_kv')} has {', '.join(map(str, sorted(kinds)))}: "
+            f"{metadata.file.path}: {metadata.key('attention.head_count_kv')} has {' and '.join(map(str, counts))}: "
             "expected one number for all layers that attend, and 0 for the others"
         )
     return {
