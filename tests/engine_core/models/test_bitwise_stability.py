@@ -107,7 +107,7 @@ KINDS = {
         moe_intermediate_size=600,
     ),
     "convolutions": Lfm3Config(
-        **(SMALL | {"num_hidden_layers": 3}),
+        **(SMALL | TOKENS | {"num_hidden_layers": 3}),
         head_dim=24,
         conv_L_cache=4,
         sliding_window=21,
