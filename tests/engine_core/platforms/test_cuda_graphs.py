@@ -265,7 +265,7 @@ def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch: pytest.M
     assert gc.isenabled()
 
 
-def test_a_step_that_saves_more_states_than_graphs_expect_is_computed_kernel_by_kernel(caches: Caches) -> None:
+def test_a_step_with_many_saves_is_computed_kernel_by_kernel(caches: Caches) -> None:
     forward, _, recorder = captured(caches)
     batch, _ = batch_of(2)
     saves = {0: [(1, 20), (1, 21)], 1: [(1, 22)]}
