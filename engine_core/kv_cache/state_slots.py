@@ -230,9 +230,12 @@ class StateSlots:
             if rows not in slots:
                 if not self.num_spare:
                     continue
-                if self._leaves_milestone(seq, position) and len(self._milestones) == self._most_milestones:
+                is_milestone = self._leaves_milestone(seq, position)
+                if is_milestone and len(self._milestones) >= self._most_milestones:
                     self._wear(next(iter(self._milestones)))
                 slots[rows] = self._take()
+                if is_milestone:
+                    self._add_milestone(slots[rows])
                 use.left.append(slots[rows])
             use.snapshots.append((position, slots[rows]))
         use.snapshots.reverse()
@@ -280,9 +283,11 @@ class StateSlots:
                 held.newest = None if is_milestone else slot
 
     def _add_milestone(self, slot: int) -> None:
-        if len(self._milestones) == self._most_milestones:
-            self._wear(next(iter(self._milestones)))
-        self._milestones[slot] = None
+        if slot not in self._milestones:
+            if len(self._milestones) >= self._most_milestones:
+                self._wear(next(iter(self._milestones)))
+            self._worn.pop(slot, None)
+            self._milestones[slot] = None
 
     def _lead_trail(self, slot: int, seq: Sequence) -> None:
         """Add a snapshot to the trail of ``seq``; the one that it started from is worn then, unless others found it."""
