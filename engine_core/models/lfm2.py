@@ -19,7 +19,14 @@ from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
 from engine_core.models.causal_lm import CausalLM
-from engine_core.models.model_config import ArchitectureConfig, common_fields, layer_types, positive, positive_number
+from engine_core.models.model_config import (
+    MOST_LAYERS,
+    ArchitectureConfig,
+    common_fields,
+    layer_types,
+    positive,
+    positive_number,
+)
 from engine_core.models.short_conv import GatedShortConv
 
 CONV, FULL = "conv", "full_attention"
@@ -114,14 +121,14 @@ def lfm2_fields(config: PretrainedConfig, known: tuple[str, ...], **options: Any
 
     Raises ``CheckpointError``, ``UnsupportedModelError``.
     """
-    fields = common_fields(config, activation=Activation.SILU, norm_eps="norm_eps", unrotated=(CONV,), **options)
-    kinds = layer_types(config, fields["num_layers"])
+    kinds = layer_types(config, positive(config, "num_hidden_layers", MOST_LAYERS))
     if unknown := sorted({*kinds} - {*known}):
         raise UnsupportedModelError(
             f"layer_types: {', '.join(unknown)} is not supported: expected {', '.join(known[:-1])} or {known[-1]}"
         )
     if (taps := positive(config, "conv_L_cache", _MOST_TAPS)) < 2:
         raise CheckpointError(f"conv_L_cache={taps} is not usable: expected at least 2 tokens")
+    fields = common_fields(config, activation=Activation.SILU, norm_eps="norm_eps", unrotated=(CONV,), **options)
     return fields | {
         "attends": tuple(kind != CONV for kind in kinds),
         "conv_taps": taps,

@@ -17,7 +17,7 @@ from engine_core.kv_cache.prefix_hashes import SeenBlocks
 from engine_core.kv_cache.state_slots import snapshot_positions
 from engine_core.kv_cache_interface import NO_STATE, KVCacheConfig, KVCacheGroup
 from engine_core.request import Request, SamplingParams
-from engine_core.scheduling import Scheduler
+from engine_core.scheduling import Scheduler, drafting
 from engine_core.step import StepResult
 
 from ..scheduling.checked_executor import model_spec
@@ -97,7 +97,7 @@ def test_a_chat_computes_as_much_as_with_attention_alone(chats, thoughts, attend
 @pytest.mark.parametrize(
     ("suffix", "in_flight", "attends"), [(10, 2, True), (50, 1, True), (50, 2, True), (50, 1, False), (300, 1, True)]
 )
-def test_prompts_that_begin_alike_compute_as_much_as_with_attention_alone(suffix, in_flight, attends):
+def test_prompts_that_begin_alike_compute_little_more_than_once(suffix, in_flight, attends):
     """64 at once: all of them begin with the same 2,000 tokens."""
 
     def computed(states, attends):
@@ -241,7 +241,7 @@ def test_a_preempted_sequence_goes_on_from_its_newest_snapshot():
 
 
 @mock.patch.object(state_slots, "_MILESTONE", 16)
-def test_a_sequence_that_has_lost_its_last_blocks_goes_on_from_a_milestone_in_its_output():
+def test_who_has_lost_its_last_blocks_goes_on_from_a_milestone():
     engine = keeping(blocks=24)
     engine.add("a", 9, max_tokens=40)
     engine.step_until(lambda: engine.computed == [39])
@@ -272,7 +272,7 @@ def test_choices_start_from_the_state_behind_their_prompt(prefix_caching, prompt
     assert [new.num_computed_tokens for new in introduced] == [0, 20, 20, 20]
 
 
-def test_choices_compute_a_prompt_themselves_for_whose_state_there_is_no_slot():
+def test_choices_compute_a_prompt_whose_state_has_no_slot():
     engine = keeping(states=4, prefix_caching=False)
     engine.add("other", 9, max_tokens=30)
     engine.step()
@@ -282,7 +282,7 @@ def test_choices_compute_a_prompt_themselves_for_whose_state_there_is_no_slot():
     assert [new.num_computed_tokens for new in introduced] == [0, 0, 0, 0]
 
 
-def test_drafts_have_a_slot_for_every_row_and_are_cut_where_there_is_none():
+def test_drafts_have_a_slot_per_row_and_are_cut_where_there_is_none():
     engine = keeping(states=7, drafts="right", prefix_caching=False)
     engine.add("a", 5, max_tokens=30)
     engine.finish()
@@ -299,12 +299,33 @@ def test_drafts_have_a_slot_for_every_row_and_are_cut_where_there_is_none():
     assert not any(plan.draft_token_ids for plan in engine.executor.plans)
 
 
+@pytest.mark.parametrize("way", ["half", "mixed"])
+@pytest.mark.parametrize("trusting", [False, True])
+def test_after_rejected_drafts_it_goes_on_from_the_last_accepted_one(way, trusting):
+    with mock.patch.object(drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS):
+        engine = keeping(states=30, drafts=way)
+        for name in "abc":
+            engine.add(name, 5, max_tokens=40)
+        engine.finish()
+        assert engine.executor.planned > 30
+
+
 def test_reset_hides_snapshots():
     engine = keeping(windows=())
     engine.cached("a", PROMPT)
     assert engine.scheduler.reset_prefix_cache() == 3
     assert engine.cached("b", PROMPT) == 0
     assert engine.cached("c", PROMPT) == 20
+
+
+@pytest.mark.parametrize("windows", [(), (None,)])
+def test_nothing_that_rests_on_forgotten_states_is_found(windows):
+    engine = keeping(windows=windows)
+    engine.add("running", PROMPT, max_tokens=20, n=2)
+    engine.step()
+    engine.scheduler.reset_prefix_cache()
+    for choice, output in engine.finish()["running"].items():
+        assert engine.cached(f"again {choice}", (*PROMPT, *output)) == 0
 
 
 def test_a_model_without_attention_needs_no_blocks():
