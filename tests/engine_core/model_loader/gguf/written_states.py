@@ -54,7 +54,6 @@ def fields(config: PretrainedConfig) -> dict[str, Any]:
                 "ssm.inner_size": config.mamba_expand * config.hidden_size,
                 "ssm.time_step_rank": heads,
                 "rope.scaling.finetuned": config.position_embedding_type == "rope",
-                "feed_forward_length": config.shared_intermediate_size,
             }
         case "nemotron_h":
             return _nemotron(config)
