@@ -183,7 +183,7 @@ def _reshaped(name: str, numbers: np.ndarray, shape: tuple[int, ...]) -> Change:
 
 
 def _rate(name: str, numbers: np.ndarray, shape: tuple[int, ...]) -> Change:
-    return Change(name, _rates(numbers).reshape(shape), lambda x: np.log(-x).reshape(numbers.shape))
+    return Change(name, _rates(numbers).reshape(shape), lambda x: numbers)  # never quantized
 
 
 def _rates(numbers: np.ndarray) -> np.ndarray:
@@ -224,7 +224,7 @@ def _of_delta_net(config: PretrainedConfig, name: str, numbers: np.ndarray) -> l
     shape = numbers.shape
     match part:
         case "A_log":
-            return [Change(name, _rates(numbers[order]), lambda x: np.log(-x)[restored])]
+            return [Change(name, _rates(numbers[order]), lambda x: numbers)]
         case "dt_bias":
             return [Change(name.replace("dt_bias", "dt_proj.bias"), numbers[order], lambda x: x[restored])]
         case "conv1d":
