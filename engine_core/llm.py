@@ -220,7 +220,7 @@ class LLM:
 
         def reset(_: Call) -> bool:
             core = self._engine.core
-            if core.has_work() or core.stats().kv_blocks_used:
+            if core.has_work() or core.stats().kv_usage:
                 return False
             core.reset_prefix_cache()
             return True

@@ -41,6 +41,10 @@ class HeldStates:
     """Where cached blocks of the prompt end behind the state that the sequence started from; 0: not behind it."""
     newest: int | None
     """The slot of the sequence's newest snapshot in its output."""
+    followed: int | None = None
+    """The snapshot that the sequence started from, if that belongs to its trail now."""
+    awaited: bytes | None = None
+    """The hash of the block that ends at ``branch_at``, while others wait for that snapshot."""
 
     @property
     def source_is_held(self) -> bool:

@@ -130,14 +130,20 @@ class BlockPool:
         self._link(known)
 
     def withdraw(self, block: int) -> None:
-        """Make a block unfindable that nobody holds; it is the next to be allocated. Held ones stay as they are."""
-        content = self._hash[block]
-        if content is None or self._ref_counts[block]:
+        """Make a block unfindable, and the next to be allocated, if nobody holds it."""
+        if self._ref_counts[block]:
             return
-        del self._by_hash[content]
-        self._hash[block] = None
+        content = self._hash[block]
+        if content is not None:
+            del self._by_hash[content]
+            self._hash[block] = None
         self._unlink(block)
         self._link(block)
+
+    @property
+    def would_evict(self) -> bool:
+        """Whether the next block to be allocated can be found until then; only if one is free."""
+        return self._hash[self._next[self.num_blocks]] is not None
 
     def find(self, content: bytes) -> int | None:
         """The block with this content, held or free, if any."""

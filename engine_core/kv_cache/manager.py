@@ -3,7 +3,9 @@
 A sequence has a block table for each group of layers. In groups with a sliding window, the first blocks are released as
 the window moves on; ``NO_BLOCK`` takes their place.
 
-The prefix cache finds a full block by its group and its hash (``prefix_hashes``).
+The prefix cache finds a full block by its group and its hash (``prefix_hashes``). If layers keep states, a sequence
+also has slots for these (``state_slots``), and starts where both its blocks and a snapshot are found. A model without
+attention has no groups, and no blocks.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.kv_cache.prefix_hashes import block_hashes, root_hash
+from engine_core.kv_cache.prefix_hashes import SeenBlocks, block_hashes, root_hash
 from engine_core.kv_cache.state_slots import StateSlots, StateUse, snapshot_positions
 from engine_core.kv_cache_interface import NO_BLOCK, NO_STATE, KVCacheConfig, KVCacheGroup
 from engine_core.sequence import NEVER, BlockTables, Sequence, SequenceGroup
+
+_SEEN_PER_SLOT = 64
+"""Blocks that are remembered for each slot of a model without attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Prefix:
     """The slot of the state behind them."""
     branch_at: int = 0
     """Number of tokens in cached blocks, if there are more of these but no state behind them; else 0."""
+    is_awaited: bool = False
+    """Whether a running sequence will leave the state at ``branch_at``."""
 
 
 class KVCacheManager:
@@ -48,6 +55,8 @@ class KVCacheManager:
         """Whether sequences release blocks while they run."""
         self.states = StateSlots(config.num_states, config.block_size) if config.num_states else None
         """None: no layer keeps a state."""
+        self._seen = None if config.groups else SeenBlocks(_SEEN_PER_SLOT * config.num_states)
+        """Instead of blocks, if no layer attends."""
         self._step_tokens = step_tokens
         self._identity = tuple(identity)
         self._generation = 0
@@ -85,8 +94,12 @@ class KVCacheManager:
             length, state = self._find_state(self.states, seq.group, hashes[:length])
             while (shorter := _shortened(cached, length)) < length:
                 length, state = self._find_state(self.states, seq.group, hashes[:shorter])
-        branch_at = longest * self.block_size if length < longest else 0
-        return Prefix(length, [blocks.table(length) for blocks in cached], state, branch_at)
+            if self._seen is not None:
+                longest = self._seen.leading(hashes)
+        tables = [blocks.table(length) for blocks in cached]
+        if self.states is None or length >= longest:
+            return Prefix(length, tables, state)
+        return Prefix(length, tables, state, longest * self.block_size, self.states.is_awaited(hashes[longest - 1]))
 
     def _find_state(self, states: StateSlots, group: SequenceGroup, hashes: Items[bytes]) -> tuple[int, int]:
         """Of the blocks with these ``hashes``, how many have a state behind them, and its slot."""
@@ -114,7 +127,7 @@ class KVCacheManager:
         if self.states is not None:
             if not self.states.has_room(prefix.state):
                 return False
-            self.states.start(seq, prefix.state, prefix.branch_at)
+            self.states.start(seq, prefix.state, cached, prefix.branch_at)
         pool.hold(found)
         seq.generation = seq.group.shared_generation if self._shares_blocks(seq.group) else self._generation
         seq.block_tables = [
@@ -153,6 +166,8 @@ class KVCacheManager:
             for index in range(seq.num_published, full):
                 if table[index] != NO_BLOCK:
                     self.pool.publish(table[index], group.key(seq.block_hashes[index]))
+        if self._seen is not None:
+            self._seen.add(seq.block_hashes[seq.num_published : full])
         seq.num_published = full
 
     def release_skipped_blocks(self, seq: Sequence, num_computed: int) -> None:
@@ -183,25 +198,31 @@ class KVCacheManager:
     def _publishes(self, seq: Sequence) -> bool:
         return self.prefix_caching and seq.generation == self._generation
 
-    def plan_state(self, seq: Sequence, num_tokens: int, end: int, draft_slots: list[int]) -> StateUse:
-        """The slots of a step that computes ``num_tokens`` of ``seq`` up to ``end``; only if layers keep states.
+    def plan_state(
+        self, seq: Sequence, num_tokens: int, end: int, draft_slots: list[int]
+    ) -> tuple[int, StateUse | None]:
+        """The working slot of ``seq`` for a step that computes ``num_tokens`` up to ``end``, and other slots if used.
 
-        The last tokens are drafts, as many as there are ``draft_slots``.
+        The last tokens are drafts, as many as there are ``draft_slots``. Only if layers keep states.
         """
+        held, start, size = seq.states, end - num_tokens, self.block_size
         assert self.states is not None
-        start, size, group = end - num_tokens, self.block_size, seq.group
-        snapshots: list[int] = []
-        if start // size < end // size:
+        assert held is not None
+        if held.source == held.working and start // size == end // size and not draft_slots:
+            return held.working, None
+        snapshots = self._snapshot_positions(seq, start, end, held.branch_at, drafts=bool(draft_slots))
+        return held.working, self.states.plan(seq, num_tokens, end, snapshots, draft_slots)
+
+    def _snapshot_positions(self, seq: Sequence, start: int, end: int, branch_at: int, *, drafts: bool) -> list[int]:
+        size, group = self.block_size, seq.group
+        if not self._publishes(seq):
+            # Those who wait for the prompt do not need to find the state: the group will hold it.
             shared = group.num_shared_blocks * size
-            if not self._publishes(seq):
-                is_needed = group.leader is seq and group.num_waiting and start < shared <= end
-                snapshots = [shared] if is_needed else []
-            elif draft_slots:  # All are in the output, and it is not known yet which is the last one.
-                snapshots = list(range((start // size + 1) * size, end + 1, size))
-            else:
-                branch_at = 0 if seq.states is None else seq.states.branch_at
-                snapshots = snapshot_positions(start, end, group.num_prompt_tokens, branch_at, size)
-        return self.states.plan(seq, num_tokens, end, snapshots, draft_slots)
+            return [shared] if group.leader is seq and group.num_waiting and start < shared <= end else []
+        if drafts:
+            # All are in the output, where the last one counts, but it is not known yet which one that is.
+            return list(range((start // size + 1) * size, end + 1, size))
+        return snapshot_positions(start, end, group.num_prompt_tokens, branch_at, size)
 
     def take_snapshots(self, seq: Sequence, use: StateUse, num_computed: int) -> None:
         """Make findable what a step left behind the first ``num_computed`` tokens of ``seq``, and keep it for those who
@@ -213,6 +234,7 @@ class KVCacheManager:
         if self._publishes(seq):
             self._extend_hashes(seq, num_computed // self.block_size)
             self.states.publish(seq, use, num_computed)
+        self.states.end_wait(seq, num_computed)
         if seq.group.leader is seq and seq.group.num_waiting:
             for position, slot in use.snapshots:
                 self._keep_shared_state(seq.group, position, slot)
@@ -229,11 +251,17 @@ class KVCacheManager:
         return sum(map(len, seq.block_tables)) - sum(seq.first_blocks)
 
     def reset(self) -> int:
-        """Hide all blocks computed so far, and those that build on them; returns how many were findable."""
+        """Hide all blocks and snapshots computed so far, and those that build on them.
+
+        Returns how many blocks were findable; snapshots, if no layer attends.
+        """
         self._generation += 1
-        if self.states is not None:
-            self.states.pool.forget_contents()
-        return self.pool.forget_contents()
+        blocks = self.pool.forget_contents()
+        snapshots = 0 if self.states is None else self.states.pool.forget_contents()
+        if self._seen is None:
+            return blocks
+        self._seen.clear()
+        return snapshots
 
     def hold_prompt(self, group: SequenceGroup, seq: Sequence) -> bool:
         """Make ``group`` hold the blocks of its prompt, computed by its member ``seq``, and the state behind them.
@@ -257,7 +285,11 @@ class KVCacheManager:
     def release_states(self, slots: Items[int]) -> None:
         """Release slots of states; none if no layer keeps a state."""
         if self.states is not None:
-            self.states.release(slots)
+            self.states.pool.release(slots)
+
+    def stop_states(self, seq: Sequence) -> list[int]:
+        """The slots of ``seq``, which runs no more, to release when no step uses them."""
+        return [] if self.states is None else self.states.stop(seq)
 
     def keep_source(self, seq: Sequence) -> None:
         """Make the group of ``seq`` hold the state that it starts from, if it is the one behind the shared blocks."""
@@ -278,7 +310,7 @@ class KVCacheManager:
     def drop_prompt(self, group: SequenceGroup) -> None:
         """Undo ``hold_prompt``, and give up a state kept for it."""
         if self.states is not None and group.shared_state != NO_STATE:
-            self.states.release([group.shared_state])
+            self.states.pool.release([group.shared_state])
             group.shared_state = NO_STATE
         if group.shared_blocks is not None:
             self.release(group.shared_blocks)

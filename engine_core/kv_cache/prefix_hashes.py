@@ -7,7 +7,8 @@ request's salt. It is cryptographic because the salt separates tenants. The sche
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 _DIGEST_SIZE = 32
@@ -33,3 +34,28 @@ def block_hashes(parent: bytes, token_ids: Sequence[int], block_size: int) -> li
         parent = digest.digest()
         chain.append(parent)
     return chain
+
+
+class SeenBlocks:
+    """The blocks that were computed last, known by their hashes alone: for a model that keeps none.
+
+    They tell how far a prompt begins like others, as cached blocks do for other models.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._hashes: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, hashes: Iterable[bytes]) -> None:
+        for each in hashes:
+            self._hashes[each] = None
+            self._hashes.move_to_end(each)
+        while len(self._hashes) > self._most:
+            self._hashes.popitem(last=False)
+
+    def leading(self, hashes: Sequence[bytes]) -> int:
+        """How many of the first ``hashes`` were seen."""
+        return next((count for count, each in enumerate(hashes) if each not in self._hashes), len(hashes))
+
+    def clear(self) -> None:
+        self._hashes.clear()

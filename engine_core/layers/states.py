@@ -11,8 +11,8 @@ from engine_core.layers.part import Part
 from engine_core.layers.shares import Gather
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.states import RecurrenceParameters
-from engine_core.weights.features import Features
-from engine_core.weights.source import TensorRows, Weights
+from engine_core.weights.features import Features, rows_of
+from engine_core.weights.source import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ShortConvolution(Part):
     def _take(self, weights: Weights, kind: str) -> torch.Tensor:
         """The rows [C, …] of this rank of a tensor, in float32 and padded."""
         channels = self._channels
-        rows = [TensorRows(f"{self._name}.{kind}", channels.count, taken) for taken in channels.taken]
+        rows = rows_of((f"{self._name}.{kind}",), (channels.count,), channels.taken)
         taken = weights.take(*rows).float().view(channels.features.count, -1)
         return channels.features.pad(taken.clone(), 0, self._backend)
 

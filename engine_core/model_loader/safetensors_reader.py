@@ -231,7 +231,7 @@ class SafetensorsWeights:
         if len(rows) == shape[0]:
             return self._view(name)
         part = self._mapped_tensor(name)[rows.start : rows.stop]
-        self._count(name, rows.start * math.prod(shape[1:]) * part.itemsize, part.nbytes)
+        self._count_part(name, rows.start * math.prod(shape[1:]) * part.itemsize, part.nbytes)
         return part
 
     def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:

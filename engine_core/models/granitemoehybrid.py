@@ -18,6 +18,7 @@ from engine_core.models.causal_lm import CausalLM
 from engine_core.models.granite import granite_fields
 from engine_core.models.granitemoe import GraniteMoeFeedForward, granite_mixture
 from engine_core.models.mamba2_mixer import (
+    LEGACY_KINDS,
     Mamba2Mixer,
     MambaConfig,
     MambaNames,
@@ -75,7 +76,7 @@ class GraniteMoeHybridForCausalLM(CausalLM):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> MambaConfig:
         fields, size = granite_fields(config), positive(config, "shared_intermediate_size")
-        kinds = layer_types(config, fields["num_layers"])
+        kinds = [LEGACY_KINDS.get(kind, kind) for kind in layer_types(config, fields["num_layers"])]
         if others := sorted(set(kinds) - {*_KINDS}):
             raise UnsupportedModelError(
                 f"layer_types: {', '.join(others)} is not supported: expected {' or '.join(_KINDS)}"

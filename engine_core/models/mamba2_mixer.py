@@ -19,6 +19,9 @@ from engine_core.layers.states import Channels, RecurrenceTensors
 from engine_core.models.model_config import ArchitectureConfig, positive
 from engine_core.weights.features import Features
 
+LEGACY_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Types of layers in releases of transformers before 5.13, with their later names."""
+_MOST_TAPS = 256
 NO_LIMITS = (0.0, math.inf)
 """Of the steps: they are positive already."""
 
@@ -74,7 +77,7 @@ def read_mamba(config: PretrainedConfig, names: MambaNames, step_limits: tuple[f
     activation = getattr(config, names.activation)
     if read_activation(names.activation, activation) is not Activation.SILU:
         raise UnsupportedModelError(f"{names.activation}={activation!r} is not supported with Mamba-2: expected silu")
-    taps = positive(config, names.conv_taps)
+    taps = positive(config, names.conv_taps, _MOST_TAPS)
     if taps < 2:
         raise CheckpointError(f"{names.conv_taps}={taps} is not usable: expected at least 2, the token and one before")
     return MambaShape(

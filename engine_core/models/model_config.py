@@ -210,14 +210,17 @@ class ModelShape:
 
 def _accepted_ranks(spec: StateSpec, ranks: int, names: Mapping[str, str]) -> str | None:
     """The numbers of ranks that can share such states, for an error; None if ``ranks`` can."""
+
+    def named(field: str) -> str:
+        return f"{names.get(field, field)}={getattr(spec, field)}"
+
     if isinstance(spec, ShortConvSpec):
         most = -(-spec.channels // UNIT)
-        named = f"{names['channels']}={spec.channels}"
-        return None if ranks <= most else f"at most {most}, as {named} is cut in units of {UNIT}"
+        return None if ranks <= most else f"at most {most}, as {named('channels')} is cut in units of {UNIT}"
     if spec.num_heads % ranks:
-        return f"a divisor of {names['num_heads']}={spec.num_heads}"
+        return f"a divisor of {named('num_heads')}"
     if spec.num_key_heads % ranks and ranks % spec.num_key_heads:
-        return f"a divisor or a multiple of {names['num_key_heads']}={spec.num_key_heads}"
+        return f"a divisor or a multiple of {named('num_key_heads')}"
     return None
 
 

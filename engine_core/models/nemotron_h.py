@@ -18,7 +18,7 @@ from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import SelfAttention
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.deepseek_v3 import grouped_routing
-from engine_core.models.mamba2_mixer import Mamba2Mixer, MambaConfig, MambaNames, MambaShape, read_mamba
+from engine_core.models.mamba2_mixer import LEGACY_KINDS, Mamba2Mixer, MambaConfig, MambaNames, MambaShape, read_mamba
 from engine_core.models.model_config import (
     ArchitectureConfig,
     Mixture,
@@ -151,7 +151,7 @@ class NemotronHForCausalLM(CausalLM):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> NemotronHConfig:
         fields = common_fields(config, activation="mlp_hidden_act", norm_eps="layer_norm_epsilon", rotates=False)
-        kinds = tuple(layer_types(config, fields["num_layers"]))
+        kinds = tuple(LEGACY_KINDS.get(kind, kind) for kind in layer_types(config, fields["num_layers"]))
         if others := sorted(set(kinds) - {*_KINDS}):
             raise UnsupportedModelError(
                 f"layers_block_type: {', '.join(others)} is not supported: expected one of {', '.join(_KINDS)}"

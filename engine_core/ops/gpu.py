@@ -27,6 +27,8 @@ from engine_core.ops.base import (
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
 from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
 from engine_core.ops.gpu_quantized import GpuQuantizedLinear
+from engine_core.ops.gpu_states import GpuStateOps
+from engine_core.ops.states import StateOps
 from engine_core.ops.torch import TorchBackend, TorchNorm
 from engine_core.weights.experts import ExpertsShape
 from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
@@ -195,6 +197,9 @@ class GpuBackend(OpsBackend):
 
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         return GpuRotary(shape, norms)
+
+    def state_ops(self) -> StateOps:
+        return GpuStateOps()
 
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FEWEST_STATES = 3
-"""Fewest slots of states: a sequence's, a snapshot's that it continues from, and a snapshot's that it leaves."""
+"""Fewest slots of states: a sequence takes one to work in, starts from another, and a third may hold a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class Lifecycle:
             self._release_followers(group)
         self.released.append(seq.seq_id)
         last = self.in_flight.get(seq.last_step) if seq.last_step is not None else None
-        slots = [] if seq.states is None else seq.states.slots
+        slots = self._kv.stop_states(seq)
         if last is None:
             self._kv.release(seq.block_tables)
             self._kv.release_states(slots)
@@ -215,7 +215,6 @@ class Lifecycle:
             for step in self.in_flight.values():
                 step.dropped.add(seq.seq_id)
         seq.block_tables = []
-        seq.states = None
         seq.first_blocks = []
         seq.num_computed = 0
         seq.drafts = []

@@ -180,17 +180,16 @@ class Scheduler:
         for block_tables in step.deferred:
             self._kv.release(block_tables)
         self._kv.release_states(step.deferred_states)
+        if self._kv.states is not None:
+            self._kv.states.release_sources(step.state_uses.values())
         outputs = []
-        for place, (seq, end, token_ids) in enumerate(zip(step.sequences, step.ends, result.token_ids, strict=True)):
-            use = None if step.states is None else step.states[place]
+        for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
             if step.dropped and seq.seq_id in step.dropped:
-                if use is not None:
-                    self._kv.release_states(use.held)
                 continue
             if seq.drafts or seq.seq_id in result.draft_token_ids:
                 drafting.take_in(seq, token_ids, result.draft_token_ids.get(seq.seq_id))
             output = output_of_step(seq, end, token_ids, result)
-            if use is not None and use.held:
+            if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
                 self._take_states(step, seq, use, end, len(token_ids))
             if end >= seq.watch_at:
                 # Drafts after a token that ends the sequence were computed and accepted, but do not belong to it.
@@ -201,6 +200,8 @@ class Scheduler:
             self._counters.generated_tokens += len(output.token_ids)
             if output.finish is not None:
                 self._lifecycle.remove(seq)
+        if self._kv.states is not None:
+            self._kv.states.release_left(step.state_uses.values())
         return outputs
 
     def _take_states(self, step: StepInFlight, seq: Sequence, use: StateUse, end: int, num_sampled: int) -> None:
@@ -209,7 +210,6 @@ class Scheduler:
         if 0 < num_sampled <= len(step.draft_token_ids.get(seq.seq_id, ())):
             self._kv.states.roll_back(seq, use, num_sampled)
         self._kv.take_snapshots(seq, use, min(end, seq.num_known))
-        self._kv.states.release(use.held)
 
     @property
     def computed_tokens(self) -> int:
@@ -219,6 +219,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The present load and counters."""
         counters, pool = self._counters, self._kv.pool
+        slots = None if self._kv.states is None else self._kv.states.pool
         returning = list(self._queue.returning())
         return SchedulerStats(
             running_seqs=len(self._lifecycle.running),
@@ -234,6 +235,8 @@ class Scheduler:
             preemptions=counters.preemptions,
             prefix_query_tokens=counters.prefix_query_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
+            state_slots=0 if slots is None else slots.num_blocks,
+            state_slots_used=0 if slots is None else slots.num_blocks - slots.num_free,
         )
 
     def _schedule_running(self, step: StepInFlight, others_only: bool = False) -> None:
@@ -380,6 +383,9 @@ class Scheduler:
             missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
             if room < missing and not self._config.enable_chunked_prefill:
                 return
+            if prefix.is_awaited:
+                passed.add(tenant)  # What it lacks is being computed, and found in one of the next steps.
+                continue
             # If a single token is missing, nothing can be computed before it: it waits only for room in the step.
             held = self._pacing.holds_back(seq, others_only=others_only and missing > 1)
             if held and missing == 1:

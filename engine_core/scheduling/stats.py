@@ -43,8 +43,13 @@ class SchedulerStats:
     """Tokens looked up in the prefix cache, at each request's first admission."""
     prefix_hit_tokens: int
     """Tokens of these that were found."""
+    state_slots: int = 0
+    """Slots for the states of sequences; 0: no layer keeps a state."""
+    state_slots_used: int = 0
+    """Slots with holders; snapshots without holders count as free."""
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV blocks in use."""
-        return self.kv_blocks_used / self.kv_blocks
+        """Share in use of the KV blocks or of the slots for states, whichever is larger."""
+        blocks = self.kv_blocks_used / self.kv_blocks if self.kv_blocks else 0.0
+        return max(blocks, self.state_slots_used / self.state_slots) if self.state_slots else blocks

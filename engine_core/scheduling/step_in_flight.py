@@ -39,8 +39,10 @@ class StepInFlight:
     """Block tables to release when the step is over."""
     draft_slots: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → slots of the states before each draft."""
-    states: list[StateUse] | None = None
-    """The slots of each sequence's states; None: no layer keeps a state."""
+    states: StatePlan | None = None
+    """None: no layer keeps a state."""
+    state_uses: dict[int, StateUse] = field(default_factory=dict)
+    """seq_id → slots, of sequences that use others than their working slot."""
     deferred_states: list[int] = field(default_factory=list)
     """Slots to release when the step is over."""
 
@@ -71,10 +73,19 @@ class StepInFlight:
 
     def plan_states(self, kv: KVCacheManager) -> None:
         """Plan the slots of all sequences' states; call after everything is added."""
-        self.states = [
-            kv.plan_state(seq, count, end, self.draft_slots.get(seq.seq_id, []))
-            for seq, count, end in zip(self.sequences, self.num_tokens, self.ends, strict=True)
-        ]
+        sources, targets, saves = list[int](), list[int](), dict[int, list[tuple[int, int]]]()
+        for seq, count, end in zip(self.sequences, self.num_tokens, self.ends, strict=True):
+            slot, use = kv.plan_state(seq, count, end, self.draft_slots.get(seq.seq_id, []))
+            if use is None:
+                sources.append(slot)
+                targets.append(slot)
+                continue
+            sources.append(use.source)
+            targets.append(use.target)
+            self.state_uses[seq.seq_id] = use
+            if use.saves:
+                saves[seq.seq_id] = use.saves
+        self.states = StatePlan(sources, targets, saves)
 
     def is_answered_by(self, result: StepResult) -> bool:
         """Whether ``result`` has tokens for exactly the sequences that sample, except failed ones."""
@@ -132,13 +143,5 @@ class StepInFlight:
             samples=self.samples,
             new_block_ids=self.new_block_ids,
             draft_token_ids=self.draft_token_ids,
-            states=None if self.states is None else self._state_plan(self.states),
-        )
-
-    def _state_plan(self, uses: list[StateUse]) -> StatePlan:
-        pairs = zip(self.sequences, uses, strict=True)
-        return StatePlan(
-            [use.source for use in uses],
-            [use.target for use in uses],
-            {seq.seq_id: use.saves for seq, use in pairs if use.saves},
+            states=self.states,
         )

@@ -2,7 +2,8 @@
 
 worker             one device with the model, its KV cache and the batch   (read first)
 model_runner       one step: inputs, forward pass, head, sampler
-input_batch        the worker's state of each sequence, in arrays
+input_batch        the worker's state of each sequence, in arrays; state_inputs: where its layers' states are and go
+caches             the memory of KV caches and states
 forward            hidden states and logits, on any device
 join               how a worker connects to the other ranks; numerics: what decides its bits; grammars: its compiler
 dummy_batches      steps for profiling and warming up; self_test: are a row's bits independent of its step?

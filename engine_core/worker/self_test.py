@@ -81,8 +81,10 @@ def _logits(
     blocks, num_groups = [-(-length // block_size) for length in lengths], len(model.kv_cache_groups)
     num_blocks, (states, num_states) = num_groups * sum(blocks), _states_of(steps)
     caches = allocate_caches(model, attention, block_size, device, num_blocks=num_blocks, num_states=num_states)
-    own = torch.split(torch.arange(num_blocks, dtype=torch.int32), blocks * num_groups)
-    tables = torch.nn.utils.rnn.pad_sequence(list(own), batch_first=True).view(num_groups, len(blocks), -1)
+    tables = list[torch.Tensor]()
+    if num_groups:
+        own = torch.split(torch.arange(num_blocks, dtype=torch.int32), blocks * num_groups)
+        tables = list(torch.nn.utils.rnn.pad_sequence(list(own), batch_first=True).view(num_groups, len(blocks), -1))
     tokens = [(torch.arange(length) * 7919 + 31 * place) % model.vocab_size for place, length in enumerate(lengths)]
     logits: list[dict[int, torch.Tensor]] = [{} for _ in lengths]
     for step, of_states in zip(steps, states, strict=True):

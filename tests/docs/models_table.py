@@ -41,7 +41,7 @@ def _row(name: str, model: type[CausalLM]) -> str:
         f"`{model.model_type}`",
         _attention(read, has_latents),
         _rotation(read),
-        _blocks(mixtures, has_dense=len(mixtures) < len(read)),
+        _blocks(mixtures, has_dense=len(mixtures) < len(read)) if any(map(_has_blocks, read)) else "none",
         ", ".join(["`kv_b_proj`"] * has_latents + ["routers"] * bool(mixtures)),
         "not measured",
     )
@@ -63,7 +63,9 @@ def _attention(read: Sequence[ArchitectureConfig], has_latents: bool) -> str:
     if any(config.attn_logit_softcap is not None for config in read):
         words.append("capped scores")
     kinds = {type(spec) for config in read for spec in config.state_specs}
-    words += [f"{_STATES[kind]} in some layers" for kind in _STATES if kind in kinds]
+    attends = any(config.caching_layers for config in read)
+    words, share = (words, "some") if attends else (["none"], "all")
+    words += [f"{_STATES[kind]} in {share} layers" for kind in _STATES if kind in kinds]
     return ", ".join(words)
 
 
@@ -76,7 +78,7 @@ def _rotation(read: Sequence[ArchitectureConfig]) -> str:
     ]
     rotating = [(config, rope) for config, rope in ropes if rope is not None and rope.rotary_dim > 0]
     if not rotating:
-        return "none: learned positions"
+        return "none" if any(config.keeps_states for config in read) else "none: learned positions"
     words = [" or ".join(sorted({"neighbours" if rope.interleaved else "halves" for _, rope in rotating}))]
     if len(rotating) < len(ropes):
         words.append("none in some layers")
@@ -87,6 +89,10 @@ def _rotation(read: Sequence[ArchitectureConfig]) -> str:
     if any(rope is not None and rope.llama_4_scaling_beta is not None for _, rope in ropes):
         words.append("queries scaled by position")
     return ", ".join(words)
+
+
+def _has_blocks(config: ArchitectureConfig) -> bool:
+    return config.mixture is not None or config.intermediate_size > 0
 
 
 def _blocks(mixtures: Sequence[Any], *, has_dense: bool) -> str:

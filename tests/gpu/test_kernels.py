@@ -18,10 +18,13 @@ from engine_core.attention import triton as triton_attention
 from engine_core.attention.base import Angles, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
+from engine_core.ops import gpu_states
 from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
+from engine_core.ops.states import RecurrenceParameters, StateOps
 from engine_core.ops.torch import TorchBackend
 from engine_core.sampling import noise
+from engine_core.states.base import LayerState, StateMetadata
 from engine_core.weights.experts import ExpertsShape, ExpertWeights
 from engine_core.weights.quantized_weight import FP4, SIGNED6, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from tests.engine_core.attention.sequences import (
@@ -35,6 +38,7 @@ from tests.engine_core.attention.sequences import (
 )
 from tests.engine_core.ops.experts import chosen, load, numbers, weights_of
 from tests.engine_core.ops.quantized_weights import random_weight
+from tests.engine_core.ops.state_steps import States
 from tests.gpu.device import DEVICE, ON_CARD, PROCESSORS, WIDE, sized
 
 pytestmark = pytest.mark.gpu
@@ -58,10 +62,12 @@ def on_device(*shape: int, dtype: torch.dtype, seed: int = 0, size: float = 1.0)
 
 
 @pytest.fixture(autouse=True)
-def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that an interpreter's short sequences have several."""
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an interpreter's short sequences have several splits, and its small states several tiles."""
     if not ON_CARD:
         monkeypatch.setattr(triton_attention, "_SHORTEST_SPLIT", 32)
+        monkeypatch.setattr(gpu_states, "_STATE_PER_WARP", 512)
+        monkeypatch.setattr(gpu_states, "_ROWS_TOGETHER", 4)
 
 
 GEOMETRIES = sized(
@@ -294,6 +300,107 @@ def test_rotation(shape: HeadsShape, normalized: str, dtype: torch.dtype) -> Non
     places = cache[:, kept // 16, :, kept % 16].transpose(0, 1)  # [2, rows, Hkv, D]
     assert torch.equal(places, torch.stack([key, value])[:, is_kept.to(DEVICE)])
     assert (~cache.isnan()).sum() == 2 * len(kept) * shape.num_kv_heads * shape.head_dim
+
+
+STATES = States(sized([300, 1, 40, 200], [4, 1, 3]), sized(16, 2))
+CONVOLUTIONS = {"gated": (3, False, True), "with SiLU and a bias": (4, True, False)}
+"""Taps, whether there are SiLU and a bias, and whether there are gates."""
+
+
+@ONE_TYPE
+@pytest.mark.parametrize(("taps", "silu", "gated"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_short_convolutions(taps: int, silu: bool, gated: bool, dtype: torch.dtype) -> None:
+    """In all slots, and bit for bit in random steps."""
+    channels, rows = sized(2000, 40 if gated else 70), sum(STATES.lengths)
+    x, gate, output_gate = on_device(rows, 3 * channels, dtype=dtype).split(channels, 1)
+    weight, bias = (on_device(*shape, dtype=torch.float32, seed=2) for shape in ((taps, channels), (channels,)))
+    before = on_device(STATES.num_slots, taps - 1, channels, dtype=dtype, seed=3)
+
+    def compute(ops: StateOps, state: LayerState, some: torch.Tensor, metadata: StateMetadata) -> torch.Tensor:
+        own, first, last = torch.cat([x, gate, output_gate], 1)[some.to(DEVICE)].split(channels, 1)
+        gates = (first, last) if gated else (None, None)
+        return ops.short_convolution(
+            own, weight, bias if silu else None, state, metadata.on(DEVICE), silu=silu, gate=gates[0],
+            output_gate=gates[1],
+        )  # fmt: skip
+
+    expected, state, again = (LayerState(before.clone(), None) for _ in range(3))
+    wanted, slots = STATES.at_once(partial(compute, StateOps(), expected))
+    y, _ = STATES.at_once(partial(compute, OPS.state_ops(), state))
+    close(y, wanted, dtype)
+    close(state.conv, expected.conv, dtype)  # an interpreter cuts gated inputs off where a GPU rounds them
+    if not gated:
+        assert torch.equal(state.conv, expected.conv)
+    same, last = STATES.in_random_steps(partial(compute, OPS.state_ops(), again), random.Random(5))
+    assert torch.equal(same, y)
+    assert torch.equal(again.conv[last], state.conv[slots])
+    assert torch.equal(again.conv[STATES.snapshots], state.conv[STATES.snapshots])
+    assert torch.equal(again.conv[-1], before[-1])
+
+
+RECURRENCES = {
+    "gated delta rule": (*sized((16, 32, 128, 128), (2, 4, 24, 12)), True),
+    "Mamba-2": (*sized((8, 64, 128, 64), (1, 1, 32, 20)), False),
+    "Mamba-2 of wide keys": pytest.param(*sized((1, 24, 256, 64), (1, 1, 96, 20)), False, marks=WIDE),
+}
+"""Heads of keys and values, the width of each, and whether it is the gated delta rule."""
+
+
+@ONE_TYPE
+@pytest.mark.parametrize(("groups", "heads", "key_dim", "value_dim", "delta"), RECURRENCES.values(), ids=RECURRENCES)
+def test_recurrences(groups: int, heads: int, key_dim: int, value_dim: int, delta: bool, dtype: torch.dtype) -> None:
+    """In all slots, and bit for bit in random steps."""
+    rows, widths = sum(STATES.lengths), [groups * key_dim, groups * key_dim, heads * value_dim, heads, heads]
+    x = on_device(rows, sum(widths), dtype=dtype)
+    rates, biases, skips = (on_device(heads, dtype=torch.float32, seed=seed) for seed in (1, 2, 3))
+    parameters = RecurrenceParameters(
+        -rates.exp(), biases, None if delta else skips, key_dim**-0.5, *((1e-6,) if delta else (None, (0.1, 2.0)))
+    )
+    before = on_device(STATES.num_slots, heads, key_dim, value_dim, dtype=torch.float32, seed=4)
+
+    def compute(ops: StateOps, state: LayerState, some: torch.Tensor, metadata: StateMetadata) -> torch.Tensor:
+        query, key, value, decay, update = x[some.to(DEVICE)].split(widths, 1)
+        query, key, value = (
+            each.unflatten(1, (count, -1)) for each, count in ((query, groups), (key, groups), (value, heads))
+        )
+        inputs = query, key, value, decay, update if delta else None
+        return ops.recurrence(*inputs, parameters, state, metadata.on(DEVICE))
+
+    conv = before.new_empty(0)
+    expected, state, again = (LayerState(conv, before.clone()) for _ in range(3))
+    wanted, slots = STATES.at_once(partial(compute, StateOps(), expected))
+    y, _ = STATES.at_once(partial(compute, OPS.state_ops(), state))
+    same, last = STATES.in_random_steps(partial(compute, OPS.state_ops(), again), random.Random(6))
+    close(y, wanted, dtype)
+    assert state.recurrent is not None
+    assert expected.recurrent is not None
+    assert again.recurrent is not None
+    close(state.recurrent, expected.recurrent, torch.float32)
+    assert torch.equal(same, y)
+    assert torch.equal(again.recurrent[last], state.recurrent[slots])
+    assert torch.equal(again.recurrent[STATES.snapshots], state.recurrent[STATES.snapshots])
+    assert torch.equal(again.recurrent[-1], before[-1])
+
+
+@ONE_TYPE
+@pytest.mark.parametrize("norm_before_gate", [True, False])
+@pytest.mark.parametrize(("groups", "width"), sized([(32, 128), (1, 1536), (8, 1000)], [(3, 24), (1, 200)]))
+def test_gated_norms(groups: int, width: int, norm_before_gate: bool, dtype: torch.dtype) -> None:
+    """Bit for bit for a single row, whose strides may be others."""
+    rows, size = sized(50, 3), groups * (width + 8)
+    both = on_device(rows, 2 * size + 8, dtype=dtype)
+    x, gate = (each.unflatten(1, (groups, -1)) for each in (both[:, :size], both[:, size : 2 * size]))
+    x[..., width:] = 0
+    for shape in ((groups, width + 8), (1, width + 8)):
+        weight = on_device(*shape, dtype=torch.float32, seed=1)
+        made, expected = (
+            ops.gated_norm(x, gate, weight, 1e-5, width, norm_before_gate=norm_before_gate)
+            for ops in (OPS.state_ops(), StateOps())
+        )
+        close(made, expected, dtype)
+        alone = gate[1:2].flatten(1).view(1, groups, -1)
+        [one] = OPS.state_ops().gated_norm(x[1:2], alone, weight, 1e-5, width, norm_before_gate=norm_before_gate)
+        assert torch.equal(one, made[1])
 
 
 def test_noise_is_the_same() -> None:

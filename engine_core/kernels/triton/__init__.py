@@ -8,6 +8,7 @@ cache              the write to the KV cache
 linear             a batch-invariant matrix product
 quantized          the same, with a weight that stays quantized
 experts            products of rows with their experts' weights
+states             convolutions, recurrences and gated norms of layers that keep a state
 norm, rope, activation     operations on rows between products
 """
 

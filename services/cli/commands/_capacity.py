@@ -14,6 +14,8 @@ CPU_TIER_SECONDS = 40e-6
 cores, as the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
 CPU_TIER_SHARE = 0.6
 """Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
+SPARE_STATES = 2
+"""Slots that snapshots and drafts leave free, so that a sequence can start."""
 MIN_CPU_TIERS = 2
 """Minimum processors and detokenizers, so that one can be lost or replaced."""
 
@@ -36,7 +38,7 @@ class Memory:
     runtime: float
     """Interpreter, libraries, captured graphs, and memory reserved for requests."""
     block: int
-    """One KV block: keys and values of ``block_size`` tokens in one group of layers."""
+    """One KV block: keys and values of ``block_size`` tokens in one group of layers; 0: no layer attends."""
     sequence_blocks: int
     """Blocks of a sequence once its prompt is computed."""
     prompt_blocks: int
@@ -45,6 +47,10 @@ class Memory:
     """Tokens of a block."""
     step_tokens: int = SchedulerConfig().max_num_batched_tokens
     """Tokens of the largest step."""
+    state: int = 0
+    """One sequence's states; 0: no layer keeps any."""
+    states: int = 0
+    """Slots for states, of sequences and snapshots."""
 
     @property
     def cache(self) -> float:
@@ -58,8 +64,17 @@ class Memory:
 
     @property
     def blocks(self) -> int:
-        """Blocks that fit into the KV cache."""
-        return int(self.cache // self.block)
+        """Blocks that fit into the KV cache beside the states; 0 if no layer attends."""
+        return int((self.cache - self.states * self.state) // self.block) if self.block else 0
+
+    def holds(self, blocks: int) -> bool:
+        """Whether so many blocks fit."""
+        return not self.block or blocks <= self.blocks
+
+    @property
+    def sequences(self) -> float:
+        """The most that have slots for their states at a time."""
+        return max(0, self.states - SPARE_STATES) if self.state else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +134,8 @@ def plan_ring(
 
     ``rank``: name of the rank with ``memory``; None if the engine has only one. Raises ``Impossible``.
     """
-    most = _largest(lambda count: blocks_of(memory, demand, count) <= memory.blocks, max_num_seqs)
+    fitting = int(min(memory.sequences, max_num_seqs))
+    most = _largest(lambda count: memory.holds(blocks_of(memory, demand, count)), fitting)
     if most < 1:
         raise Impossible(_shortage(memory, rank))
     bound = "max_num_seqs" if most == max_num_seqs else "memory"
@@ -148,7 +164,14 @@ def _shortage(memory: Memory, rank: str | None) -> str:
     """Why not even one sequence fits, and what to change."""
     where, holder, ranks = ("", "an engine", "ranks") if rank is None else (f"on rank {rank}, ", "it", "more ranks")
     divide = f"divide the model among {ranks} (--tensor-parallel-size, --pipeline-parallel-size)"
-    if memory.blocks < 1:
+    if memory.state and memory.sequences < 1 and memory.cache > 0:
+        fewest = f"{SPARE_STATES + 1} states of {size(memory.state)}"
+        beside = f" beside the {size(memory.prompt_blocks * memory.block)} of its KV cache" if memory.block else ""
+        return (
+            f"{where}a request needs room for {fewest}{beside}, and {size(memory.cache)} are left: {divide}, or raise "
+            "--memory-gb or --memory-share"
+        )
+    if not memory.holds(1) or memory.cache <= 0:
         return (
             f"{where}weights ({size(memory.weights)}), angles ({size(memory.angles)}), largest step "
             f"({size(memory.activations)}) and runtime ({size(memory.runtime)}) take {size(memory.taken)}, and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -47,6 +48,8 @@ class Model:
     token: int
     """KV cache bytes per token, in a block of every group."""
     groups: tuple[CacheGroup, ...]
+    state: int
+    """Bytes of a sequence's states; 0: no layer keeps any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +66,19 @@ class Estimate:
     @property
     def tightest(self) -> str:
         """The rank with the least room."""
-        ranks = self.ranks
-        return min(ranks, key=lambda rank: (ranks[rank].blocks, ranks[rank].usable - ranks[rank].taken))
+
+        def room(rank: str) -> tuple[float, float, float]:
+            each = self.ranks[rank]
+            return each.blocks if each.block else math.inf, each.sequences, each.usable - each.taken
+
+        return min(self.ranks, key=room)
 
     def model(self, active_weights: float) -> Model:
         token = self.whole.block // self.whole.block_size
         groups = self.outline.kv_cache_groups
         described = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in groups)
         weights = sum(part.num_weights for part in self.outline.parts)
-        return Model(self.checkpoint.kept_as, weights, active_weights, token * len(groups), described)
+        return Model(self.checkpoint.kept_as, weights, active_weights, token * len(groups), described, self.whole.state)
 
 
 def estimate(config: EngineConfig, demand: Demand, budget: float, *, on_gpu: bool) -> Estimate:
@@ -83,7 +90,15 @@ def estimate(config: EngineConfig, demand: Demand, budget: float, *, on_gpu: boo
         raise FatalError(f"{lengths} are more than the model's context of {longest:,} tokens; lower one of them")
     runtime = _GPU_RUNTIME if on_gpu else _cpu_runtime(budget)
     whole, *ranks = (
-        _memory(checkpoint, part, _block_bytes(part, config.cache, on_gpu=on_gpu), budget, runtime, config, demand)
+        _with_states(
+            replace(
+                _memory(
+                    checkpoint, part, _block_bytes(part, config.cache, on_gpu=on_gpu), budget, runtime, config, demand
+                ),
+                state=_state_bytes(part, on_gpu=on_gpu),
+            ),
+            config,
+        )
         for part in (outline, *parts.values())
     )
     return Estimate(checkpoint, outline, whole, dict(zip(parts, ranks, strict=True)))
@@ -129,6 +144,32 @@ def _block_bytes(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> i
     return NativeAttention.bytes_per_block(
         replace(spec, layers=tuple(layer.padded(padded_width) for layer in spec.layers))
     )
+
+
+def _state_bytes(model: LanguageModel, *, on_gpu: bool) -> int:
+    """Bytes of a sequence's states, padded like ``_block_bytes``."""
+    from engine_core.ops.native_packing import padded_width
+
+    spec = model.state_cache_spec
+    if spec is None:
+        return 0
+    layers = spec.layers if on_gpu else tuple(layer.padded(padded_width) for layer in spec.layers)
+    return replace(spec, layers=layers).bytes_per_state
+
+
+def _with_states(memory: Memory, config: EngineConfig) -> Memory:
+    """``memory`` with the slots for states that an engine would have."""
+    from engine_core.platforms.cache_division import FEWEST_STATES, Claim, divide, useful_states
+
+    if not memory.state:
+        return memory
+    caching = config.cache.enable_prefix_caching
+    blocks = Claim(memory.block, max(memory.sequence_blocks, memory.prompt_blocks), None if memory.block else 0)
+    useful = useful_states(config.scheduler.max_num_seqs, enable_prefix_caching=caching)
+    states = Claim(memory.state, FEWEST_STATES, useful)
+    if memory.cache < blocks.least_bytes + states.least_bytes:
+        return memory
+    return replace(memory, states=divide(int(memory.cache), blocks, states, config.cache.state_cache_share)[1])
 
 
 def _memory(

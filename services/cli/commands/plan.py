@@ -102,12 +102,15 @@ _OF_ENGINE = {setting.name: setting for setting in settings_of(EngineConfig())}
 
 def _engine_option(name: str) -> Callable[[Function], Function]:
     setting = _OF_ENGINE[name]
-    kind: click.Choice[str] | click.IntRange
+    kind: click.Choice[str] | click.IntRange | _Number
     text = f"The engine's {setting.flag}."
     if isinstance(setting.default, bool):
         return click.option(setting.flag, is_flag=True, default=setting.default, help=text)
     if setting.choices is not None:
         kind = click.Choice(list(map(str, setting.choices)))
+    elif isinstance(setting.default, float):
+        assert setting.maximum is not None
+        kind = _Number(setting.maximum, least=setting.minimum)
     else:
         low, high = (None if bound is None else int(bound) for bound in (setting.minimum, setting.maximum))
         kind = click.IntRange(low, high)
@@ -192,6 +195,7 @@ def _hardware_options(command: Callable[..., None]) -> Callable[..., None]:
 @_engine_option("quantization_group_size")
 @_engine_option("model_impl")
 @_engine_option("kv_cache_dtype")
+@_engine_option("state_cache_share")
 @_engine_option("block_size")
 @_engine_option("max_num_batched_tokens")
 @_engine_option("max_num_seqs")
@@ -286,9 +290,11 @@ def _as_text(
     model: Model, tightest: str, ranks: Mapping[str, Memory], demand: Demand, planned: Plan, *, on_gpu: bool
 ) -> str:
     capacity, expected, memory = planned.capacity, planned.expected, ranks[tightest]
-    held = f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"
+    held = [f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"] if memory.block else []
     if memory.prompt_blocks > memory.sequence_blocks:
-        held += f", {size(memory.prompt_blocks * memory.block)} while its prompt is computed"
+        held.append(f"{size(memory.prompt_blocks * memory.block)} while its prompt is computed")
+    if memory.state:
+        held.append(f"{memory.states:,} slots of {size(memory.state)} for states, one of them for a sequence")
     several = len(ranks) > 1
     total = f"{planned.engines * len(ranks):,} {'GPUs' if on_gpu else 'ranks'} in all"
     divided = f", each of {len(ranks):,} ranks ({total})" if several else ""
@@ -299,13 +305,12 @@ def _as_text(
             f"needs      engines: {planned.engines:,}{divided}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
             f"model      {model.kept_as}; weights: {figure(model.weights)}, "
-            f"active for a token: {figure(model.active_weights)}; "
-            f"KV cache of a token: {size(model.token)} ({_groups(model)})",
+            f"active for a token: {figure(model.active_weights)}; {_of_sequence(model)}",
             *([f"ranks      {_of_ranks(ranks)}"] if several else []),
             f"{f'rank       {tightest},' if several else 'engine    '} {size(memory.usable)}: "
             f"weights {size(memory.weights)}, angles {size(memory.angles)}, "
             f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
-            f"KV cache {size(memory.cache)} ({held})",
+            f"KV cache {size(memory.cache)} ({', '.join(held)})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
             f"{figure(capacity.tokens)} tokens/s, {figure(capacity.tokens / demand.output_len)} requests/s, "
             f"{figure(capacity.gap * 1e3)} ms between tokens",
@@ -325,6 +330,13 @@ def _of_ranks(ranks: Mapping[str, Memory]) -> str:
         which = "" if len(alike) == 1 else f", the first of them {first}"
         texts.append(f"each of {1 + len(others)} ranks{which}: {taken}" if others else f"{first}: {taken}")
     return "; ".join(texts)
+
+
+def _of_sequence(model: Model) -> str:
+    """What a sequence takes of the cache."""
+    tokens = f"KV cache of a token: {size(model.token)} ({_groups(model)})" if model.groups else ""
+    states = f"states of a sequence: {size(model.state)}" if model.state else ""
+    return "; ".join(filter(None, (tokens, states)))
 
 
 def _groups(model: Model) -> str:

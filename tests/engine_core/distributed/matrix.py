@@ -14,8 +14,11 @@ from transformers import (
     Gemma2Config,
     Gemma4TextConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     Lfm3Config,
     Llama4TextConfig,
+    Mamba2Config,
+    NemotronHConfig,
     PretrainedConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
@@ -34,6 +37,7 @@ from tests.engine_core.models.families.experts import LLAMA4
 from tests.engine_core.models.families.gemma4 import EXPERTS, FULL, GEMMA, PER_LAYER, THETAS, WINDOW
 from tests.engine_core.models.families.hybrid import DELTA_NET
 from tests.engine_core.models.families.latent import LATENT
+from tests.engine_core.models.families.mamba import MIXER, ROUTED, WITHOUT_ATTENTION, WITHOUT_LAYERS
 from tests.engine_core.models.tiny_models import SIZES
 
 FOUR = SIZES | {"num_hidden_layers": 4}
@@ -76,10 +80,27 @@ MODELS: dict[str, PretrainedConfig] = {
         shared_expert_intermediate_size=80,
         mlp_only_layers=[1],
     ),
+    "granite4": GraniteMoeHybridConfig(
+        **SIZES,
+        mamba_n_heads=8,
+        mamba_d_state=16,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=80,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
+    "mamba2": Mamba2Config(**WITHOUT_ATTENTION, num_heads=8, head_dim=16, n_groups=2, state_size=16),
+    "nemotron-h": NemotronHConfig(
+        **(WITHOUT_LAYERS | MIXER | ROUTED | {"n_groups": 4, "moe_intermediate_size": 80}),
+        moe_latent_size=48,
+        head_dim=16,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
+    ),
 }
 """A dense one, experts, latents and experts, sinks and windows, chunks and weighed inputs of experts, windows and caps;
-Gemma 4: shared caches, values that are keys, embeddings per layer, and experts; short convolutions; and Gated DeltaNet
-in three layers of four, with a dense block and with experts."""
+Gemma 4: shared caches, values that are keys, embeddings per layer, and experts; short convolutions; Gated DeltaNet in
+three layers of four, with a dense block and with experts; Mamba-2 beside attention, with one group of heads, without
+attention, and in layers of one block each, with experts that have no gates."""
 DTYPES: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},

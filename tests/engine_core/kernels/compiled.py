@@ -28,10 +28,12 @@ from triton.runtime.jit import JITFunction
 from engine_core.activation import Activation
 from engine_core.attention.base import Angles, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
-from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec
+from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec, RecurrentSpec, ShortConvSpec
 from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
+from engine_core.ops.states import RecurrenceParameters
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
+from engine_core.states.base import StateCacheSpec, StateMetadata
 from engine_core.weights.experts import ExpertsShape
 from engine_core.weights.quantized_weight import FP4, SIGNED6, UNSIGNED4, Offset, QuantFormat
 from tests.engine_core.attention.sequences import Geometry
@@ -196,6 +198,35 @@ def compute_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
     experts(x, ids, numbers(*ids.shape), x)
 
 
+def keep_states(spec: RecurrentSpec | ShortConvSpec, dtype: torch.dtype, delta: bool, rows: int = 40) -> None:
+    """A step through a layer with a recurrence (``delta``: the gated delta rule, else Mamba-2), or of LFM2."""
+    ops, typed, whole = GpuBackend(132, deterministic=True).state_ops(), partial(numbers, dtype=dtype), numbers
+    starts, slots = (numbers(count, dtype=torch.int32) for count in (4, 3))
+    metadata = StateMetadata(starts, slots, starts, slots, slots)
+    [state] = StateCacheSpec((spec,), dtype).allocate(9, META)
+    channels, taps = spec.channels, spec.conv_width + 1
+    if isinstance(spec, ShortConvSpec):
+        x, gate, output_gate = typed(rows, 3 * channels).split(channels, 1)
+        ops.short_convolution(
+            x, whole(taps, channels), None, state, metadata, silu=False, gate=gate, output_gate=output_gate
+        )
+        return
+    heads, inner = spec.num_heads, spec.num_heads * spec.value_dim
+    inputs = typed(rows, inner + channels + (1 + delta) * heads)
+    gate, x, decay, *update = inputs.split([inner, channels, *[heads] * (1 + delta)], 1)
+    y = ops.short_convolution(x, whole(taps, channels), whole(channels), state, metadata, silu=True)
+    keys = spec.num_key_heads * spec.key_dim
+    query, key, value = y.split([keys, keys, inner], 1)
+    query, key = (each.unflatten(1, (spec.num_key_heads, spec.key_dim)) for each in (query, key))
+    skips, epsilon = (None, 1e-6) if delta else (whole(heads), None)
+    parameters = RecurrenceParameters(whole(heads), whole(heads), skips, spec.key_dim**-0.5, epsilon)
+    value = value.unflatten(1, (heads, spec.value_dim))
+    y = ops.recurrence(query, key, value, decay, update[0] if update else None, parameters, state, metadata)
+    shape = (rows, heads, spec.value_dim) if delta else (rows, spec.num_key_heads, -1)
+    y, gate = y.view(shape), gate.view(shape)
+    ops.gated_norm(y, gate, whole(1, y.shape[2]), 1e-6, y.shape[2], norm_before_gate=delta)
+
+
 EXPERTS = {
     "Qwen3-30B-A3B": ExpertsShape(128, 8, 2048, 768, Activation.SILU),
     "DeepSeek-V3": ExpertsShape(256, 8, 7168, 2048, Activation.SILU),
@@ -209,6 +240,13 @@ FORMATS = {
     "MXFP4": QuantFormat(FP4, 32, torch.bfloat16),
     "Q4_K": QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
     "Q6_K": QuantFormat(SIGNED6, 16, torch.float16, outer_size=256),
+}
+STATES: dict[str, tuple[RecurrentSpec | ShortConvSpec, bool]] = {
+    "Qwen3-Next-80B-A3B": (RecurrentSpec(16, 32, 128, 128, 3), True),
+    "Mamba-2-130M": (RecurrentSpec(1, 24, 128, 64, 3), False),
+    "Nemotron-H-8B": (RecurrentSpec(8, 128, 128, 64, 3), False),
+    "Falcon-H1-34B": (RecurrentSpec(2, 32, 256, 128, 3), False),
+    "LFM2-1.2B": (ShortConvSpec(2048, 2), False),
 }
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GEOMETRIES = [
@@ -236,6 +274,8 @@ def every_configuration() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"{dtype} {name}", partial(multiply_quantized, kept, dtype, 4096, 14336)
         for model, experts in EXPERTS.items():
             yield f"{dtype} experts of {model}", partial(compute_experts, experts, dtype)
+        for model, (spec, delta) in STATES.items():
+            yield f"{dtype} states of {model}", partial(keep_states, spec, dtype, delta)
 
 
 def main() -> None:

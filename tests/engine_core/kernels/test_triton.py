@@ -14,8 +14,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine_core.kv_cache_interface import ShortConvSpec
 from tests.engine_core.attention.sequences import Geometry
-from tests.engine_core.kernels.compiled import FORMATS, Compiled, attend, compiling, compute_layers, multiply_quantized
+from tests.engine_core.kernels.compiled import (
+    FORMATS,
+    STATES,
+    Compiled,
+    attend,
+    compiling,
+    compute_layers,
+    keep_states,
+    multiply_quantized,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 INTERPRETED = Path(__file__).parent / "interpreted"
@@ -129,6 +139,23 @@ def test_weights_that_stay_quantized_compile(capability: int, name: str, tmp_pat
         multiply_quantized(FORMATS[name], torch.bfloat16, 4096, 14336)
     assert {one.name for one in made} == {"multiply_quantized"}
     assert [one for one in made if not one.fits] == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["Mamba-2-130M", *(pytest.param(name, marks=pytest.mark.wide) for name in STATES if name != "Mamba-2-130M")],
+)
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.wide), 90])
+def test_states_compile(capability: int, model: str, tmp_path: Path) -> None:
+    """Views of a single row have other strides than those of several. Where sums depend on the code, it is the same."""
+    spec, delta = STATES[model]
+    with compiling(capability, tmp_path) as made:
+        for rows in (40, 1):
+            keep_states(spec, torch.bfloat16, delta, rows)
+    assert [one for one in made if not one.fits] == []
+    names = sorted(one.name for one in made if one.name != "convolve")
+    assert names == ([] if isinstance(spec, ShortConvSpec) else ["advance", "normalize_gated"])
+    assert _named(made, "convolve") != []
 
 
 def test_float32_is_not_rounded_to_be_multiplied(tmp_path: Path) -> None:

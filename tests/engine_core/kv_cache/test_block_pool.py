@@ -67,6 +67,16 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             self.free.append(block)
 
+    @rule(data=st.data())
+    def withdraw(self, data):
+        block = data.draw(st.sampled_from(range(len(self.counts))))
+        self.pool.withdraw(block)
+        if self.counts[block] == 0:
+            content = self.content.pop(block, None)
+            assert content is None or self.known.pop(content) == block
+            self.free.remove(block)
+            self.free.insert(0, block)
+
     @rule(data=st.data(), content=st.sampled_from([b"a", b"b", b"c", b"d"]))
     def publish(self, data, content):
         held = [block for block, count in enumerate(self.counts) if count]
@@ -95,6 +105,7 @@ class PoolMachine(RuleBasedStateMachine):
         check_pool(self.pool)
         assert [self.pool.ref_count(block) for block in range(len(self.counts))] == self.counts
         assert self.pool.num_free == len(self.free)
+        assert not self.free or self.pool.would_evict == (self.free[0] in self.content)
         for content in (b"a", b"b", b"c", b"d"):
             assert self.pool.find(content) == self.known.get(content)
 

@@ -17,6 +17,7 @@ from transformers import (
     Lfm3Config,
     Llama4TextConfig,
     LlamaConfig,
+    NemotronHConfig,
     Olmo2Config,
     OPTConfig,
     Qwen2Config,
@@ -125,6 +126,19 @@ KINDS = {
         shared_expert_intermediate_size=40,
         num_experts=4,
         num_experts_per_tok=2,
+    ),
+    "mamba": NemotronHConfig(
+        **{name: value for name, value in SMALL.items() if name != "num_hidden_layers"},
+        head_dim=16,
+        mamba_num_heads=6,
+        mamba_head_dim=24,
+        n_groups=3,
+        ssm_state_size=40,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=600,
+        moe_shared_expert_intermediate_size=40,
+        layers_block_type=["linear_attention", "moe", "full_attention"],
     ),
 }
 STORED = [("float32", None), ("bfloat16", None), ("float16", None), ("bfloat16", "int8")]

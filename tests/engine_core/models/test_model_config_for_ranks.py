@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPTNeoXConfig, Lfm2Config, LlamaConfig, PretrainedConfig, Qwen3_5TextConfig, Qwen3MoeConfig
+from transformers import (
+    GPTNeoXConfig,
+    Lfm2Config,
+    LlamaConfig,
+    Mamba2Config,
+    PretrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+)
 
 from engine_core.config import LoadConfig, ModelConfig, ParallelConfig
 from engine_core.errors import ConfigError
@@ -71,6 +79,16 @@ def llama(**sizes: int) -> LlamaConfig:
             Qwen3_5TextConfig(**SIZES, linear_num_key_heads=3, linear_num_value_heads=12),
             {"tensor_parallel_size": 2},
             "=2 is not usable: expected a divisor or a multiple of linear_num_key_heads=3$",
+        ),
+        (
+            Mamba2Config(vocab_size=199, hidden_size=66, num_heads=6, head_dim=22, n_groups=3, num_hidden_layers=3),
+            {"tensor_parallel_size": 4},
+            "=4 is not usable: expected a divisor of num_heads=6$",
+        ),
+        (
+            Mamba2Config(vocab_size=199, hidden_size=66, num_heads=6, head_dim=22, n_groups=3, num_hidden_layers=3),
+            {"tensor_parallel_size": 2},
+            "=2 is not usable: expected a divisor or a multiple of n_groups=3$",
         ),
         (llama(), {"pipeline_parallel_size": 4}, "pipeline_parallel_size=4 is not usable: expected at most 3"),
         (

@@ -12,6 +12,7 @@ from engine_core.platforms.kv_cache_size import (
     RESERVE_BYTES,
     SCHEDULER_BYTES_PER_BLOCK,
     MemoryProfile,
+    describe_states,
     request_memory,
     require_room_for_angles,
     require_room_for_weights,
@@ -134,3 +135,55 @@ def test_angles_larger_than_the_memory_are_refused_before_they_are_computed() ->
     require_room_for_angles(1 << 20, 4096, usable=1 << 20)
     with pytest.raises(OutOfMemoryError, match=r"takes 2\.00 GiB for max_model_len=8388608.*Lower --max-model-len"):
         require_room_for_angles(RopeParameters("default", 1e4, 64).nbytes(1 << 23), 1 << 23, usable=1 << 30)
+
+
+STATE = 20 * MIB
+STATEFUL = replace(LIMITS, keeps_states=True)
+
+
+def test_states_share_the_budget_with_blocks() -> None:
+    cache = CacheConfig(gpu_memory_utilization=0.75, state_cache_share=0.25)
+    sized = size_by_profile(PROFILE, cache, STATEFUL, BLOCK, STATE)
+    assert (sized.num_states, sized.bytes_per_state) == (520 // 4 // 20, STATE)
+    assert sized.num_blocks == 520 - 6 * 20
+    assert sized.nbytes == 400 * BLOCK + 6 * STATE
+    assert size_by_profile(PROFILE, cache, LIMITS, BLOCK).num_states == 0
+    assert describe_states(sized) == (
+        "6 states of 20 MiB (--state-cache-share): those of running sequences, and snapshots that others continue from"
+    )
+    assert describe_states(size_by_profile(PROFILE, cache, LIMITS, BLOCK)) == ""
+
+
+def test_a_model_without_attention_has_states_alone() -> None:
+    limits = replace(STATEFUL, kv_cache_groups=())
+    sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.75), limits, 0, STATE)
+    assert (sized.num_blocks, sized.num_states) == (0, 26)
+    assert sized.describe() == "no keys and values, as no layer attends"
+    assert size_by_profile(PROFILE, CacheConfig(), limits, 0, 1000).num_states == 4 * 64 + 2
+    assert size_as_given(given(500 * STATE), limits, 0, STATE).num_states == 500
+
+
+def test_a_size_that_was_given_is_shared() -> None:
+    cache = replace(given(512 * BLOCK), state_cache_share=0.5)
+    sized = size_as_given(cache, STATEFUL, BLOCK, 4 * BLOCK)
+    assert (sized.num_blocks, sized.num_states) == (256, 64)
+    assert size_as_given(cache, STATEFUL, 0, 4 * BLOCK).num_states == 128, "other ranks have the blocks"
+    assert size_as_given(cache, STATEFUL, BLOCK, 0).num_blocks == 512, "other ranks have the states"
+
+
+def test_refusal_names_the_bytes_of_a_state_and_the_flag() -> None:
+    with pytest.raises(OutOfMemoryError) as refused:
+        size_as_given(given(2 * STATE), STATEFUL, BLOCK, STATE)
+    assert str(refused.value) == (
+        "no sequence fits: the states of one take 20 MiB, and there must be room for 3, but --kv-cache-memory-bytes is "
+        "41943040 (40 MiB). Raise --kv-cache-memory-bytes, or choose a smaller --model or --dtype."
+    )
+    with pytest.raises(OutOfMemoryError, match=r"states of one take 200 MiB, .* 520 MiB are left: .* Raise --gpu-mem"):
+        size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.75), STATEFUL, BLOCK, 200 * MIB)
+
+
+def test_refusal_of_the_longest_sequence_counts_the_states_beside_it() -> None:
+    needed = 128 * BLOCK + 3 * STATE
+    assert size_as_given(given(needed), STATEFUL, BLOCK, STATE).num_states == 3
+    with pytest.raises(OutOfMemoryError, match=r"but 3 states take 60 MiB, and --kv-cache-memory-bytes is .* 2032\.$"):
+        size_as_given(given(needed - 1), STATEFUL, BLOCK, STATE)

@@ -63,7 +63,7 @@ def test_a_limit_of_addresses_bounds_the_memory_of_each_rank(
 def test_a_cache_of_8_bits_is_named_or_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DeviceConfig(device="cpu", num_threads=1)
     assert "KV cache in int8" in choose_platform(config, checkpoint, LIMITS, kv_cache_dtype="int8").describe()
-    monkeypatch.setattr(type(checkpoint.config), "cache_specs", (MLAAttentionSpec(1040, 64),))
+    monkeypatch.setattr(type(checkpoint.config), "cache_specs", (MLAAttentionSpec(1040, 64),) * 5)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype='int8'.*auto for latents of more than 1024 numbers"):
         choose_platform(config, checkpoint, LIMITS, kv_cache_dtype="int8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

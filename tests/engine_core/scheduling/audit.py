@@ -69,7 +69,8 @@ def check_states(scheduler: Scheduler) -> None:
     sequences, states = scheduler._lifecycle, scheduler._kv.states
     if states is None:
         assert all(seq.states is None for group in sequences.groups.values() for seq in group.members.values())
-        assert all(step.states is None and not step.deferred_states for step in sequences.in_flight.values())
+        steps = sequences.in_flight.values()
+        assert all(not (step.states or step.state_uses or step.deferred_states) for step in steps)
         return
     check_pool(states.pool)
     holders: Counter[int] = Counter()
@@ -82,8 +83,14 @@ def check_states(scheduler: Scheduler) -> None:
             holders.update(() if seq.states is None else seq.states.slots)
     for step in sequences.in_flight.values():
         holders.update(step.deferred_states)
-        for use in step.states:
-            holders.update(use.held)
+        for use in step.state_uses.values():
+            holders.update((*use.read, *use.left))
+    assert states._running == {seq.seq_id for seq in sequences.running}
+    assert set(states._awaited.values()) <= states._running
+    trails = {slot: owner for owner, slots in states._trails.items() for slot in slots}
+    assert trails == {slot: owner for slot, owner in enumerate(states._left_by) if owner is not None}
+    assert not trails.keys() & (states._worn.keys() | states._milestones.keys())
+    assert not states._worn.keys() & states._milestones.keys()
     pool = states.pool
     assert {slot: pool.ref_count(slot) for slot in range(pool.num_blocks) if pool.ref_count(slot)} == holders
 

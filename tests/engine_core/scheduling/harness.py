@@ -52,7 +52,8 @@ class Harness:
         self.now = 0.0
         self.model = model_spec(max_model_len=max_model_len)
         self.config = SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 16} | config)
-        size = KVCacheConfig(blocks, block_size, 1, group_layers(windows, chunked=window_chunks), num_states=states)
+        groups = group_layers(windows, chunked=window_chunks) if windows else ()
+        size = KVCacheConfig(blocks, block_size, 1, groups, num_states=states)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.streams: dict[str, Stream] = {}
         self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, stages=stages)

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_core.config import CacheConfig, SchedulerConfig
 from engine_core.errors import QueueFullError
+from engine_core.kv_cache import state_slots
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, blocks_of_longest, group_layers
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler, drafting
@@ -65,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """When each tenant brought its last request."""
         self.forgotten = 0
         """Requests that came before the prefix cache was reset."""
+        self.patches = []
 
     @initialize(
         block_size=st.sampled_from([1, 2, 4, 16]),
@@ -82,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stages=st.sampled_from([1, 1, 2, 3]),
         states=st.sampled_from([0, 0, 3, 4, 6, 10, 40]),
         attends=st.sampled_from([True, True, True, False]),
+        milestone=st.sampled_from([1, 4, 512]),
     )
     def start(
         self,
@@ -100,13 +103,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         stages,
         states,
         attends,
+        milestone,
     ):
         """``trusting``: drafts are computed however many came true. ``window_chunks``: windows do not slide.
 
-        ``states``: slots for states, if layers keep any. Only then may no layer attend.
+        ``states``: slots for states, if layers keep any; only then may no layer attend. ``milestone``: the first one.
         """
-        self.free_rows = mock.patch.object(drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS)
-        self.free_rows.start()
+        for module, name, value in (
+            (drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS),
+            (state_slots, "_MILESTONE", milestone),
+            (state_slots, "_CALL_TOKENS", 2),
+        ):
+            patch = mock.patch.object(module, name, value)
+            patch.start()
+            self.patches.append(patch)
         self.stages = stages
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget if chunked else max(budget, MODEL.max_model_len),
@@ -312,7 +322,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """
         if not hasattr(self, "scheduler"):
             return
-        self.free_rows.stop()
+        for patch in self.patches:
+            patch.stop()
         self.take_result(keep=0)
         live = [stream for stream in self.streams.values() if not stream.done]
         bound = sum(

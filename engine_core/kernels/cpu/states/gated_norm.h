@@ -47,7 +47,7 @@ template <class F>
 int norm_with_gate(const RinglineGatedNorm& args) {
     const long groups = args.rows * args.groups, piece = rows_of_piece(args.width), pieces = (groups + piece - 1) / piece;
     const int threads = threads_worth(groups * args.width / kActivatedPerNanosecond, args.num_threads);
-    return for_each_with_memory(threads, pieces, padded_bytes<float>(args.width), [&](long item, long, char* memory) {
+    return for_each_with_memory(threads, pieces, padded_bytes<float>(args.width), [&](long item, char* memory) {
         for (long i = item * piece; i < groups && i < (item + 1) * piece; ++i) {
             const GatedNormOfGroup<F> group(args, i / args.groups, i % args.groups);
             if (args.norm_before_gate)

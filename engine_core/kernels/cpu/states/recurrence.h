@@ -1,10 +1,11 @@
 // Linear recurrences with a matrix for state: the gated delta rule (Yang et al., 2024, https://arxiv.org/abs/2412.06464)
 // and Mamba-2 (Dao and Gu, 2024, https://arxiv.org/abs/2405.21060).
 //
-// A state advances row by row. Its columns are independent of each other, so some of them, as many as the nearest cache
-// holds, go through all rows of a piece. One pass over them advances them, multiplies them by the row's query, and by the
-// next row's key, which the delta rule recalls; only a piece's first row recalls by a pass of its own. Either way a sum is
-// one chain of additions over the rows of the matrix, so that its bits do not depend on where pieces or chunks end.
+// A state advances row by row. Its columns are independent of each other, so some of them, as many as registers hold sums
+// of, go through all rows of a piece, in memory that the cache holds. One pass over them advances them, multiplies them by
+// the row's query, and by the next row's key, which the delta rule recalls; only a piece's first row recalls by a pass of
+// its own. Either way a sum is one chain of additions over the rows of the matrix, so that its bits do not depend on where
+// pieces or chunks end. The state of the last row goes straight to its slot.
 #pragma once
 
 #include "rows/elementwise.h"
@@ -14,6 +15,11 @@ namespace {
 
 constexpr long kAdvancedPerNanosecond = 8;  // numbers of states
 constexpr long kAdvancedRows = 32;          // of a piece
+
+// The most vectors of columns that advance together: registers hold their sums. Memory is read fastest if these are all
+// columns of a state.
+constexpr int kStateVectors = 2 * kBlockColumns;
+constexpr int kRecalledVectors = kLanes == 16 ? kStateVectors : kBlockColumns;  // if keys are recalled at the same time
 
 // Columns of a state; the stride is from one of its rows to the next.
 struct StateColumns {
@@ -32,12 +38,11 @@ inline void recall(const float* key, StateColumns state, long key_dim, Vec* reca
     for (int v = 0; v < kVectors; ++v) recalled[v] = sums[v];
 }
 
-// What a row does to a state.
+// What a row does to a state, and reads from it.
 struct StateChange {
     Vec factor;
     const float *key, *query;
     const float* next_key;  // the next row's
-    StateColumns ahead;     // columns to read ahead; or null
 };
 
 // `to` becomes S = factor · from + kᵀ · added; output = q · S, and recalled = next_key · S if kRecalls.
@@ -53,9 +58,6 @@ inline void advance(const StateChange& change, StateColumns from, StateColumns t
         const Vec key = splat(change.key[i]), query = splat(change.query[i]);
         const float* const old = from.at + i * from.stride;
         float* const advanced = to.at + i * to.stride;
-        if (change.ahead.at)
-            for (long at = 0; at < kVectors * kLanes; at += kCacheLine / static_cast<long>(sizeof(float)))
-                __builtin_prefetch(change.ahead.at + i * change.ahead.stride + at);
         for (int v = 0; v < kVectors; ++v) {
             const Vec state = multiply_add(key, updates[v], multiply(change.factor, load(old + v * kLanes)));
             store(advanced + v * kLanes, state);
@@ -84,8 +86,8 @@ struct RecurrenceScratch {
                2 * padded_bytes<float>(kAdvancedRows * args.key_dim) + 2 * padded_bytes<float>(kAdvancedRows);
     }
 
-    float* state;            // columns that advance together are adjacent: [column / together, K, together]
-    float *queries, *keys;   // [kAdvancedRows, K]: normalized; queries are scaled
+    float* state;             // columns that advance together are adjacent: [column / together, K, together]
+    float *queries, *keys;    // [kAdvancedRows, K]: normalized, if at all; queries are scaled
     float *factors, *shares;  // [kAdvancedRows]: exp(s · rate); σ(update), or s without updates
 };
 
@@ -95,7 +97,8 @@ class RecurrenceOfHead {
     using Element = typename F::Element;
 
 public:
-    RecurrenceOfHead(const RinglineRecurrence& args, const StateSequence& sequence, long head, long first_column, long end_column)
+    RecurrenceOfHead(const RinglineRecurrence& args, const StateSequence& sequence, long head, long first_column,
+                     long end_column)
         : args_(args),
           sequence_(sequence),
           head_(head),
@@ -103,19 +106,18 @@ public:
           first_column_(first_column),
           end_column_(end_column) {}
 
-    // `next` is what the thread computes next, or null.
-    void run(const RecurrenceScratch& scratch, const RecurrenceOfHead* next) const {
+    void run(const RecurrenceScratch& scratch) const {
         long save = sequence_.first_save;
         for (long first = sequence_.first; first < sequence_.end; first += kAdvancedRows) {
             const long end = sequence_.end < first + kAdvancedRows ? sequence_.end : first + kAdvancedRows;
             prepare(first, end, scratch);
             for (long column = first_column_; column < end_column_;) {
-                const Piece piece{first, end, save, column, ahead_of(first, column, next)};
+                const Piece piece{first, end, save, column};
                 column += columns_at(column);
                 if (args_.update)
-                    advance_as<true>(piece, scratch);
+                    advance_as<kStateVectors, true>(piece, scratch);
                 else
-                    advance_as<false>(piece, scratch);
+                    advance_as<kStateVectors, false>(piece, scratch);
             }
             while (save < sequence_.end_save && args_.save_rows[save] < end) ++save;
         }
@@ -123,23 +125,26 @@ public:
 
 private:
     struct Piece {
-        long first, end;     // rows
-        long save;           // the first that is not before these rows
+        long first, end;  // rows
+        long save;        // the first that is not before these rows
         long column;
-        StateColumns ahead;  // read ahead while the first row is computed
     };
 
-    static constexpr long kTogether = kBlockColumns * kLanes;
-
     // Columns that advance together with this one.
-    long columns_at(long column) const { return end_column_ - column < kTogether ? kLanes : kTogether; }
+    long columns_at(long column) const {
+        const bool recalls = args_.update && sequence_.end - sequence_.first > 1;
+        long count = (recalls ? kRecalledVectors : kStateVectors) * kLanes;
+        while (count > end_column_ - column) count /= 2;
+        return count;
+    }
 
     StateColumns in_slot(long slot, long column) const {
-        return {args_.states + ((slot * args_.num_heads + head_) * args_.key_dim) * args_.value_dim + column, args_.value_dim};
+        float* const state = args_.states + (slot * args_.num_heads + head_) * args_.key_dim * args_.value_dim;
+        return {state + column, args_.value_dim};
     }
 
     StateColumns in_source(long column) const {
-        static float zeros[kTogether];
+        static float zeros[kStateVectors * kLanes];
         return sequence_.source < 0 ? StateColumns{zeros, 0} : in_slot(sequence_.source, column);
     }
 
@@ -147,32 +152,26 @@ private:
         return {scratch.state + (column - first_column_) * args_.key_dim, columns_at(column)};
     }
 
-    // What is read from memory after these columns.
-    StateColumns ahead_of(long first, long column, const RecurrenceOfHead* next) const {
-        const long after = column + columns_at(column);
-        if (first != sequence_.first) return {nullptr, 0};
-        if (after < end_column_) return in_source(after);
-        return next && sequence_.end - sequence_.first == 1 ? next->in_source(next->first_column_) : StateColumns{nullptr, 0};
-    }
-
     void prepare(long first, long end, const RecurrenceScratch& scratch) const {
         for (long row = first; row < end; ++row) {
             const long to = (row - first) * args_.key_dim;
-            load_vector(args_.query, row * args_.query_stride + key_head_ * args_.query_head_stride, args_.query_scale, scratch.queries + to);
-            load_vector(args_.key, row * args_.key_stride + key_head_ * args_.key_head_stride, 1.0f, scratch.keys + to);
+            const long query = row * args_.query_stride + key_head_ * args_.query_head_stride;
+            const long key = row * args_.key_stride + key_head_ * args_.key_head_stride;
+            load_vector(static_cast<const Element*>(args_.query) + query, args_.query_scale, scratch.queries + to);
+            load_vector(static_cast<const Element*>(args_.key) + key, 1.0f, scratch.keys + to);
         }
         const Vec rate = splat(args_.rates[head_]), bias = splat(args_.biases[head_]);
         for (long row = first; row < end; row += kLanes) {
             const int count = static_cast<int>(end - row < kLanes ? end - row : kLanes);
             const Vec step = limited(softplus_of(add(inputs_of(args_.decay, args_.decay_stride, row, count), bias)));
             store(scratch.factors + row - first, exp_of(multiply(step, rate)));
-            const Vec share = args_.update ? times_sigmoid(splat(1.0f), inputs_of(args_.update, args_.update_stride, row, count)) : step;
+            Vec share = step;
+            if (args_.update) share = times_sigmoid(splat(1.0f), inputs_of(args_.update, args_.update_stride, row, count));
             store(scratch.shares + row - first, share);
         }
     }
 
-    void load_vector(const void* numbers, long offset, float scale, float* to) const {
-        const Element* const from = static_cast<const Element*>(numbers) + offset;
+    void load_vector(const Element* from, float scale, float* to) const {
         Vec squares = splat(0.0f);
         for (long i = 0; i < args_.key_dim; i += kLanes) {
             const Vec v = F::widen(from + i);
@@ -202,19 +201,18 @@ private:
         return load(lanes);
     }
 
-    template <bool kDelta>
+    template <int kVectors, bool kDelta>
     void advance_as(const Piece& piece, const RecurrenceScratch& scratch) const {
-        if (columns_at(piece.column) == kTogether)
-            advance_columns<kBlockColumns, kDelta>(piece, scratch);
-        else
-            advance_columns<1, kDelta>(piece, scratch);
+        if constexpr (kVectors > 1)
+            if (columns_at(piece.column) < kVectors * kLanes) return advance_as<kVectors / 2, kDelta>(piece, scratch);
+        advance_columns<kVectors, kDelta>(piece, scratch);
     }
 
     template <int kVectors, bool kDelta>
     void advance_columns(const Piece& piece, const RecurrenceScratch& scratch) const {
         const StateColumns own = in_scratch(scratch, piece.column);
         StateColumns from = piece.first == sequence_.first ? in_source(piece.column) : own;
-        const long key_dim = args_.key_dim;
+        const long key_dim = args_.key_dim, last_slot = args_.save_slots[sequence_.end_save - 1];
         long save = piece.save;
         Vec values[kVectors], recalled[kVectors], added[kVectors], output[kVectors];
         if (kDelta) recall<kVectors>(scratch.keys, from, key_dim, recalled);
@@ -224,9 +222,9 @@ private:
             load_values<kVectors>(row, piece.column, values);
             for (int v = 0; v < kVectors; ++v)
                 added[v] = multiply(share, kDelta ? subtract(values[v], multiply(factor, recalled[v])) : values[v]);
-            const StateColumns to = row + 1 == sequence_.end ? in_slot(args_.save_slots[sequence_.end_save - 1], piece.column) : own;
+            const StateColumns to = row + 1 == sequence_.end ? in_slot(last_slot, piece.column) : own;
             const float *const key = scratch.keys + i * key_dim, *const query = scratch.queries + i * key_dim;
-            const StateChange change{factor, key, query, key + key_dim, i == 0 ? piece.ahead : StateColumns{nullptr, 0}};
+            const StateChange change{factor, key, query, key + key_dim};
             if (kDelta && row + 1 < piece.end)
                 advance<kVectors, kDelta>(change, from, to, key_dim, added, output, recalled);
             else
@@ -294,9 +292,8 @@ int advance_states(const RinglineRecurrence& args) {
     const long numbers = rows_of(args) * args.num_heads * args.key_dim * args.value_dim;
     const int threads = threads_worth(numbers / kAdvancedPerNanosecond, args.num_threads);
     const RecurrenceWork<F> work(args, threads);
-    return for_each_with_memory(threads, work.size(), RecurrenceScratch::bytes(args), [&](long item, long next, char* memory) {
-        const RecurrenceOfHead<F> following = work[next < work.size() ? next : item];
-        work[item].run(RecurrenceScratch(memory, args), next < work.size() ? &following : nullptr);
+    return for_each_with_memory(threads, work.size(), RecurrenceScratch::bytes(args), [&](long item, char* memory) {
+        work[item].run(RecurrenceScratch(memory, args));
     });
 }
 

@@ -23,18 +23,14 @@ long rows_of(const Arguments& args) {
     return args.query_starts[args.num_seqs] - args.query_starts[0];
 }
 
-// f(i, the one that this thread takes next, its memory) for all 0 ≤ i < count. Returns 0, or 1 when there is no memory.
+// f(i, its thread's memory) for all 0 ≤ i < count. Returns 0, or 1 when there is no memory.
 template <class F>
 int for_each_with_memory(int threads, long count, long bytes, const F& f) {
     const Buffer memory(threads * bytes);
     if (memory.failed()) return 1;
     long taken = 0;
     in_parallel(threads, [&](int thread) {
-        for (long i = take(taken); i < count;) {
-            const long next = take(taken);
-            f(i, next, memory.at(thread * bytes));
-            i = next;
-        }
+        for (long i = take(taken); i < count; i = take(taken)) f(i, memory.at(thread * bytes));
     });
     return 0;
 }

@@ -70,13 +70,15 @@ private:
 
     // `inputs`: those of the row, after all that it sees.
     void convolve(long row, const Element* inputs) const {
-        const Element* const gate = args_.output_gate
-            ? static_cast<const Element*>(args_.output_gate) + row * args_.output_gate_stride + channel_ : nullptr;
+        const Element* gate = static_cast<const Element*>(args_.output_gate);
+        if (gate) gate += row * args_.output_gate_stride + channel_;
         Element* const output = static_cast<Element*>(args_.output) + row * args_.channels + channel_;
         for (long i = 0; i < width_; i += kLanes) {
             Vec y = args_.bias ? load(args_.bias + channel_ + i) : splat(0.0f);
-            for (long tap = 0; tap <= kept_; ++tap)
-                y = multiply_add(F::widen(inputs + tap * width_ + i), load(args_.weight + tap * args_.channels + channel_ + i), y);
+            for (long tap = 0; tap <= kept_; ++tap) {
+                const Vec weight = load(args_.weight + tap * args_.channels + channel_ + i);
+                y = multiply_add(F::widen(inputs + tap * width_ + i), weight, y);
+            }
             if (args_.silu) y = Silu::of(y);
             F::narrow(output + i, gate ? multiply(y, F::widen(gate + i)) : y);
         }
@@ -94,7 +96,7 @@ int convolve_rows(const RinglineShortConvolution& args) {
     const long blocks = (args.channels + kConvolvedChannels - 1) / kConvolvedChannels;
     const long bytes = padded_bytes<Element>((args.taps - 1 + kConvolvedRows) * kConvolvedChannels);
     const int threads = threads_worth(rows_of(args) * args.channels / kConvolvedPerNanosecond, args.num_threads);
-    return for_each_with_memory(threads, args.num_seqs * blocks, bytes, [&](long item, long, char* memory) {
+    return for_each_with_memory(threads, args.num_seqs * blocks, bytes, [&](long item, char* memory) {
         const StateSequence sequence = sequence_of(args, item / blocks);
         auto* const seen = reinterpret_cast<Element*>(memory);
         ConvolutionOfBlock<F>(args, sequence, item % blocks * kConvolvedChannels, seen).run();

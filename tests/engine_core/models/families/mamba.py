@@ -21,20 +21,20 @@ ODD: dict[str, Any] = SIZES | {
     "num_attention_heads": 3,
     "num_key_value_heads": 1,
 }
-_WITHOUT_ATTENTION = {
+WITHOUT_ATTENTION: dict[str, Any] = {
     name: value
     for name, value in SIZES.items()
     if name in ("vocab_size", "hidden_size", "num_hidden_layers", "initializer_range", "bos_token_id", "eos_token_id")
-}
-_WITHOUT_LAYERS = {name: value for name, value in SIZES.items() if name != "num_hidden_layers"}
+} | {"pad_token_id": None}
+WITHOUT_LAYERS: dict[str, Any] = {name: value for name, value in SIZES.items() if name != "num_hidden_layers"}
 _ODD_WITHOUT_LAYERS = {name: value for name, value in ODD.items() if name != "num_hidden_layers"}
-_ROUTED: dict[str, Any] = {
+ROUTED: dict[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
     "moe_shared_expert_intermediate_size": 56,
 }
-_MIXER: dict[str, Any] = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16}
+MIXER: dict[str, Any] = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16}
 
 SHAPES: dict[str, PretrainedConfig] = {
     "granitemoehybrid-mamba": GraniteMoeHybridConfig(
@@ -65,12 +65,9 @@ SHAPES: dict[str, PretrainedConfig] = {
         position_embedding_type="rope",
         tie_word_embeddings=True,
     ),
-    "mamba2": Mamba2Config(
-        **_WITHOUT_ATTENTION, pad_token_id=None, num_heads=8, head_dim=16, n_groups=2, state_size=16
-    ),
+    "mamba2": Mamba2Config(**WITHOUT_ATTENTION, num_heads=8, head_dim=16, n_groups=2, state_size=16),
     "mamba2-one-group-biases-limits-tied-padded": Mamba2Config(
-        **(_WITHOUT_ATTENTION | {"hidden_size": 42}),
-        pad_token_id=None,
+        **(WITHOUT_ATTENTION | {"hidden_size": 42}),
         num_heads=6,
         head_dim=14,
         n_groups=1,
@@ -83,11 +80,11 @@ SHAPES: dict[str, PretrainedConfig] = {
         tie_word_embeddings=True,
     ),
     "nemotron_h": NemotronHConfig(
-        **_WITHOUT_LAYERS, **_ROUTED, **_MIXER, head_dim=16, layers_block_type=[MAMBA, "moe", FULL, "mlp"]
+        **WITHOUT_LAYERS, **ROUTED, **MIXER, head_dim=16, layers_block_type=[MAMBA, "moe", FULL, "mlp"]
     ),
     "nemotron_h-latents-groups-biases-mqa-padded": NemotronHConfig(
         **_ODD_WITHOUT_LAYERS,
-        **(_ROUTED | {"moe_intermediate_size": 37, "moe_shared_expert_intermediate_size": 41}),
+        **(ROUTED | {"moe_intermediate_size": 37, "moe_shared_expert_intermediate_size": 41}),
         moe_latent_size=26,
         n_group=4,
         topk_group=2,
@@ -106,7 +103,5 @@ SHAPES: dict[str, PretrainedConfig] = {
         mlp_hidden_act="gelu",
         layers_block_type=["mlp", FULL, MAMBA, "moe"],
     ),
-    "nemotron_h-dense": NemotronHConfig(
-        **_WITHOUT_LAYERS, **_MIXER, head_dim=24, layers_block_type=[FULL, "mlp", MAMBA]
-    ),
+    "nemotron_h-dense": NemotronHConfig(**WITHOUT_LAYERS, **MIXER, head_dim=24, layers_block_type=[FULL, "mlp", MAMBA]),
 }

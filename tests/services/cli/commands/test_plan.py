@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, MixtralConfig, OlmoConfig, PretrainedConfig
+from transformers import (
+    DeepseekV2Config,
+    GptOssConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MixtralConfig,
+    OlmoConfig,
+    PretrainedConfig,
+)
 
 from engine_core.kv_cache_interface import group_layers
 from engine_core.model_loader.loader import make_model
@@ -158,6 +166,19 @@ def test_new_prompts_are_part_of_every_step() -> None:
 def test_what_no_number_of_engines_can_do_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(Impossible, match=words):
         planned(**changes)
+
+
+def test_slots_for_states_bound_the_sequences() -> None:
+    """Two of them are left free, and what they take is not there for blocks."""
+    assert planned(memory=replace(MEMORY, state=20, states=9)).capacity.sequences == 7
+    assert planned(memory=replace(MEMORY, state=20, states=18)).capacity.sequences == 4
+    alone = replace(MEMORY, block=0, sequence_blocks=0, prompt_blocks=0, state=20, states=30)
+    assert (planned(memory=alone).bound, planned(memory=alone).capacity.sequences) == ("memory", 28)
+    assert planned(memory=replace(MEMORY, block=0)).capacity.sequences == 100, "other ranks have the blocks"
+    with pytest.raises(
+        Impossible, match=r"needs room for 3 states of 290 bytes beside the 60 bytes of its KV cache, and"
+    ):
+        planned(memory=replace(MEMORY, state=290))
 
 
 def test_cpu_tiers_grow_with_the_tokens() -> None:
@@ -343,6 +364,29 @@ def test_experts_windows_and_the_groups_of_the_cache_are_told(tmp_path: Path) ->
     text = ringline_plan(str(tmp_path), *load)
     assert "(172 kB for a sequence of this load, 188 kB while its prompt is computed)" in text
     assert "KV cache of a token: 768 bytes (1 layer, window 32: 128 bytes; 5 groups of 1 layer: 128 bytes each)" in text
+
+
+def test_states_are_told_beside_the_cache(tmp_path: Path) -> None:
+    """Of 128 channels two inputs each, in four layers; ten slots are of use to two sequences."""
+    kinds = ["conv", "conv", "full_attention", "conv", "conv", "full_attention"]
+    sizes = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4}
+    lfm2 = Lfm2Config(**sizes, num_key_value_heads=2, layer_types=kinds, vocab_size=500, dtype="bfloat16")
+    lfm2.architectures = ["Lfm2ForCausalLM"]
+    lfm2.save_pretrained(tmp_path)
+    load = (str(tmp_path), *HARDWARE, "--max-num-seqs", "2")
+    figures = json.loads(ringline_plan(*load, "--json"))
+    memory, state = figures["memory"], 4 * 2 * 128 * 2
+    assert (figures["model"]["state"], memory["state"], memory["states"]) == (state, state, 10)
+    assert memory["blocks"] == (memory["cache"] - 10 * state) // memory["block"]
+    assert figures["capacity"]["sequences"] == 2
+    text = ringline_plan(*load)
+    assert "(2 layers: 512 bytes); states of a sequence: 2.05 kB" in text
+    assert "10 slots of 2.05 kB for states, one of them for a sequence)" in text
+    two = json.loads(ringline_plan(*load, "--json", "--tensor-parallel-size", "2"))
+    assert two["memory"]["state"] == state // 2
+    share = ("--max-num-seqs", "60000", "--max-num-batched-tokens", "64", "--state-cache-share", "0.25")
+    large = json.loads(ringline_plan(str(tmp_path), *HARDWARE, *share, "--json"))["memory"]
+    assert large["states"] == min(60000 * 4 + 2, large["cache"] * 0.25 // state)
 
 
 def test_a_gpu_has_experts_in_the_models_type(tmp_path: Path) -> None:
