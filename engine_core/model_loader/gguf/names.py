@@ -215,8 +215,6 @@ def _sources(
                 rows = _rows(tensor, part, f"{own}{kind}", names, heads)
                 if recurrence is None or not own.startswith(_RECURRENT):
                     yield f"{prefix}.{own}{kind}", rows
-                elif recurrence.is_joined:
-                    yield from _joined_by_key(file, prefix, found["layer"], f"{own}{kind}", rows, recurrence)
                 else:
                     yield f"{prefix}.{own}{kind}", _untiled(f"{own}{kind}", rows, recurrence)
 
@@ -265,34 +263,6 @@ def _untiled(own: str, rows: GgufRows, order: RecurrentOrder) -> Source:
     heads = (number * groups + group for group in range(groups) for number in range(per_group))
     parts = [_slice(rows, before + head * size, size) for head in heads]
     return GgufJoined((*([_slice(rows, 0, before)] if before else []), *parts))
-
-
-def _joined_by_key(
-    file: GgufFile, prefix: str, layer: str, own: str, rows: GgufRows, order: RecurrentOrder
-) -> Iterator[tuple[str, Source]]:
-    """Queries, keys and values of one tensor and gates of another, which a checkpoint has key head by key head."""
-    if own != f"{_RECURRENT}in_proj_qkv.weight":
-        if own != f"{_RECURRENT}in_proj_z.weight":
-            yield f"{prefix}.{own}", rows
-        return
-    gates = file.tensors.get(f"blk.{layer}.attn_gate.weight")
-    if gates is None or gates.shape[1:] != rows.shape[1:]:
-        raise CheckpointError(f"{file.path}: blk.{layer}.attn_gate.weight is missing, or not as wide as attn_qkv")
-    keys, values = order.key_dim, order.values_per_key * order.value_dim
-    _require(rows, rows.shape[0], order.keys * (2 * keys + values), "rows")
-    of_gates = GgufRows(gates, gates.shape)
-    _require(of_gates, gates.shape[0], order.keys * values, "rows")
-    parts = (
-        part
-        for key in range(order.keys)
-        for part in (
-            _slice(rows, key * keys, keys),
-            _slice(rows, (order.keys + key) * keys, keys),
-            _slice(rows, 2 * order.keys * keys + key * values, values),
-            _slice(of_gates, key * values, values),
-        )
-    )
-    yield f"{prefix}.{_RECURRENT}in_proj_qkvz.weight", GgufJoined(tuple(parts))
 
 
 def _slice(rows: GgufRows, first: int, count: int) -> GgufRows:

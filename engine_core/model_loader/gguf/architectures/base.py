@@ -48,9 +48,6 @@ class RecurrentOrder:
     values_per_key: int
     key_dim: int
     value_dim: int
-    is_joined: bool = False
-    """Whether a checkpoint has queries, keys, values and gates in one tensor, key head by key head; if so, value heads
-    are not tiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from engine_core.model_loader.gguf.architectures.base import (
 from engine_core.model_loader.gguf.architectures.llama import granite
 from engine_core.model_loader.gguf.metadata import MOST_LAYERS, Metadata
 from engine_core.model_loader.gguf.rope import rope_parameters
+from engine_core.models.qwen3_next import SEPARATE_GATES
 
 _FULL, _LINEAR, _CONV = "full_attention", "linear_attention", "conv"
 _MOST_HEADS = 2**10
@@ -140,7 +141,8 @@ def _granite_hybrid(metadata: Metadata) -> dict[str, Any]:
     heads, width = _recurrent_heads(metadata)
     hidden, experts = metadata.integer("embedding_length"), metadata.integer("expert_count", 0)
     rotates = metadata.flag("rope.scaling.finetuned", False)
-    shared = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
+    down = metadata.file.tensors.get("blk.0.ffn_down.weight")
+    shared = metadata.integer("expert_shared_feed_forward_length", 0)
     return (
         granite(metadata)
         | _attention(metadata, _LINEAR)
@@ -155,7 +157,7 @@ def _granite_hybrid(metadata: Metadata) -> dict[str, Any]:
             "mamba_proj_bias": _has(metadata, "ssm_in.bias"),
             "num_local_experts": experts,
             "num_experts_per_tok": metadata.integer("expert_used_count", 0),
-            "shared_intermediate_size": metadata.integer(shared, 0),
+            "shared_intermediate_size": shared if down is None else down.shape[-1],
             "position_embedding_type": "rope" if rotates else "nope",
             "attention_bias": _has(metadata, "attn_q.bias"),
         }
@@ -171,10 +173,11 @@ def _nemotron_h(metadata: Metadata) -> dict[str, Any]:
     kinds = [
         _FULL if keys else kind if size else _LINEAR for keys, size, kind in zip(attention, sizes, inner, strict=True)
     ]
+    dense = [size for size, kind in zip(sizes, kinds, strict=True) if kind == "mlp"]
     found = {
         "num_key_value_heads": max(attention, default=0),
         "layers_block_type": kinds,
-        "intermediate_size": max((size for size, kind in zip(sizes, inner, strict=True) if kind == "mlp"), default=0),
+        "intermediate_size": max(dense or sizes, default=0),
         "layer_norm_epsilon": metadata.number("attention.layer_norm_rms_epsilon"),
         "mamba_num_heads": heads,
         "mamba_head_dim": width,
@@ -351,7 +354,8 @@ ARCHITECTURES = {
         name="Qwen3NextForCausalLM",
         model_type="qwen3_next",
         models="Qwen3-Next",
-        recurrence=lambda metadata: replace(_order(metadata), is_joined=True),
+        fields=lambda metadata: _delta_net_moe(metadata) | {SEPARATE_GATES: not _has(metadata, "ssm_in.weight")},
+        recurrence=None,
     ),
     "granitehybrid": replace(
         _GRANITE_HYBRID,

@@ -89,7 +89,8 @@ def quantized(kind: str) -> TypeOf:
     block, _ = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
 
     def type_of(name: str, shape: tuple[int, ...]) -> str:
-        kept = len(shape) < 2 or shape[-1] % block or "ffn_gate_inp" in name or not name.endswith(".weight")
+        of_norms = "norm" in name or "ffn_gate_inp" in name
+        kept = len(shape) < 2 or shape[-1] % block or of_norms or not name.endswith(".weight")
         return "F32" if kept else kind
 
     return type_of

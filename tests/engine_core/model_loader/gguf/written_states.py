@@ -54,7 +54,6 @@ def fields(config: PretrainedConfig) -> dict[str, Any]:
                 "ssm.inner_size": config.mamba_expand * config.hidden_size,
                 "ssm.time_step_rank": heads,
                 "rope.scaling.finetuned": config.position_embedding_type == "rope",
-                "feed_forward_length": config.shared_intermediate_size,
             }
         case "nemotron_h":
             return _nemotron(config)
@@ -184,7 +183,7 @@ def _reshaped(name: str, numbers: np.ndarray, shape: tuple[int, ...]) -> Change:
 
 
 def _rate(name: str, numbers: np.ndarray, shape: tuple[int, ...]) -> Change:
-    return Change(name, _rates(numbers).reshape(shape), lambda x: np.log(-x).reshape(numbers.shape))
+    return Change(name, _rates(numbers).reshape(shape), lambda x: numbers)  # never quantized
 
 
 def _rates(numbers: np.ndarray) -> np.ndarray:
@@ -225,7 +224,7 @@ def _of_delta_net(config: PretrainedConfig, name: str, numbers: np.ndarray) -> l
     shape = numbers.shape
     match part:
         case "A_log":
-            return [Change(name, _rates(numbers[order]), lambda x: np.log(-x)[restored])]
+            return [Change(name, _rates(numbers[order]), lambda x: numbers)]
         case "dt_bias":
             return [Change(name.replace("dt_bias", "dt_proj.bias"), numbers[order], lambda x: x[restored])]
         case "conv1d":
