@@ -103,7 +103,9 @@ def _values(field: str, old: Any, annotation: str, raw: dict[str, Any]) -> Itera
     if field == "per_layer_config":
         yield from _per_layer_values(raw)
     elif field == "layer_types" or (isinstance(old, list) and {*old} & {*ALLOWED_ATTN_LAYER_TYPES}):
-        yield from _lists_of_types(raw["num_hidden_layers"], (_FULL, _WINDOW, _CHUNKED))
+        # A configuration may count its layers by this list alone.
+        count = raw["num_hidden_layers"] if "num_hidden_layers" in raw else len(old)
+        yield from _lists_of_types(count, (_FULL, _WINDOW, _CHUNKED))
     elif isinstance(old, list) and {*old} & {*ALLOWED_MLP_LAYER_TYPES}:
         yield from _lists_of_types(raw["num_hidden_layers"], ALLOWED_MLP_LAYER_TYPES)
     elif isinstance(old, list) and old and {*old} <= {0, 1}:
