@@ -212,11 +212,11 @@ def _sources(
             else:
                 own = names.layer.get(part) or _LAYER.get(part, part)
                 kind = "" if own.endswith(_BARE) else kind
-                rows = _rows(tensor, part, f"{own}{kind}", names, heads)
+                read = _rows(tensor, part, f"{own}{kind}", names, heads)
                 if recurrence is None or not own.startswith(_RECURRENT):
-                    yield f"{prefix}.{own}{kind}", rows
+                    yield f"{prefix}.{own}{kind}", read
                 else:
-                    yield f"{prefix}.{own}{kind}", _untiled(f"{own}{kind}", rows, recurrence)
+                    yield f"{prefix}.{own}{kind}", _untiled(f"{own}{kind}", read, recurrence)
 
 
 def _rows(tensor: GgufTensor, part: str, own: str, names: TensorNames, heads: Heads) -> GgufRows:
