@@ -29,11 +29,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.kv_cache_interface import NO_STATE
+from engine_core.kv_cache_interface import NO_STATE, SPARE_SLOTS
 from engine_core.sequence import HeldStates, Sequence
-
-SPARE_SLOTS = 2
-"""Free slots that snapshots and drafts leave: a sequence takes as many to start, one to work in and its source."""
 
 _CALL_TOKENS = 8
 """Most tokens at a prompt's end that call for an answer, such as "assistant:" in the words of a chat template."""
