@@ -20,6 +20,7 @@ from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import (
+    MOST,
     MOST_LAYERS,
     ArchitectureConfig,
     common_fields,
@@ -142,6 +143,11 @@ def _feed_forward_size(config: PretrainedConfig) -> int:
     size = positive(config, "intermediate_size")
     if not config.block_auto_adjust_ff_dim:
         return size
-    unit = positive(config, "block_multiple_of")
-    size = int(positive_number(config, "block_ffn_dim_multiplier") * int(2 * size / 3))
-    return unit * -(-size // unit)
+    unit, factor = positive(config, "block_multiple_of"), positive_number(config, "block_ffn_dim_multiplier")
+    adjusted = unit * -(-int(factor * int(2 * size / 3)) // unit)
+    if not 1 <= adjusted <= MOST:
+        raise CheckpointError(
+            f"intermediate_size={size} is not usable: expected one that block_ffn_dim_multiplier={factor:g} and "
+            f"block_multiple_of={unit} make a size from 1 to {MOST}, and not {adjusted}"
+        )
+    return adjusted

@@ -47,6 +47,12 @@ class NemotronHConfig(MambaConfig):
     latent_size: int | None
     """Width of the experts' inputs and outputs; None: the hidden size."""
 
+    def _shared_widths(self, expert_parallel: bool) -> dict[str, int]:
+        widths = MambaConfig._shared_widths(self, expert_parallel)
+        if self.mixture is not None and self.latent_size is not None and not expert_parallel:
+            widths["moe_latent_size"] = self.latent_size
+        return widths
+
     @property
     def layer_work(self) -> list[int]:
         mixers = work_of_layers(replace(self, intermediate_size=0, mixture=None))

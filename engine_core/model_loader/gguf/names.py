@@ -212,11 +212,9 @@ def _sources(
             else:
                 own = names.layer.get(part) or _LAYER.get(part, part)
                 kind = "" if own.endswith(_BARE) else kind
-                rows = _rows(tensor, part, f"{own}{kind}", names, heads)
-                if recurrence is None or not own.startswith(_RECURRENT):
-                    yield f"{prefix}.{own}{kind}", rows
-                else:
-                    yield f"{prefix}.{own}{kind}", _untiled(f"{own}{kind}", rows, recurrence)
+                stored = _rows(tensor, part, f"{own}{kind}", names, heads)
+                order = recurrence if own.startswith(_RECURRENT) else None
+                yield f"{prefix}.{own}{kind}", stored if order is None else _untiled(f"{own}{kind}", stored, order)
 
 
 def _rows(tensor: GgufTensor, part: str, own: str, names: TensorNames, heads: Heads) -> GgufRows:

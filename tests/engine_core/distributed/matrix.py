@@ -92,7 +92,7 @@ MODELS: dict[str, PretrainedConfig] = {
     "mamba2": Mamba2Config(**WITHOUT_ATTENTION, num_heads=8, head_dim=16, n_groups=2, state_size=16),
     "nemotron-h": NemotronHConfig(
         **(WITHOUT_LAYERS | MIXER | ROUTED | {"n_groups": 4, "moe_intermediate_size": 80}),
-        moe_latent_size=48,
+        moe_latent_size=80,
         head_dim=16,
         layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
     ),

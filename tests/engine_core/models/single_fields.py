@@ -103,9 +103,9 @@ def _values(field: str, old: Any, annotation: str, raw: dict[str, Any]) -> Itera
     if field == "per_layer_config":
         yield from _per_layer_values(raw)
     elif field == "layer_types" or (isinstance(old, list) and {*old} & {*ALLOWED_ATTN_LAYER_TYPES}):
-        yield from _lists_of_types(raw["num_hidden_layers"], (_FULL, _WINDOW, _CHUNKED))
+        yield from _lists_of_types(_num_layers(raw), (_FULL, _WINDOW, _CHUNKED))
     elif isinstance(old, list) and {*old} & {*ALLOWED_MLP_LAYER_TYPES}:
-        yield from _lists_of_types(raw["num_hidden_layers"], ALLOWED_MLP_LAYER_TYPES)
+        yield from _lists_of_types(_num_layers(raw), ALLOWED_MLP_LAYER_TYPES)
     elif isinstance(old, list) and old and {*old} <= {0, 1}:
         yield from ([1 - each for each in old], [0] * len(old), [1] * len(old), [])
     elif "list[int]" in annotation:
@@ -124,6 +124,12 @@ def _values(field: str, old: Any, annotation: str, raw: dict[str, Any]) -> Itera
         yield from (1, 16, 24)
     elif old is ABSENT and not annotation:
         yield from (True, False, 2, 0.5)
+
+
+def _num_layers(raw: dict[str, Any]) -> int:
+    """Nemotron-H's is the length of a list."""
+    count: int = raw["num_hidden_layers"] if "num_hidden_layers" in raw else len(raw["layers_block_type"])
+    return count
 
 
 def _lists_of_types(count: int, types: tuple[str, ...]) -> Iterator[list[str]]:

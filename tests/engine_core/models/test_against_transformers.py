@@ -13,6 +13,7 @@ from engine_core.ops.base import OpsBackend
 from engine_core.ops.torch import TorchBackend
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.families import ALL, configuration
+from tests.engine_core.models.families.mamba import limits_steps
 from tests.engine_core.models.routing import force_routing, forced_routing, recorded_routing
 from tests.engine_core.models.tiny_models import EAGER, make_model, save_model
 
@@ -110,7 +111,7 @@ def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], laye
     for prompt, drawn in zip(prompts, tokens, strict=True):
         expected = reference.generate(
             prompt[None], attention_mask=torch.ones_like(prompt[None]), do_sample=False,
-            max_new_tokens=count, eos_token_id=None,
+            max_new_tokens=count, eos_token_id=None, use_cache=not limits_steps(reference.config),
         )  # fmt: skip
         assert drawn == expected[0, len(prompt) :].tolist()
 

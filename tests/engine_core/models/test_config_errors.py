@@ -346,6 +346,8 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (LFM2 | {"norm_eps": 1.0}, "norm_eps=1.0 is not usable: expected a number from 0 to 1"),
         (LFM2 | {"block_multiple_of": 0}, "block_multiple_of=0 is not usable: expected a positive whole number"),
         (LFM2 | {"block_ffn_dim_multiplier": -1.0}, "block_ffn_dim_multiplier=-1.0 is not usable: expected a positive"),
+        (LFM2 | {"intermediate_size": 1}, "intermediate_size=1 is not usable: expected one that block_ffn_dim_mul"),
+        (LFM3 | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported for sliding_attention"),
         (LFM2_MOE | {"layer_types": None}, "layer_types is None: expected one for each of num_hidden_layers=2"),
         (LFM2_MOE | {"num_dense_layers": 3}, "num_dense_layers=3 is not usable: expected at most num_hidden_layers=2"),
         (LFM2_MOE | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_experts=4"),

@@ -20,6 +20,7 @@ from engine_core.config import LoadConfig, ModelConfig, ParallelConfig
 from engine_core.errors import ConfigError
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.models.model_config import ModelShape
+from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import SIZES
 
 MOE = {"moe_intermediate_size": 48, "num_experts": 3, "num_experts_per_tok": 2, "head_dim": 16}
@@ -89,6 +90,11 @@ def llama(**sizes: int) -> LlamaConfig:
             Mamba2Config(vocab_size=199, hidden_size=66, num_heads=6, head_dim=22, n_groups=3, num_hidden_layers=3),
             {"tensor_parallel_size": 2},
             "=2 is not usable: expected a divisor or a multiple of n_groups=3$",
+        ),
+        (
+            configuration("nemotron_h-latents-groups-biases-mqa-padded"),
+            {"tensor_parallel_size": 3},
+            "=3 is not usable: expected at most 2, as moe_latent_size=26 is cut in units of 16$",
         ),
         (llama(), {"pipeline_parallel_size": 4}, "pipeline_parallel_size=4 is not usable: expected at most 3"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import GraniteMoeHybridConfig, Mamba2Config, NemotronHConfig, PretrainedConfig
@@ -35,6 +36,13 @@ ROUTED: dict[str, Any] = {
     "moe_shared_expert_intermediate_size": 56,
 }
 MIXER: dict[str, Any] = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16}
+
+
+def limits_steps(config: PretrainedConfig) -> bool:
+    """Whether the recurrence's steps are limited: transformers does it only for tokens that are computed together."""
+    limited = config.time_step_min if config.model_type == "nemotron_h" else getattr(config, "time_step_limit", None)
+    return limited not in (None, (0.0, math.inf), [0.0, math.inf], NemotronHConfig().time_step_min)
+
 
 SHAPES: dict[str, PretrainedConfig] = {
     "granitemoehybrid-mamba": GraniteMoeHybridConfig(
