@@ -41,7 +41,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gemma4-everything": configuration("gemma4_text-everything-padded"),
     "mamba": configuration("granitemoehybrid-mamba-experts-rotation-biases-limits-tied-padded"),
     "mamba-alone": configuration("mamba2"),
-    "one-block-each": configuration("nemotron_h-latents-groups-biases-mqa-padded"),
+    "one-block-each": configuration("nemotron_h-latents-groups-biases-limits-mqa-padded"),
     "delta-net": configuration("qwen3_5_text"),
     "delta-net-padded": configuration("qwen3_next-some-dense-biases-tied-padded"),
 }

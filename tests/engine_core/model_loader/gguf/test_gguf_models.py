@@ -98,8 +98,8 @@ FLOATS |= {
 }  # fmt: skip
 STATES = {name: configuration(name) for name in ("lfm2", "lfm2-four-taps-untied-padded", "lfm2-older-fields")}
 STATES |= {name: config for name, config in mamba.SHAPES.items() if "limits" not in name and "latents" not in name}
-STATES["nemotron_h-latents"] = copy.deepcopy(mamba.SHAPES["nemotron_h-latents-groups-biases-mqa-padded"])
-STATES["nemotron_h-latents"].update({"mlp_hidden_act": "relu2", "time_step_min": 0.001})
+STATES["nemotron_h-latents"] = copy.deepcopy(mamba.SHAPES["nemotron_h-latents-groups-biases-limits-mqa-padded"])
+STATES["nemotron_h-latents"].update({"mlp_hidden_act": "relu2", "time_step_limit": (0.0, math.inf)})
 STATES |= {name: config for name, config in hybrid.SHAPES.items() if "dense" not in name and "mlp-only" not in name}
 STATES["lfm2_moe"] = configuration("lfm2_moe")
 FLOATS |= STATES
