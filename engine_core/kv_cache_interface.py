@@ -239,8 +239,14 @@ class KVCacheConfig:
         return self.num_blocks * self.bytes_per_block + self.num_states * self.bytes_per_state
 
     def most_running(self, max_num_seqs: int) -> int:
-        """How many sequences can run at a time, of ``max_num_seqs``: each works in a slot for its state, if any."""
-        return min(max_num_seqs, self.num_states - SPARE_SLOTS) if self.num_states else max_num_seqs
+        """How many sequences can run at a time, of ``max_num_seqs``: each works in a slot for its state, if any.
+
+        Where slots are few, a quarter of them stays with snapshots and drafts: without snapshots nobody would find a
+        prefix just when much is to be computed.
+        """
+        if not self.num_states:
+            return max_num_seqs
+        return min(max_num_seqs, max(1, self.num_states - SPARE_SLOTS - self.num_states // 4))
 
     def describe(self) -> str:
         """The size of its blocks, for a person; with several groups or windows, also the layers of a block."""

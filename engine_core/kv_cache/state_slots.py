@@ -217,12 +217,12 @@ class StateSlots:
         """The slots of a step that computes ``num_tokens`` of ``seq`` up to ``end``, and leaves ``snapshots``.
 
         ``drafts``: slots of the states before each of the last tokens, which are drafts. Snapshots are left as far as
-        there are slots for them, later ones first.
+        there are slots for them: first where others wait for one, then later ones before earlier ones.
         """
         held, start = _held(seq), end - num_tokens
         use = StateUse(held.source, held.working, [], [], [held.source] if held.source_is_held else [], [])
         slots = {num_tokens - len(drafts) + at: slot for at, slot in enumerate(drafts)}
-        for position in reversed(snapshots):
+        for position in sorted(snapshots, key=lambda position: (position != held.branch_at, -position)):
             rows = position - start
             if rows not in slots:
                 if not self.num_spare:
@@ -235,7 +235,7 @@ class StateSlots:
                     self._add_milestone(slots[rows])
                 use.left.append(slots[rows])
             use.snapshots.append((position, slots[rows]))
-        use.snapshots.reverse()
+        use.snapshots.sort()
         use.left = [*drafts, *reversed(use.left)]
         if start < held.branch_at <= end and held.branch_at not in dict(use.snapshots):
             self.end_wait(seq, end)

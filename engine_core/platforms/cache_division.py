@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FEWEST_STATES = 3
-"""Fewest slots of states: a sequence takes one to work in, starts from another, and a third may hold a snapshot."""
+"""Fewest slots of states: a sequence works in one, and two stay free, so that the next one can start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Claim:
 
 def useful_states(max_num_seqs: int, *, enable_prefix_caching: bool) -> int:
     """The most slots of states that a batch can use: one a sequence, with prefix caching also three snapshots of each,
-    and two that are written while others are read.
+    else one for its choices or drafts, and some that are written while others are read.
     """
-    return max_num_seqs * (4 if enable_prefix_caching else 1) + 2
+    return max_num_seqs * (4 if enable_prefix_caching else 2) + 10
 
 
 def divide(left: int, blocks: Claim, states: Claim, states_share: float) -> tuple[int, int]:

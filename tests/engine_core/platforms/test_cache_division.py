@@ -44,5 +44,5 @@ def test_no_byte_is_taken_twice_and_none_is_left_that_one_side_could_use(seed: i
 
 
 def test_what_a_batch_can_use_of_states() -> None:
-    assert useful_states(64, enable_prefix_caching=True) == 4 * 64 + 2
-    assert useful_states(64, enable_prefix_caching=False) == 64 + 2
+    assert useful_states(64, enable_prefix_caching=True) == 4 * 64 + 10
+    assert useful_states(64, enable_prefix_caching=False) == 2 * 64 + 10
