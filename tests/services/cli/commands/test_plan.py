@@ -381,7 +381,7 @@ def test_states_are_told_beside_the_cache(tmp_path: Path) -> None:
     assert figures["capacity"]["sequences"] == 2
     text = ringline_plan(*load)
     assert "(2 layers: 512 bytes); states of a sequence: 2.05 kB" in text
-    assert "10 slots of 2.05 kB for states, one of them for a sequence)" in text
+    assert "10 slots of 2.05 kB for states: one for a sequence, 2 to spare)" in text
     two = json.loads(ringline_plan(*load, "--json", "--tensor-parallel-size", "2"))
     assert two["memory"]["state"] == state // 2
     share = ("--max-num-seqs", "60000", "--max-num-batched-tokens", "64", "--state-cache-share", "0.25")
