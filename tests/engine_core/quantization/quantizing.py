@@ -74,9 +74,10 @@ def state_of(model: torch.nn.Module) -> Tensors:
             for expert, rows in enumerate(tensor):
                 gate, up = rows.chunk(2)
                 found |= {f"{prefix}.{expert}.gate_proj.weight": gate, f"{prefix}.{expert}.up_proj.weight": up}
-        elif name.endswith("experts.down_proj"):
+        elif name.endswith(("experts.up_proj", "experts.down_proj")):
+            prefix, _, projection = name.rpartition(".")
             for expert, rows in enumerate(tensor):
-                found[f"{name.removesuffix('.down_proj')}.{expert}.down_proj.weight"] = rows
+                found[f"{prefix}.{expert}.{projection}.weight"] = rows
         else:
             found[name] = tensor
     return {name: tensor.clone() for name, tensor in found.items()}

@@ -237,7 +237,8 @@ _LFM2_LAYER = {
     "ffn_gate_inp": "feed_forward.gate",
     "exp_probs_b": "feed_forward.expert_bias",
 } | {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
-_LFM2_OUTER = {"token_embd_norm.weight": "model.embedding_norm.weight"}
+_LFM2_OUTER = dict.fromkeys(("token_embd_norm.weight", "output_norm.weight"), "model.embedding_norm.weight")
+"""The last norm has the first name in llama.cpp's files, the second in Ollama's."""
 _KEY_HEADS = frozenset({"attention.head_count_kv"})
 _LFM2 = Architecture(
     name="Lfm2ForCausalLM",

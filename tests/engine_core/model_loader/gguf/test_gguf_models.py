@@ -564,6 +564,18 @@ def test_more_layers_or_experts_than_the_fields_say(
         describe(read_gguf(file))
 
 
+def test_the_last_norm_of_lfm2_has_either_name(tmp_path: Path) -> None:
+    model = make_model(STATES["lfm2"])
+    save_model(model, tmp_path)
+
+    def renamed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name.replace("token_embd_norm", "output_norm"): numbers for name, numbers in tensors.items()}
+
+    file = write_gguf(tmp_path, STATES["lfm2"], tmp_path / "model.gguf", change=renamed)
+    ids = torch.arange(3, 30)
+    assert torch.equal(logits_of(load(file), ids), logits_of(load(tmp_path), ids))
+
+
 def test_a_file_makes_no_more_weights_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "_MOST_SOURCES", 40)
     config = experts.SHAPES["mixtral"]
