@@ -20,6 +20,7 @@ from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import (
+    MOST,
     MOST_LAYERS,
     ArchitectureConfig,
     common_fields,
@@ -143,5 +144,10 @@ def _feed_forward_size(config: PretrainedConfig) -> int:
     if not config.block_auto_adjust_ff_dim:
         return size
     unit = positive(config, "block_multiple_of")
-    size = int(positive_number(config, "block_ffn_dim_multiplier") * int(2 * size / 3))
-    return unit * -(-size // unit)
+    factor = positive_number(config, "block_ffn_dim_multiplier")
+    if not 1 <= (scaled := factor * int(2 * size / 3)) <= MOST:
+        raise CheckpointError(
+            f"block_ffn_dim_multiplier={factor:g} is not usable with intermediate_size={size}: two thirds of it become "
+            f"{scaled:g}, where 1 to {MOST} are expected"
+        )
+    return unit * -(-int(scaled) // unit)
