@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,8 @@ from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
 """Names of the config.json fields whose value is the length of a list that transformers builds."""
+_LAYER_TYPES = "layer_types", "layers_block_type"
+"""Names of the fields with the type of each layer."""
 _PUBLISHED_TYPES = {"kimi_k2": "deepseek_v3"}
 """``model_type`` of checkpoints whose publisher has a name of its own for another model, to that model's."""
 
@@ -297,6 +300,7 @@ def _hf_config(path: Path, raw: Mapping[str, Any], choice: ModelChoice, *, as_pu
     file = path if is_gguf(path) else path / "config.json"
     _check_names(file, raw, choice)
     _check_counts(raw)
+    _check_kinds(raw)
     if not raw.get("is_causal", True):  # false makes any of transformers' decoders an encoder
         raise UnsupportedModelError(
             f"{file}: is_causal={raw['is_causal']!r} is not supported: expected true, as no token may attend to later "
@@ -327,6 +331,18 @@ def _check_counts(raw: Mapping[str, Any]) -> None:
             left += ((name, each) for each in value)
         elif isinstance(value, int) and value > MOST_LAYERS and _COUNTS.search(name):
             raise CheckpointError(f"{name}={value} is not usable: expected at most {MOST_LAYERS}")
+
+
+def _check_kinds(raw: Mapping[str, Any]) -> None:
+    """Refuse values of the wrong kind in fields that transformers would not name in its errors."""
+    for name in _LAYER_TYPES:
+        kinds = raw.get(name)
+        if kinds is not None and not (isinstance(kinds, list) and all(isinstance(each, str) for each in kinds)):
+            raise CheckpointError(
+                f"{name}={reprlib.repr(kinds)} is not usable: expected a list with the type of each layer"
+            )
+    if not isinstance(width := raw.get("head_dim"), int | float | None):
+        raise CheckpointError(f"head_dim={reprlib.repr(width)} is not usable: expected a positive whole number")
 
 
 def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:

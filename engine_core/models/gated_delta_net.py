@@ -18,7 +18,7 @@ from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, Recurr
 from engine_core.layers.linear import ColumnParallelLinear
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.states import Channels, RecurrenceTensors, RecurrentHeads
-from engine_core.models.model_config import ArchitectureConfig, common_fields, layer_types, positive
+from engine_core.models.model_config import MOST_HEADS, ArchitectureConfig, common_fields, layer_types, positive
 from engine_core.weights.features import Features
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -160,7 +160,9 @@ def read_gated_delta_net(config: PretrainedConfig, *, intermediate_size: str = "
 
 def _read_state(config: PretrainedConfig) -> RecurrentSpec:
     """Raises ``CheckpointError``."""
-    num_keys, num_heads = positive(config, "linear_num_key_heads"), positive(config, "linear_num_value_heads")
+    num_keys, num_heads = (
+        positive(config, name, MOST_HEADS) for name in ("linear_num_key_heads", "linear_num_value_heads")
+    )
     if num_heads % num_keys:
         raise CheckpointError(
             f"linear_num_value_heads={num_heads} is not a multiple of linear_num_key_heads={num_keys}"

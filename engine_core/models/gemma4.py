@@ -19,6 +19,7 @@ from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
 from engine_core.models.causal_lm import CausalLM, DecoderLayer
 from engine_core.models.model_config import (
+    MOST_HEADS,
     MOST_LAYERS,
     ArchitectureConfig,
     Mixture,
@@ -283,7 +284,7 @@ def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpe
             f"per_layer_config: {', '.join(sorted(unknown))} may not differ between layers; only head_dim and "
             "num_key_value_heads may"
         )
-    count, by_kind = positive(config, "num_attention_heads"), dict[str, AttentionSpec]()
+    count, by_kind = positive(config, "num_attention_heads", MOST_HEADS), dict[str, AttentionSpec]()
     for index, kind in enumerate(kinds):
         layer = config.per_layer_config[index]
         if skipped := getattr(layer, "skip", None):

@@ -143,11 +143,11 @@ def _feed_forward_size(config: PretrainedConfig) -> int:
     size = positive(config, "intermediate_size")
     if not config.block_auto_adjust_ff_dim:
         return size
-    unit, factor = positive(config, "block_multiple_of"), positive_number(config, "block_ffn_dim_multiplier")
-    adjusted = unit * -(-int(factor * int(2 * size / 3)) // unit)
-    if not 1 <= adjusted <= MOST:
+    unit = positive(config, "block_multiple_of")
+    factor = positive_number(config, "block_ffn_dim_multiplier")
+    if not 1 <= (scaled := factor * int(2 * size / 3)) <= MOST:
         raise CheckpointError(
-            f"intermediate_size={size} is not usable: expected one that block_ffn_dim_multiplier={factor:g} and "
-            f"block_multiple_of={unit} make a size from 1 to {MOST}, and not {adjusted}"
+            f"block_ffn_dim_multiplier={factor:g} is not usable with intermediate_size={size}: two thirds of it become "
+            f"{scaled:g}, where 1 to {MOST} are expected"
         )
-    return adjusted
+    return unit * -(-int(scaled) // unit)

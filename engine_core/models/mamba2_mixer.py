@@ -16,7 +16,7 @@ from engine_core.forward_context import LayerContext
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, RecurrentSpec, StateSpec
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.states import Channels, RecurrenceTensors
-from engine_core.models.model_config import ArchitectureConfig, positive
+from engine_core.models.model_config import MOST_HEADS, ArchitectureConfig, positive
 from engine_core.weights.features import Features
 
 LEGACY_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -71,7 +71,7 @@ class MambaNames:
 
 def read_mamba(config: PretrainedConfig, names: MambaNames, step_limits: tuple[float, float]) -> MambaShape:
     """Raises ``CheckpointError``, and ``UnsupportedModelError`` for an activation other than SiLU."""
-    heads, groups = positive(config, names.num_heads), positive(config, names.num_groups)
+    heads, groups = (positive(config, name, MOST_HEADS) for name in (names.num_heads, names.num_groups))
     if heads % groups:
         raise CheckpointError(f"{names.num_heads}={heads} is not a multiple of {names.num_groups}={groups}")
     activation = getattr(config, names.activation)
@@ -93,10 +93,16 @@ def read_mamba(config: PretrainedConfig, names: MambaNames, step_limits: tuple[f
 
 
 def check_inner_size(fields: Mapping[str, Any], names: MambaNames, expand: str) -> None:
-    """Raise ``CheckpointError`` if the heads are not ``expand`` times as wide as hidden states, where all is given."""
-    given = [fields.get(name) for name in (names.num_heads, names.head_dim, expand, "hidden_size")]
-    sizes = [size for size in given if isinstance(size, int)]
-    if len(sizes) < len(given):
+    """Raise ``CheckpointError`` if the heads are not ``expand`` times as wide as hidden states, where all is given.
+
+    ``names.head_dim`` may be "auto".
+    """
+    given = {name: fields[name] for name in (names.num_heads, names.head_dim, expand, "hidden_size") if name in fields}
+    for name, value in given.items():
+        if type(value) is not int and (name, value) != (names.head_dim, "auto"):
+            raise CheckpointError(f"{name}={value!r} is not usable: expected a positive whole number")
+    sizes = [*given.values()]
+    if len(sizes) < 4 or "auto" in sizes:
         return
     heads, head_dim, factor, hidden = sizes
     if heads * head_dim != factor * hidden:

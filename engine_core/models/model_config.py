@@ -28,6 +28,8 @@ from engine_core.weights.experts import ExpertsShape
 
 MOST, MOST_LAYERS = 2**24, 4096
 """Upper limits of any size, and of layers."""
+MOST_HEADS = 4096
+"""The most heads of a layer; lists have an entry for each."""
 MOST_EXPERTS = 4096
 """The most experts of a layer; each has its own tensors."""
 _MOST_EXPERTS_IN_ALL = 2**17
@@ -334,7 +336,7 @@ def common_fields(
     rotation. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope
     type that the engine lacks.
     """
-    hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+    hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads", MOST_HEADS)
     num_kv_heads = positive(config, "num_key_value_heads")
     if num_heads % num_kv_heads:
         raise CheckpointError(

@@ -154,8 +154,12 @@ class NemotronHForCausalLM(CausalLM):
 
     @classmethod
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
-        pattern = raw.get("hybrid_override_pattern")
-        if pattern is not None and not (isinstance(pattern, str) and pattern and not set(pattern) - set(_LETTERS)):
+        if "hybrid_override_pattern" not in raw:
+            return
+        pattern, kinds = raw["hybrid_override_pattern"], raw.get("layers_block_type")
+        if (pattern is not None or kinds is None) and not (
+            isinstance(pattern, str) and pattern and not set(pattern) - set(_LETTERS)
+        ):
             raise UnsupportedModelError(
                 f"hybrid_override_pattern={pattern!r} is not supported: expected a letter for each layer, of {_LETTERS}"
             )

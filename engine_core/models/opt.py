@@ -18,7 +18,7 @@ from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import MOST_POSITIONS
 from engine_core.models.blocks import SelfAttention
 from engine_core.models.causal_lm import CausalLM
-from engine_core.models.model_config import MOST_LAYERS, ArchitectureConfig, positive
+from engine_core.models.model_config import MOST_HEADS, MOST_LAYERS, ArchitectureConfig, positive
 
 _NORM_EPS = 1e-5
 _FIRST_POSITION = 2
@@ -77,7 +77,7 @@ class OPTForCausalLM(CausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> OPTConfig:
-        hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+        hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads", MOST_HEADS)
         if hidden_size % num_heads:
             raise CheckpointError(f"hidden_size={hidden_size} is not a multiple of num_attention_heads={num_heads}")
         num_layers, pre_norm = positive(config, "num_hidden_layers", MOST_LAYERS), config.do_layer_norm_before
