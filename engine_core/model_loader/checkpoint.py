@@ -145,7 +145,11 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     choice = choose_model(architecture, raw, config.model_impl)
     if pools_hidden_states(path):
         raise not_supported(architecture, "it is a model for embeddings (modules.json), which generates no text")
-    stored = stored_quantization(path, raw, config.quantization, lambda: _tensors(path, text_of, load))
+
+    def tensors() -> dict[str, StoredTensor]:
+        return {choice.model.renamed(name): tensor for name, tensor in _tensors(path, text_of, load).items()}
+
+    stored = stored_quantization(path, raw, config.quantization, tensors)
     if stored is not None and choice.impl != RINGLINE and not is_gguf(path):
         raise UnsupportedModelError(
             f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "

@@ -99,7 +99,8 @@ class LanguageModel(ABC):
         """The shapes of all tensors that the parts take from a checkpoint, by name."""
         return {name: shape for part in self._factory.parts for name, shape in part.tensors().items()}
 
-    def renamed(self, name: str) -> str:
+    @classmethod
+    def renamed(cls, name: str) -> str:
         """The name in ``tensors`` for a checkpoint's ``name``."""
         return name
 

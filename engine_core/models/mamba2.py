@@ -90,6 +90,7 @@ class Mamba2ForCausalLM(CausalLM):
             attends=(False,) * num_layers,
         )
 
-    def renamed(self, name: str) -> str:
+    @classmethod
+    def renamed(cls, name: str) -> str:
         """Checkpoints converted by early releases have one embedding."""
-        return name.replace(f"{self.prefix}.embedding.", f"{self.prefix}.{self.embedding_name}.")
+        return name.replace(f"{cls.prefix}.embedding.", f"{cls.prefix}.{cls.embedding_name}.")

@@ -179,9 +179,10 @@ class NemotronHForCausalLM(CausalLM):
             latent_size=latent,
         )
 
-    def renamed(self, name: str) -> str:
+    @classmethod
+    def renamed(cls, name: str) -> str:
         """Checkpoints have transformers' prefix or NVIDIA's."""
-        return f"{self.prefix}.{name.removeprefix('model.')}" if name.startswith("model.") else name
+        return f"{cls.prefix}.{name.removeprefix('model.')}" if name.startswith("model.") else name
 
     def is_redundant(self, name: str) -> bool:
         return name.startswith("mtp.") or super().is_redundant(name)

@@ -131,7 +131,8 @@ class OPTForCausalLM(CausalLM):
         tokens, places = self.embed_tokens(input_ids), self.embed_positions(positions + _FIRST_POSITION)
         return places + tokens if self.project_in is None else self.project_in(tokens, places)
 
-    def renamed(self, name: str) -> str:
+    @classmethod
+    def renamed(cls, name: str) -> str:
         """Checkpoints saved without a head have names that begin with ``decoder``."""
         return f"model.{name}" if name.startswith("decoder.") else name
 
