@@ -14,6 +14,7 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import random_gguf, shapes
@@ -41,8 +42,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     peers, files = Peers.at(arguments.peers), _files(arguments)
     cost, gauge = ModelCost.of(next(iter(files.values()))), Gauge()
-    tokens = max(work.batch * (work.prompt + work.output) for work, _ in (_WORKS[name] for name in arguments.works))
-    kv_cache_bytes = max(tokens * 5 // 4, _MAX_MODEL_LEN) * cost.kv_bytes
+    kv_cache_bytes = _kv_cache_bytes(cost, [_WORKS[name][0] for name in arguments.works])
     specs, wanted = _specs(peers, files, arguments, kv_cache_bytes), arguments.engines
     specs = [spec for spec in specs if wanted is None or spec.name in wanted]
     weight_bytes = _weight_bytes(files, cost)
@@ -85,6 +85,14 @@ def _files(arguments: argparse.Namespace) -> dict[str, Path]:
             print(f"making {file}", flush=True)
             random_gguf.write(random_gguf.SHAPES[arguments.shape], mix, file)
     return files
+
+
+def _kv_cache_bytes(cost: ModelCost, works: Sequence[Work]) -> int:
+    """A quarter more than the works fill; half of it is for states, if layers keep any."""
+    tokens = max(work.batch * (work.prompt + work.output) for work in works)
+    blocks = max(tokens * 5 // 4, _MAX_MODEL_LEN) * cost.kv_bytes
+    states = max(work.batch * 5 // 4 + 2 for work in works) * cost.state_bytes
+    return 2 * max(blocks, states) if states else blocks
 
 
 def _specs(

@@ -224,7 +224,7 @@ def write(shape: Shape, mix: str, output: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, size, kind in tensors:
-        writer.write_tensor_data(_numbers(name, size, random) if kind in _PLAIN else _blocks(kind, size, random))
+        writer.write_tensor_data(_numbers(name, kind, size, random) if kind in _PLAIN else _blocks(kind, size, random))
     writer.close()
 
 
@@ -277,12 +277,12 @@ def _tensors(shape: Shape, mix: str) -> Iterator[Tensor]:
 _PLAIN = (Type.F32, Type.BF16)
 
 
-def _numbers(name: str, size: tuple[int, ...], random: np.random.Generator) -> npt.NDArray[Any]:
-    """Float32, or bfloat16 as bytes for a matrix that is not a router or a convolution."""
+def _numbers(name: str, kind: Type, size: tuple[int, ...], random: np.random.Generator) -> npt.NDArray[Any]:
+    """Float32, or bfloat16 as bytes."""
     if len(size) == 1:
         return np.full(size, -1 if name.endswith("ssm_a") else 1, np.float32)
     numbers = random.standard_normal(size, np.float32) * np.float32(0.02)
-    if "conv" in name or "ffn_gate_inp" in name:
+    if kind == Type.F32:
         return numbers
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(*size[:-1], -1)
 

@@ -23,6 +23,8 @@ _UNIT = 16
 """Channels that ranks share are cut in multiples of this: ``distributed.ranks.UNIT``."""
 NO_STATE = -1
 """The slot of a sequence's state before its first token: all zeros."""
+SPARE_SLOTS = 2
+"""Free slots that snapshots and drafts leave: a sequence takes as many to start, one to work in and its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,10 @@ class KVCacheConfig:
     def nbytes(self) -> int:
         """Bytes of all blocks and slots."""
         return self.num_blocks * self.bytes_per_block + self.num_states * self.bytes_per_state
+
+    def most_running(self, max_num_seqs: int) -> int:
+        """How many sequences can run at a time, of ``max_num_seqs``: each works in a slot for its state, if any."""
+        return min(max_num_seqs, self.num_states - SPARE_SLOTS) if self.num_states else max_num_seqs
 
     def describe(self) -> str:
         """The size of its blocks, for a person; with several groups or windows, also the layers of a block."""

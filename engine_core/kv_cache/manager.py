@@ -3,8 +3,8 @@
 A sequence has a block table for each group of layers. In groups with a sliding window, the first blocks are released as
 the window moves on; ``NO_BLOCK`` takes their place.
 
-The prefix cache finds a full block by its group and its hash (``prefix_hashes``). If layers keep states, a sequence also
-has slots for these (``state_slots``), and starts where both its blocks and a snapshot are found. A model without
+The prefix cache finds a full block by its group and its hash (``prefix_hashes``). If layers keep states, a sequence
+also has slots for these (``state_slots``), and starts where both its blocks and a snapshot are found. A model without
 attention has no groups, and no blocks.
 """
 

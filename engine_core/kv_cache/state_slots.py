@@ -29,11 +29,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.kv_cache_interface import NO_STATE
+from engine_core.kv_cache_interface import NO_STATE, SPARE_SLOTS
 from engine_core.sequence import HeldStates, Sequence
-
-SPARE_SLOTS = 2
-"""Free slots that snapshots and drafts leave: a sequence takes as many to start, one to work in and its source."""
 
 _CALL_TOKENS = 8
 """Most tokens at a prompt's end that call for an answer, such as "assistant:" in the words of a chat template."""
@@ -230,9 +227,12 @@ class StateSlots:
             if rows not in slots:
                 if not self.num_spare:
                     continue
-                if self._leaves_milestone(seq, position) and len(self._milestones) == self._most_milestones:
+                is_milestone = self._leaves_milestone(seq, position)
+                if is_milestone and len(self._milestones) >= self._most_milestones:
                     self._wear(next(iter(self._milestones)))
                 slots[rows] = self._take()
+                if is_milestone:
+                    self._add_milestone(slots[rows])
                 use.left.append(slots[rows])
             use.snapshots.append((position, slots[rows]))
         use.snapshots.reverse()
@@ -280,9 +280,11 @@ class StateSlots:
                 held.newest = None if is_milestone else slot
 
     def _add_milestone(self, slot: int) -> None:
-        if len(self._milestones) == self._most_milestones:
-            self._wear(next(iter(self._milestones)))
-        self._milestones[slot] = None
+        if slot not in self._milestones:
+            if len(self._milestones) >= self._most_milestones:
+                self._wear(next(iter(self._milestones)))
+            self._worn.pop(slot, None)
+            self._milestones[slot] = None
 
     def _lead_trail(self, slot: int, seq: Sequence) -> None:
         """Add a snapshot to the trail of ``seq``; the one that it started from is worn then, unless others found it."""

@@ -138,9 +138,10 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     published = raw
     if (own := _PUBLISHED_TYPES.get(str(raw.get("model_type")))) is not None:
         raw = {**raw, "model_type": own}
-    architecture, text_of = _architecture(path, raw), None
-    if architecture in multimodal.CLASSES:
-        text, text_of = _text_model(path, raw, architecture, load), architecture
+    architecture = _architecture(path, raw)
+    text_of = _class_around(path, raw, architecture, load)
+    if text_of is not None:
+        text = _text_model(path, raw, text_of, load)
         architecture, raw = text.architecture, text.fields
     choice = choose_model(architecture, raw, config.model_impl)
     if pools_hidden_states(path):
@@ -236,11 +237,21 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
     return canonical_architecture(multimodal.PUBLISHED_AS.get(named[0], named[0]), raw.get("model_type"))
 
 
+def _class_around(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> str | None:
+    """The multimodal class whose layout the checkpoint has: its own, or that around a text model by itself."""
+    if architecture in multimodal.CLASSES:
+        return architecture
+    around = multimodal.class_around(raw.get("model_type"))
+    if around is None or not multimodal.keeps_layout(raw["model_type"], _tensors(path, None, load)):
+        return None
+    return around
+
+
 def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> TextModel:
     """The text model of a multimodal checkpoint. Raises ``CheckpointError``."""
     _check_counts(raw)
     config, stored = _read_by_transformers(path), _tensors(path, architecture, load)
-    stacks_experts = any(name.endswith(".experts.gate_up_proj") for name in stored)
+    stacks_experts = any(name.endswith(multimodal.STACKED) for name in stored)
     try:
         return multimodal.text_model(raw, config, has_head="lm_head.weight" in stored, stacks_experts=stacks_experts)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:

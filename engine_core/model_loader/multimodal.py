@@ -7,12 +7,15 @@ their text model computes: rotations by time, height and width are equal where a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from engine_core.errors import CheckpointError
 from engine_core.models.qwen3_5_moe import STACKED_EXPERTS
@@ -103,6 +106,8 @@ _FIXED: dict[str, dict[str, Any]] = {
 """Fields that a text model's configuration lacks, as its module has but one way."""
 _EITHER_WAY = "qwen3_5_moe_text"
 """A text model whose experts are published stacked or, if they are quantized, one by one."""
+STACKED = ".experts.gate_up_proj"
+"""End of the names of stacked experts' tensors."""
 _RENAMED = {"paddleocr_vl_text": {"attention_bias": "use_bias", "mlp_bias": "use_bias"}}
 """Fields as that model calls them, to what the text model's configuration calls them."""
 _ROTATIONS = ("mrope_section", "mrope_interleaved", "mrope_dim")
@@ -135,7 +140,7 @@ def text_model(
     experts of a layer in one tensor. Raises ``CheckpointError``.
     """
     text = config.get_text_config(decoder=True)
-    if text is config:
+    if text is config and class_around(config.model_type) is None:
         raise CheckpointError(f"model_type={config.model_type!r} has no text model inside, as its class says")
     fields = {**text.to_dict(), **_FIXED.get(text.model_type, {})}
     fields |= {name: fields[own] for name, own in _RENAMED.get(text.model_type, {}).items()}
@@ -166,6 +171,19 @@ def text_model(
             "tie_word_embeddings": tied and not has_head,
         },
     )
+
+
+def class_around(model_type: object) -> str | None:
+    """The class of ``CLASSES`` whose text model has that ``model_type``, if it is named after it."""
+    name = str(model_type)
+    found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(name.removesuffix("_text"))
+    return found if name.endswith("_text") and found in CLASSES else None
+
+
+def keeps_layout(model_type: object, names: Iterable[str]) -> bool:
+    """Whether a text model published by itself has ``names`` for its tensors as the model around it has them."""
+    stacks = model_type == _EITHER_WAY
+    return any(_TEXT.match(name) or (stacks and name.endswith(STACKED)) for name in names)
 
 
 def text_name(name: str) -> str:

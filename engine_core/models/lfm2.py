@@ -19,7 +19,15 @@ from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
 from engine_core.models.causal_lm import CausalLM
-from engine_core.models.model_config import ArchitectureConfig, common_fields, layer_types, positive, positive_number
+from engine_core.models.model_config import (
+    MOST,
+    MOST_LAYERS,
+    ArchitectureConfig,
+    common_fields,
+    layer_types,
+    positive,
+    positive_number,
+)
 from engine_core.models.short_conv import GatedShortConv
 
 CONV, FULL = "conv", "full_attention"
@@ -114,14 +122,14 @@ def lfm2_fields(config: PretrainedConfig, known: tuple[str, ...], **options: Any
 
     Raises ``CheckpointError``, ``UnsupportedModelError``.
     """
-    fields = common_fields(config, activation=Activation.SILU, norm_eps="norm_eps", unrotated=(CONV,), **options)
-    kinds = layer_types(config, fields["num_layers"])
+    kinds = layer_types(config, positive(config, "num_hidden_layers", MOST_LAYERS))
     if unknown := sorted({*kinds} - {*known}):
         raise UnsupportedModelError(
             f"layer_types: {', '.join(unknown)} is not supported: expected {', '.join(known[:-1])} or {known[-1]}"
         )
     if (taps := positive(config, "conv_L_cache", _MOST_TAPS)) < 2:
         raise CheckpointError(f"conv_L_cache={taps} is not usable: expected at least 2 tokens")
+    fields = common_fields(config, activation=Activation.SILU, norm_eps="norm_eps", unrotated=(CONV,), **options)
     return fields | {
         "attends": tuple(kind != CONV for kind in kinds),
         "conv_taps": taps,
@@ -135,6 +143,11 @@ def _feed_forward_size(config: PretrainedConfig) -> int:
     size = positive(config, "intermediate_size")
     if not config.block_auto_adjust_ff_dim:
         return size
-    unit = positive(config, "block_multiple_of")
-    size = int(positive_number(config, "block_ffn_dim_multiplier") * int(2 * size / 3))
-    return unit * -(-size // unit)
+    unit, factor = positive(config, "block_multiple_of"), positive_number(config, "block_ffn_dim_multiplier")
+    adjusted = unit * -(-int(factor * int(2 * size / 3)) // unit)
+    if not 1 <= adjusted <= MOST:
+        raise CheckpointError(
+            f"intermediate_size={size} is not usable: expected one that block_ffn_dim_multiplier={factor:g} and "
+            f"block_multiple_of={unit} make a size from 1 to {MOST}, and not {adjusted}"
+        )
+    return adjusted

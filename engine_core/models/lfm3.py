@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.errors import CheckpointError
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.forward_context import LayerContext
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part_factory import PartFactory
@@ -90,6 +90,7 @@ class Lfm3ForCausalLM(Lfm2Model):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> Lfm3Config:
         fields = lfm2_fields(config, (CONV, FULL, _WINDOW), partial_rotary=True)
+        _require_whole_heads(config)
         kinds, window = layer_types(config, fields["num_layers"]), sliding_window(config)
         if _WINDOW in kinds and window is None:
             raise CheckpointError(
@@ -104,3 +105,14 @@ class Lfm3ForCausalLM(Lfm2Model):
             head_gates=bool(config.use_attention_gate),
             norms_after=bool(config.use_sandwich_norm),
         )
+
+
+def _require_whole_heads(config: PretrainedConfig) -> None:
+    """Raise ``UnsupportedModelError`` for a share of heads with rope type ``default``, for which it is not read."""
+    for kind, rope in config.rope_parameters.items():
+        factor = rope.get("partial_rotary_factor", 1.0) if isinstance(rope, dict) else 1.0
+        if factor != 1.0 and rope.get("rope_type") == "default":
+            raise UnsupportedModelError(
+                f"partial_rotary_factor={factor!r} is not supported for {kind} with rope type 'default': expected 1, "
+                "as that rotates whole heads"
+            )

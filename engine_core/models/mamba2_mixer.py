@@ -94,8 +94,9 @@ def read_mamba(config: PretrainedConfig, names: MambaNames, step_limits: tuple[f
 
 def check_inner_size(fields: Mapping[str, Any], names: MambaNames, expand: str) -> None:
     """Raise ``CheckpointError`` if the heads are not ``expand`` times as wide as hidden states, where all is given."""
-    sizes = [fields.get(name) for name in (names.num_heads, names.head_dim, expand, "hidden_size")]
-    if not all(isinstance(size, int) for size in sizes):
+    given = [fields.get(name) for name in (names.num_heads, names.head_dim, expand, "hidden_size")]
+    sizes = [size for size in given if isinstance(size, int)]
+    if len(sizes) < len(given):
         return
     heads, head_dim, factor, hidden = sizes
     if heads * head_dim != factor * hidden:
@@ -207,10 +208,11 @@ class Mamba2Mixer:
         gate, steps = projected[:, : self._values], projected[:, self._values + convolved :][:, : self._own_heads]
         made = self.conv1d(projected[:, self._values : self._values + convolved], context)
         value, key, query = torch.split(made, [self._values, self._keys, self._keys], dim=1)
+        rows = len(x)
         y = self.recurrence(
-            query.unflatten(1, (self._own_groups, -1)),
-            key.unflatten(1, (self._own_groups, -1)),
-            value.unflatten(1, (self._own_heads, -1)),
+            query.view(rows, self._own_groups, -1),
+            key.view(rows, self._own_groups, -1),
+            value.view(rows, self._own_heads, -1),
             steps,
             None,
             context,

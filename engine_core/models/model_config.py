@@ -26,7 +26,7 @@ from engine_core.ops.base import Routing
 from engine_core.weights.expert_tensors import ExpertTensors, SeparateExperts
 from engine_core.weights.experts import ExpertsShape
 
-_MOST, MOST_LAYERS = 2**24, 4096
+MOST, MOST_LAYERS = 2**24, 4096
 """Upper limits of any size, and of layers."""
 MOST_EXPERTS = 4096
 """The most experts of a layer; each has its own tensors."""
@@ -472,7 +472,7 @@ def sliding_window(config: PretrainedConfig) -> int | None:
     return None if config.sliding_window is None else positive(config, "sliding_window", MOST_POSITIONS)
 
 
-def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
+def positive(config: PretrainedConfig, name: str, most: int = MOST) -> int:
     """A size from 1 to ``most``, so that absurd sizes raise ``CheckpointError`` before anything is allocated."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

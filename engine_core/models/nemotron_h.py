@@ -18,14 +18,20 @@ from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import SelfAttention
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.deepseek_v3 import grouped_routing
-from engine_core.models.mamba2_mixer import LEGACY_KINDS, Mamba2Mixer, MambaConfig, MambaNames, MambaShape, read_mamba
+from engine_core.models.mamba2_mixer import (
+    LEGACY_KINDS,
+    Mamba2Mixer,
+    MambaConfig,
+    MambaNames,
+    read_mamba,
+    read_step_limits,
+)
 from engine_core.models.model_config import (
     ArchitectureConfig,
     Mixture,
     common_fields,
     layer_types,
     positive,
-    positive_number,
     read_experts,
 )
 from engine_core.models.stage_work import met_experts, work_of_layers
@@ -171,7 +177,7 @@ class NemotronHForCausalLM(CausalLM):
             **fields | unused | {"tie_word_embeddings": False},
             mlp_bias=bool(config.mlp_bias),
             mixture=_mixture(config, fields, kinds, latent) if _MOE in kinds else None,
-            mamba=_mamba(config) if any(has_mixer) else None,
+            mamba=read_mamba(config, _NAMES, read_step_limits(config)) if any(has_mixer) else None,
             mamba_names=_NAMES,
             has_mixer=has_mixer,
             attends=tuple(kind == _ATTENTION for kind in kinds),
@@ -186,11 +192,6 @@ class NemotronHForCausalLM(CausalLM):
 
     def is_redundant(self, name: str) -> bool:
         return name.startswith("mtp.") or super().is_redundant(name)
-
-
-def _mamba(config: PretrainedConfig) -> MambaShape:
-    """Steps are limited from below alone; transformers does not read ``time_step_limit``."""
-    return read_mamba(config, _NAMES, (positive_number(config, "time_step_min"), float("inf")))
 
 
 def _mixture(config: PretrainedConfig, fields: dict[str, Any], kinds: tuple[str, ...], latent: int | None) -> Mixture:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from transformers import PretrainedConfig
 
 from engine_core.layers.linear import ColumnParallelLinear
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.states import RecurrentHeads
+from engine_core.models.causal_lm import DecoderLayer
 from engine_core.models.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig, read_gated_delta_net
 from engine_core.models.model_config import positive
 from engine_core.models.qwen2_moe import qwen_mixture
 from engine_core.models.qwen3_5 import QwenHybrid, QwenHybridLayer
+
+SEPARATE_GATES = "separate_gates"
+"""Field of the configuration: GGUF files have queries, keys and values in one tensor, and gates in another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3NextConfig(GatedDeltaNetConfig):
+    """How projections are stored."""
+
+    separate_gates: bool
 
 
 class InterleavedGatedDeltaNet(GatedDeltaNet):
@@ -52,10 +65,22 @@ def _moved(rows: list[range], by: int) -> list[range]:
     return [range(each.start + by, each.stop + by) for each in rows]
 
 
+class SeparateGatesDeltaNet(InterleavedGatedDeltaNet):
+    """Only update and decay inputs are stored key head by key head."""
+
+    make_qkvz = GatedDeltaNet.make_qkvz
+
+
 class Qwen3NextLayer(QwenHybridLayer):
     """With these projections."""
 
     linear_class = InterleavedGatedDeltaNet
+
+
+class SeparateGatesLayer(QwenHybridLayer):
+    """Likewise."""
+
+    linear_class = SeparateGatesDeltaNet
 
 
 class Qwen3NextForCausalLM(QwenHybrid):
@@ -63,9 +88,15 @@ class Qwen3NextForCausalLM(QwenHybrid):
 
     model_type = "qwen3_next"
     layer_class = Qwen3NextLayer
+    config: Qwen3NextConfig
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> GatedDeltaNetConfig:
+    def read_config(cls, config: PretrainedConfig) -> Qwen3NextConfig:
         fields = read_gated_delta_net(config)
         shared = positive(config, "shared_expert_intermediate_size")
-        return GatedDeltaNetConfig(**fields, mixture=qwen_mixture(config, fields, shared))
+        mixture, separate = qwen_mixture(config, fields, shared), bool(getattr(config, SEPARATE_GATES, False))
+        return Qwen3NextConfig(**fields, mixture=mixture, separate_gates=separate)
+
+    def make_layers(self, parts: PartFactory) -> list[DecoderLayer]:
+        make = SeparateGatesLayer if self.config.separate_gates else Qwen3NextLayer
+        return [make(self.config, index, f"{self.prefix}.layers.{index}", parts) for index in self.stage_layers]

@@ -218,7 +218,7 @@ class GpuBackend(OpsBackend):
         return output
 
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        groups, gates = (logits.shape[1], -1), logits.sigmoid().to(x.dtype)[..., None]
+        grouped, gates = (*logits.shape, x.shape[1] // logits.shape[1]), logits.sigmoid().to(x.dtype)[..., None]
         if residual is None:
-            return (x.unflatten(1, groups) * gates).flatten(1)
-        return torch.addcmul(residual.unflatten(1, groups), x.unflatten(1, groups), gates).flatten(1)
+            return (x.view(grouped) * gates).flatten(1)
+        return torch.addcmul(residual.view(grouped), x.view(grouped), gates).flatten(1)

@@ -148,7 +148,8 @@ class PackedExperts(ExpertsOp):
     @property
     def _tiles(self) -> int:
         """Tiles of an expert's ``_gate_up``."""
-        return -(-self._arguments.inner_part // self._tile_inner)
+        inner: int = self._arguments.inner_part
+        return -(-inner // self._tile_inner)
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None

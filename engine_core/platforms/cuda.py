@@ -56,8 +56,6 @@ class CudaMemoryProfile:
     """What the largest step adds."""
     graphs: int
     """Estimate for captured graphs."""
-    spare_state: int = 0
-    """A slot of states that graphs' padding writes."""
 
     @property
     def overhead_per_block(self) -> int:
@@ -74,7 +72,7 @@ class CudaMemoryProfile:
                 f"but only {size(available)} were free at the start. Lower it to at most "
                 f"{int(100 * available / self.total) / 100:g}, or end what else uses the GPU."
             )
-        return budget - self.context - self.taken - self.step_peak - self.graphs - self.spare_state
+        return budget - self.context - self.taken - self.step_peak - self.graphs
 
     def describe(self, utilization: float) -> str:
         """The numbers from which ``left`` is calculated, for a person."""
@@ -84,7 +82,6 @@ class CudaMemoryProfile:
             f"{size(self.context)}, libraries {size(self.taken - self.weights)}, the largest step "
             f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), and CUDA graphs about "
             f"{size(self.graphs)} (--max-num-seqs, --enforce-eager)"
-            + (f", and a spare state {size(self.spare_state)}" if self.spare_state else "")
         )
 
 
@@ -243,14 +240,13 @@ class CudaPlatform(Platform):
         return self._caches(model, kv_cache_config.num_blocks, kv_cache_config.num_states)
 
     def _caches(self, model: LanguageModel, num_blocks: int, num_states: int) -> Caches:
-        """With a slot of states more, which graphs' padding writes."""
         return allocate_caches(
             model,
             self.attention,
             self._limits.block_size,
             self.torch_device,
             num_blocks=num_blocks,
-            num_states=num_states + 1,
+            num_states=num_states,
         )
 
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> CudaMemoryProfile:
@@ -270,7 +266,6 @@ class CudaPlatform(Platform):
             weights=model.weight_bytes,
             step_peak=peak,
             graphs=self._graphs_expected,
-            spare_state=0 if (states := model.state_cache_spec) is None else states.bytes_per_state,
         )
 
     def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, caches: Caches) -> float:

@@ -142,16 +142,13 @@ class GraphInputBuffers:
         ]
         return DeviceInputs(ids, positions, metadata, StateMetadata(starts, *states) if states else None)
 
-    def load_padded(self, inputs: StepInputs, size: int, pending: PendingTokens | None, spare: int) -> None:
-        """Copy inputs of at most ``size`` sequences, one row each, to the buffers that ``padded`` returns.
-
-        Padding begins with no state, and leaves its own in slot ``spare``.
-        """
+    def load_padded(self, inputs: StepInputs, size: int, pending: PendingTokens | None) -> None:
+        """Copy inputs of at most ``size`` sequences, one row each, to the buffers that ``padded`` returns."""
         count = len(inputs.input_ids)
         columns = [_padded(x.numpy(), size, 0) for x in (inputs.input_ids, inputs.positions)]
         columns += [_padded(group.slot_mapping.numpy(), size, -1) for group in inputs.metadata]
         starts, lengths = np.arange(size + 1, dtype=np.int32), _padded(inputs.lengths.astype(np.int32), size, 0)
-        states = [] if inputs.state_metadata is None else _padded_states(inputs.state_metadata, size, spare)
+        states = [] if inputs.state_metadata is None else _padded_states(inputs.state_metadata, size)
         tables = [group.block_tables.numpy() for group in inputs.metadata]
         loaded = self._upload([*columns, starts, lengths, *states, *tables], pending)
         for group, table in enumerate(loaded[len(loaded) - self._num_groups :]):
@@ -177,13 +174,13 @@ class GraphInputBuffers:
         ]
         return self._inputs([*loaded, *self._block_tables[:, :size]], 1, self._max_model_len)
 
-    def clear(self, size: int, spare: int) -> None:
-        """Fill a step of ``size`` sequences with padding, as in ``load_padded``."""
+    def clear(self, size: int) -> None:
+        """Fill a step of ``size`` sequences with padding."""
         inputs = self.padded(size)
         inputs.input_ids.zero_()
         inputs.positions.zero_()
         if inputs.state_metadata is not None:
-            padding = _padded_states(_NO_STATES, size, spare)
+            padding = _padded_states(_NO_STATES, size)
             for own, each in zip(_arrays(inputs.state_metadata), padding, strict=True):
                 own.copy_(torch.from_numpy(each))
             inputs.state_metadata.query_starts.copy_(torch.arange(size + 1, dtype=torch.int32))
@@ -202,8 +199,8 @@ def _arrays(states: StateMetadata) -> list[torch.Tensor]:
     return [states.sources, states.save_starts, states.save_rows, states.save_slots]
 
 
-def _padded_states(states: StateMetadata, size: int, spare: int) -> list[npt.NDArray[np.int32]]:
-    """``_arrays`` of a step of at most ``size`` sequences, one row each, with padding that saves to slot ``spare``.
+def _padded_states(states: StateMetadata, size: int) -> list[npt.NDArray[np.int32]]:
+    """``_arrays`` of a step of at most ``size`` sequences, one row each, with padding that saves its states nowhere.
 
     Entries after the last save are unspecified: only starts say which there are.
     """
@@ -213,7 +210,7 @@ def _padded_states(states: StateMetadata, size: int, spare: int) -> list[npt.NDA
         _padded(sources, size, NO_STATE),
         np.concatenate([starts, starts[-1] + padding]),
         _padded(np.concatenate([rows, count - 1 + padding]), _SAVES * size, 0),
-        _padded(slots, _SAVES * size, spare),
+        _padded(slots, _SAVES * size, NO_STATE),
     ]
 
 
@@ -247,7 +244,7 @@ class DeviceForward:
             return self._model.forward(loaded.input_ids, loaded.positions, loaded.context(caches, wanted))
         if inputs.metadata:
             self._attention.plan(inputs.metadata[0], size)
-        self._inputs.load_padded(inputs, size, pending, _spare_slot(caches))
+        self._inputs.load_padded(inputs, size, pending)
         self._graphs[size].replay()
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
 
@@ -269,7 +266,7 @@ class DeviceForward:
         for size in reversed(sizes):
             if caches.kv:
                 self._attention.plan(_NO_SEQUENCES, size)
-            self._inputs.clear(size, _spare_slot(caches))
+            self._inputs.clear(size)
             self._graphs[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
         self._captured = tuple(sizes)
 
@@ -287,11 +284,6 @@ class DeviceForward:
         if self._hidden is None:  # the largest size comes first
             self._hidden = torch.empty_like(hidden)
         self._hidden[:size].copy_(hidden)
-
-
-def _spare_slot(caches: Caches) -> int:
-    """The slot of states that no sequence uses: the last one."""
-    return len(caches.states[0].conv) - 1 if caches.states else 0
 
 
 def _is_capturable(inputs: StepInputs) -> bool:

@@ -63,7 +63,8 @@ def _name(dtype: torch.dtype) -> str:
 
 def bytes_of(words: torch.Tensor) -> torch.Tensor:
     """[N, 4 · W] uint8 of ``words`` [N, W] int32, lowest byte first."""
-    return words.contiguous().view(torch.uint8)
+    # Flat: a single column may have any stride, which a view as bytes does not take.
+    return words.contiguous().flatten().view(torch.uint8).view(len(words), 4 * words.shape[1])
 
 
 def nibbles_of(packed: torch.Tensor, *, high_first: bool = False) -> torch.Tensor:

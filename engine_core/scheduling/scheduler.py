@@ -32,8 +32,8 @@ from itertools import count
 from engine_core.config import CacheConfig, ModelSpec, SchedulerConfig
 from engine_core.errors import ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
 from engine_core.kv_cache.manager import KVCacheManager, Prefix
-from engine_core.kv_cache.state_slots import SPARE_SLOTS, StateUse
-from engine_core.kv_cache_interface import KVCacheConfig, blocks_of_longest
+from engine_core.kv_cache.state_slots import StateUse
+from engine_core.kv_cache_interface import SPARE_SLOTS, KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.scheduling import drafting
 from engine_core.scheduling.fairness import TenantShares
@@ -80,7 +80,7 @@ class Scheduler:
         budget = config.max_num_batched_tokens
         # Without chunked prefill, each prompt has to fit into a step.
         prompt_tokens = max(1, budget // 4) if config.enable_chunked_prefill else budget
-        self._places = _places(config, kv_cache_config)
+        self._places = kv_cache_config.most_running(config.max_num_seqs)
         self._tenants = TenantShares(self._places, kv_cache_config.num_blocks, prompt_tokens)
         self._fair = config.policy == "priority"
         self._lifecycle = Lifecycle(self._kv, self._queue, model, self._counters, fair=self._fair)
@@ -428,11 +428,6 @@ class Scheduler:
             if kept or not self._lifecycle.drop_idle_prompt(keep=seq.group):
                 return False
         return True
-
-
-def _places(config: SchedulerConfig, kv_cache: KVCacheConfig) -> int:
-    """How many sequences may run: each works in a slot for its state, and one that starts reads from another."""
-    return min(config.max_num_seqs, kv_cache.num_states - SPARE_SLOTS) if kv_cache.num_states else config.max_num_seqs
 
 
 def _check_limits(config: SchedulerConfig, kv_cache: KVCacheConfig, model: ModelSpec) -> None:

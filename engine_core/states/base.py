@@ -80,7 +80,8 @@ class StateMetadata:
     """[N] int32: the row of the step after which the state is saved; ascending. Each sequence's last save follows its
     last row."""
     save_slots: torch.Tensor
-    """[N] int32: the slot that takes the state. It may be the sequence's source, but no other sequence's."""
+    """[N] int32: the slot that takes the state. It may be the sequence's source, but no other sequence's. ``NO_STATE``:
+    none does; only the padding of a GPU's steps has it."""
 
     @staticmethod
     def of_sequences(

@@ -247,6 +247,8 @@ class AsyncEngine:
             + (len(self.grammars) if self.grammars is not None else 0),
             kv_usage=stats.kv_usage,
             kv_blocks=stats.kv_blocks,
+            states=stats.state_slots,
+            states_used=stats.state_slots_used,
             peers=len(self._wakers),
             ledgers=self.registry.num_ledgers,
             prefix_queries=stats.prefix_query_tokens,

@@ -206,7 +206,7 @@ def model_message(
         block_size=cache.block_size,
         num_blocks=cache.num_blocks,
         max_num_queued_reqs=scheduler.max_num_queued_reqs,
-        max_num_seqs=scheduler.max_num_seqs,
+        max_num_seqs=cache.most_running(scheduler.max_num_seqs),
         capabilities=capabilities,
         num_parameters=spec.num_parameters,
     )

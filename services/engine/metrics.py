@@ -21,9 +21,12 @@ class EngineReading:
     waiting: int
     """Requests (not choices) with at least one choice in the queue."""
     kv_usage: float
-    """Fraction of KV blocks in use, in [0, 1]."""
+    """Fraction of KV blocks, or of slots for states, in use, whichever is larger; in [0, 1]."""
     kv_blocks: int
     """Total number of blocks."""
+    states: int
+    """Total number of slots for states."""
+    states_used: int
     ledgers: int
     peers: int
     """Attached processors and detokenizers."""
@@ -83,8 +86,12 @@ class EngineMetrics(ServiceMetrics):
         if now is not None:
             yield self._gauge("vllm:num_requests_running", "Choices being computed.", now.running)
             yield self._gauge("vllm:num_requests_waiting", "Requests waiting to be computed.", now.waiting)
-            yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", now.kv_usage)
+            yield self._gauge(
+                "vllm:kv_cache_usage_perc", "Share of KV blocks or states in use; 1 is all.", now.kv_usage
+            )
             yield self._gauge("ringline_kv_blocks", "KV blocks in all.", now.kv_blocks)
+            yield self._gauge("ringline_states", "Slots for states in all.", now.states)
+            yield self._gauge("ringline_states_used", "Slots for states that sequences hold.", now.states_used)
             yield self._gauge("ringline_peers", "Processes that are attached.", now.peers)
             yield self._gauge("ringline_ledgers", "Requests remembered.", now.ledgers)
             yield self._counter("vllm:prefix_cache_queries", "Tokens looked up by prefix.", now.prefix_queries)

@@ -169,6 +169,8 @@ class EngineService:
             blocks_used=stats.kv_blocks_used,
             blocks_total=stats.kv_blocks,
             generated_tokens=stats.generated_tokens,
+            states_used=stats.state_slots_used,
+            states_total=stats.state_slots,
         )
 
     def _loaded(self) -> StepLoop:

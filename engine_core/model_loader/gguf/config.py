@@ -55,7 +55,8 @@ def describe(file: GgufFile) -> GgufDescription:
     heads = Heads(config["num_attention_heads"], config["num_key_value_heads"], rotated)
     layers = metadata.integer("block_count")
     counts = Counts(layers, num_layers(metadata), metadata.integer("expert_count", 0))
-    sources = sources_of(file, architecture.names, heads, counts)
+    recurrence = None if architecture.recurrence is None else architecture.recurrence(metadata)
+    sources = sources_of(file, architecture.names, heads, counts, recurrence)
     types = types_of(sources)
     if any(each not in FLOAT_TYPES for each in types.values()) or architecture.separates_experts:
         config["quantization_config"] = {"quant_method": "gguf", "types": types}

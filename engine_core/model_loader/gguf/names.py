@@ -7,12 +7,13 @@ queries, keys and values is split where the model has three.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_core.errors import CheckpointError
-from engine_core.model_loader.gguf.architectures.base import TensorNames
+from engine_core.model_loader.gguf.architectures.base import RecurrentOrder, TensorNames
 from engine_core.model_loader.gguf.reader import GgufFile, GgufTensor
 
 
@@ -51,6 +52,20 @@ class HeadOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class TiledColumns:
+    """Columns of heads stored tiled: ``RecurrentOrder``."""
+
+    groups: int
+    per_group: int
+    size: int
+    """Columns of a head."""
+
+    def fits_blocks(self, tensor: GgufTensor) -> bool:
+        """Whether no block has columns of two heads."""
+        return self.size % tensor.type.block_size == 0
+
+
+@dataclass(frozen=True, slots=True)
 class GgufRows:
     """Neighbouring rows of a tensor; of a vector, neighbouring numbers."""
 
@@ -63,6 +78,10 @@ class GgufRows:
     """None: rows are in the checkpoint's order."""
     added: float = 0.0
     """The converter added this to each number."""
+    is_rate: bool = False
+    """Whether a number x became −exp(x)."""
+    columns: TiledColumns | None = None
+    """The order of a row's numbers, where it is not the checkpoint's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +131,7 @@ _LAYER = {
 _UNUSED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|(.*\.)?attn_rot_embd(\.weight)?")
 """RoPE tensors, which ``config`` reads."""
 _IN_LAYER = re.compile(r"blk\.(?P<layer>\d{1,5})\.(?P<part>.+?)(?P<kind>\.weight|\.bias)?")
-_BARE = (".sinks", ".e_score_correction_bias", "layer_scalar")
+_BARE = (".sinks", ".e_score_correction_bias", ".expert_bias", "layer_scalar", ".A_log", ".D", ".dt_bias")
 """Ends of names without ``.weight`` and ``.bias``."""
 _ONE_ROW = ("mlp.shared_expert_gate.weight", "mlp.moe_statics.e_score_correction_bias")
 """Vectors that a checkpoint has as a row."""
@@ -122,12 +141,20 @@ _OUTER = {
     "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
 }
+_CONVOLUTIONS = ("conv.conv.weight", "conv1d.weight")
+"""Which a checkpoint has as [channels, 1, taps]."""
+_VECTORS = (".A_log", ".D", "mamba.norm.weight", "mixer.norm.weight")
+"""Which a file may have as a column, or with a row for each group."""
+_RATES = ".A_log"
 _EXPERT_PART = re.compile(r"ffn_(gate|up|down|gate_up)_exps")
 _ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d{1,4})")
 """As files of 2023 have them."""
 _FUSED = "attn_qkv"
+_RECURRENT = "linear_attn."
 _LATENT_PARTS = {"attn_k_b": "keys", "attn_v_b": "values"}
 _REORDERED = ("attn_q", "attn_k")
+_EXPANDED = "F32"
+"""Said of a tensor whose numbers cannot be reordered in their type."""
 _MOST_EXPERTS = 4096
 _MOST_ROWS = 1024
 """That are tensors."""
@@ -135,13 +162,15 @@ _MOST_SOURCES = 2**18
 """A model of 100 layers with 512 experts each has some 155,000. Each costs more memory than a hostile file's bytes."""
 
 
-def sources_of(file: GgufFile, names: TensorNames, heads: Heads, counts: Counts) -> dict[str, Source]:
+def sources_of(
+    file: GgufFile, names: TensorNames, heads: Heads, counts: Counts, recurrence: RecurrentOrder | None = None
+) -> dict[str, Source]:
     """Each tensor by its name in transformers' format; unknown tensors keep their names.
 
     Raises ``CheckpointError``, also for tensors of more layers or experts than ``counts``.
     """
     found: dict[str, Source] = {}
-    for name, source in _sources(file, names, heads, counts):
+    for name, source in _sources(file, names, heads, counts, recurrence):
         if name in found:
             raise CheckpointError(f"{file.path}: two tensors are {name}: {tensors_of(source)[0].name} is one")
         found[name] = source
@@ -150,7 +179,9 @@ def sources_of(file: GgufFile, names: TensorNames, heads: Heads, counts: Counts)
     return found
 
 
-def _sources(file: GgufFile, names: TensorNames, heads: Heads, counts: Counts) -> Iterator[tuple[str, Source]]:
+def _sources(
+    file: GgufFile, names: TensorNames, heads: Heads, counts: Counts, recurrence: RecurrentOrder | None
+) -> Iterator[tuple[str, Source]]:
     for name, tensor in file.tensors.items():
         if _UNUSED.fullmatch(name):
             continue
@@ -161,7 +192,7 @@ def _sources(file: GgufFile, names: TensorNames, heads: Heads, counts: Counts) -
         elif (layer := int(found["layer"])) >= counts.layers:
             raise CheckpointError(f"{file.path}: {name} is of layer {layer}, but block_count is {counts.layers}")
         elif layer < counts.used:
-            prefix, part, kind = f"model.layers.{layer}", found["part"], found["kind"] or ""
+            prefix, part, kind = f"{names.layers}.{layer}", found["part"], found["kind"] or ""
             if (expert := _EXPERT_PART.fullmatch(part)) is not None:
                 yield from _experts(names, prefix, expert[1], kind, tensor, counts.experts)
             elif (one := _ONE_EXPERT.fullmatch(part)) is not None:
@@ -181,17 +212,23 @@ def _sources(file: GgufFile, names: TensorNames, heads: Heads, counts: Counts) -
             else:
                 own = names.layer.get(part) or _LAYER.get(part, part)
                 kind = "" if own.endswith(_BARE) else kind
-                yield f"{prefix}.{own}{kind}", _rows(tensor, part, f"{own}{kind}", names, heads)
+                stored = _rows(tensor, part, f"{own}{kind}", names, heads)
+                order = recurrence if own.startswith(_RECURRENT) else None
+                yield f"{prefix}.{own}{kind}", stored if order is None else _untiled(f"{own}{kind}", stored, order)
 
 
 def _rows(tensor: GgufTensor, part: str, own: str, names: TensorNames, heads: Heads) -> GgufRows:
     shape, order = tensor.shape, None
     if own in _ONE_ROW and len(shape) == 1:
         shape = (1, *shape)
+    elif own.endswith(_CONVOLUTIONS) and len(shape) == 2:
+        shape = (shape[0], 1, shape[1])
+    elif own.endswith(_VECTORS):
+        shape = (math.prod(shape),)
     if part in _REORDERED and (names.is_paired or names.is_halved):
         count = heads.queries if part == "attn_q" else heads.keys
         order = _order(tensor, count, None if names.is_paired else heads.rotated)
-    return GgufRows(tensor, shape, order=order, added=_added(names, own))
+    return GgufRows(tensor, shape, order=order, added=_added(names, own), is_rate=own.endswith(_RATES))
 
 
 def _order(tensor: GgufTensor, heads: int, halved: int | None) -> HeadOrder:
@@ -206,7 +243,37 @@ def _order(tensor: GgufTensor, heads: int, halved: int | None) -> HeadOrder:
 
 def _added(names: TensorNames, own: str) -> float:
     """What the converter added to the numbers of ``own``."""
-    return names.norms_added if "norm" in own and own.endswith(".weight") else 0.0
+    is_norm = "norm" in own and own.endswith(".weight") and own.removesuffix(".weight") not in names.norms_kept
+    return names.norms_added if is_norm else 0.0
+
+
+def _untiled(own: str, rows: GgufRows, order: RecurrentOrder) -> Source:
+    """What belongs to value heads, in the checkpoint's order."""
+    name, groups, per_group = own.removesuffix(".weight").removeprefix(_RECURRENT), order.keys, order.values_per_key
+    if per_group == 1 or name == "norm":
+        return rows
+    if name == "out_proj":
+        _require(rows, rows.shape[-1], groups * per_group * order.value_dim, "columns")
+        return replace(rows, columns=TiledColumns(groups, per_group, order.value_dim))
+    before = 2 * groups * order.key_dim if name in ("in_proj_qkv", "conv1d") else 0
+    size = order.value_dim if before or name == "in_proj_z" else 1
+    _require(rows, rows.shape[0], before + groups * per_group * size, "rows")
+    heads = (number * groups + group for group in range(groups) for number in range(per_group))
+    parts = [_slice(rows, before + head * size, size) for head in heads]
+    return GgufJoined((*([_slice(rows, 0, before)] if before else []), *parts))
+
+
+def _slice(rows: GgufRows, first: int, count: int) -> GgufRows:
+    return replace(rows, shape=(count, *rows.shape[1:]), first=rows.first + first)
+
+
+def _require(rows: GgufRows, found: int, expected: int, what: str) -> None:
+    """Raise ``CheckpointError`` for a number of rows or columns that the fields of ``ssm.`` do not say."""
+    if found != expected:
+        raise CheckpointError(
+            f"{rows.tensor.file}: {rows.tensor.name} has {found} {what}: expected {expected}, as ssm.inner_size, "
+            "ssm.state_size, ssm.group_count and ssm.time_step_rank say"
+        )
 
 
 def _join(file: GgufFile, tensor: GgufTensor, part: str, parts: tuple[str, ...]) -> GgufJoined:
@@ -280,7 +347,7 @@ def tensors_of(source: Source) -> tuple[GgufTensor, ...]:
         case GgufLatents():
             return source.keys, source.values
         case GgufJoined():
-            return tuple(part.tensor for part in source.parts)
+            return tuple({part.tensor.name: part.tensor for part in source.parts}.values())
 
 
 def types_of(sources: Mapping[str, Source]) -> dict[str, str]:
@@ -291,7 +358,9 @@ def types_of(sources: Mapping[str, Source]) -> dict[str, str]:
     types: dict[str, str] = {}
     for name, source in sources.items():
         found = [tensor.type.name for tensor in tensors_of(source)]
-        if isinstance(source, GgufLatents):
+        if isinstance(source, GgufRows) and source.columns and not source.columns.fits_blocks(source.tensor):
+            types[name] = _EXPANDED
+        elif isinstance(source, GgufLatents):
             types |= {f"{name}.keys": found[0], f"{name}.values": found[1]}
         elif len(set(found)) > 1:
             types |= {f"{name}.{index}": each for index, each in enumerate(found)}

@@ -298,4 +298,6 @@ class _Header:
 
 def shown(value: Value) -> str:
     """The beginning of ``value`` for an error, made from no more than that."""
-    return f"{value[:80] if isinstance(value, Sequence) else value!r:.80}"
+    if isinstance(value, str):
+        return f"{value[:80]!r:.80}"
+    return f"{list(value[:80]) if isinstance(value, Sequence) else value!r:.80}"

@@ -13,7 +13,15 @@ import torch
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
 from engine_core.model_loader.expected import ExpectedTensors, check_tensors
-from engine_core.model_loader.gguf.names import GgufJoined, GgufLatents, GgufRows, HeadOrder, Source, tensors_of
+from engine_core.model_loader.gguf.names import (
+    GgufJoined,
+    GgufLatents,
+    GgufRows,
+    HeadOrder,
+    Source,
+    TiledColumns,
+    tensors_of,
+)
 from engine_core.model_loader.gguf.reader import GgufTensor
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from engine_core.weights.source import ProgressCallback, Staging, TensorRows
@@ -135,8 +143,12 @@ class GgufWeights:
         for first in range(rows.start, rows.stop, step):
             part = range(first, min(first + step, rows.stop))
             numbers = _decoded(source.tensor, self._rows(source, part))
+            if source.columns is not None and not source.columns.fits_blocks(source.tensor):
+                numbers = _untiled(numbers, source.columns)
             if source.added:
                 numbers = numbers.float() - source.added
+            if source.is_rate:
+                numbers = _logarithms(source.tensor, numbers.float())
             yield numbers.view(len(part), *source.shape[1:])
 
     def _latents(self, source: GgufLatents, rows: range) -> Iterator[torch.Tensor]:
@@ -171,6 +183,8 @@ class GgufWeights:
         self._give_back(count)
         content = self._content(tensor)[first : first + count]
         found = torch.frombuffer(content, dtype=torch.uint8).view(len(rows), row_bytes)
+        if source.columns is not None and source.columns.fits_blocks(tensor):
+            found = _untiled(found, source.columns)
         return found if order is None else found[order]
 
     def _content(self, tensor: GgufTensor) -> memoryview:
@@ -241,6 +255,22 @@ def _decoded(tensor: GgufTensor, rows: torch.Tensor) -> torch.Tensor:
     if rows.data_ptr() % kept.itemsize:
         rows = rows.clone()
     return rows.view(kept)
+
+
+def _untiled(rows: torch.Tensor, columns: TiledColumns) -> torch.Tensor:
+    """``rows`` [N, stored columns], or the bytes of these, in the checkpoint's order."""
+    return rows.view(len(rows), columns.per_group, columns.groups, -1).transpose(1, 2).reshape(len(rows), -1)
+
+
+def _logarithms(tensor: GgufTensor, rates: torch.Tensor) -> torch.Tensor:
+    """The x of rates −exp(x), to the bit if there is such an x. Raises ``CheckpointError`` if there can be none."""
+    if not bool((rates < 0).all()):
+        raise CheckpointError(f"{tensor.file}: {tensor.name} has a number that is not below 0: expected −exp(A_log)")
+    x = rates.neg().log()
+    for towards in (-torch.inf, torch.inf):  # the rounding of a logarithm may miss it by one
+        beside = x.nextafter(torch.tensor(towards))
+        x = torch.where((x.exp() != -rates) & (beside.exp() == -rates), beside, x)
+    return x
 
 
 def _stored_rows(rows: range, order: HeadOrder) -> torch.Tensor:

@@ -273,7 +273,7 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
         hits, queries = load["prefix_hits"], load["prefix_queries"]
         yield (
             f"  choices running {load['running_choices']}, requests waiting {load['waiting_requests']}, "
-            f"KV blocks {load['blocks_used']} of {load['blocks_total']} ({load['kv_usage']:.0%}), "
+            f"{_cache(load)}, "
             f"prefix hits {hits / queries if queries else 0.0:.0%}, preemptions {load['preemptions']}"
         )
         yield (
@@ -283,3 +283,11 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
     yield from (f"  rank {rank['rank']}: pid {rank['pid']} on {rank['host']}" for rank in service.ranks or ())
     if service.metrics is not None:
         yield f"  metrics {service.metrics}"
+
+
+def _cache(load: Mapping[str, Any]) -> str:
+    """What of an engine's cache is in use: blocks, states or both, and the larger share."""
+    counted = {"KV blocks": "blocks", "states": "states"}
+    shown = {name: key for name, key in counted.items() if load[f"{key}_total"]} or {"KV blocks": "blocks"}
+    parts = (f"{name} {load[f'{key}_used']} of {load[f'{key}_total']}" for name, key in shown.items())
+    return f"{', '.join(parts)} ({load['kv_usage']:.0%})"

@@ -175,6 +175,7 @@ def _reported(node: LinkedPeer) -> tuple[int, Mapping[str, float]]:
         "waiting_requests": load.waiting_requests,
         "kv_usage": round(load.kv_usage, 4),
         "kv_blocks": load.blocks_total,
+        "states": load.states_total,
         "preemptions": load.preemptions,
         "prefix_hits": load.prefix_hits / load.prefix_queries if load.prefix_queries else 0.0,
     }

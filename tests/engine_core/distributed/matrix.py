@@ -15,6 +15,7 @@ from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
     GraniteMoeHybridConfig,
+    Lfm3Config,
     Llama4TextConfig,
     Mamba2Config,
     NemotronHConfig,
@@ -64,6 +65,12 @@ MODELS: dict[str, PretrainedConfig] = {
         num_kv_shared_layers=2,
         rope_parameters=THETAS,
     ),
+    "lfm3": Lfm3Config(
+        **(SIZES | {"num_hidden_layers": 5, "num_key_value_heads": 4}),
+        head_dim=16,
+        sliding_window=24,
+        layer_types=["conv", "sliding_attention", "conv", "full_attention", "conv"],
+    ),
     "qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA_NET),
     "qwen3-next": Qwen3NextConfig(
         **(SIZES | DELTA_NET | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}),
@@ -91,9 +98,9 @@ MODELS: dict[str, PretrainedConfig] = {
     ),
 }
 """A dense one, experts, latents and experts, sinks and windows, chunks and weighed inputs of experts, windows and caps;
-Gemma 4: shared caches, values that are keys, embeddings per layer, and experts; Gated DeltaNet in three layers of four,
-with a dense block and with experts; Mamba-2 beside attention, with one group of heads, without attention, and in layers
-of one block each, with experts that have no gates."""
+Gemma 4: shared caches, values that are keys, embeddings per layer, and experts; short convolutions; Gated DeltaNet in
+three layers of four, with a dense block and with experts; Mamba-2 beside attention, with one group of heads, without
+attention, and in layers of one block each, with experts that have no gates."""
 DTYPES: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},

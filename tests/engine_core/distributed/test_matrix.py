@@ -26,7 +26,7 @@ from tests.engine_core.models.tiny_models import make_model, save_model
 
 IN_EVERY_RUN = {("qwen3-moe", "bfloat16"): [Ranks(2, 1, expert_parallel=True)]}
 """What ``make test`` asks; ``make test-distributed`` asks all the others."""
-NO_EXPERTS = ("qwen3", "gemma2", "qwen3.5")
+NO_EXPERTS = ("qwen3", "gemma2", "lfm3", "qwen3.5")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from transformers import (
     Gemma4TextConfig,
     Glm4Config,
     GptOssConfig,
+    Lfm3Config,
     Llama4TextConfig,
     LlamaConfig,
     NemotronHConfig,
@@ -105,6 +106,13 @@ KINDS = {
         num_experts=4,
         top_k_experts=2,
         moe_intermediate_size=600,
+    ),
+    "convolutions": Lfm3Config(
+        **(SMALL | TOKENS | {"num_hidden_layers": 3}),
+        head_dim=24,
+        conv_L_cache=4,
+        sliding_window=21,
+        layer_types=["conv", "sliding_attention", "conv"],
     ),
     "delta-net": Qwen3_5MoeTextConfig(
         **SMALL,

@@ -68,6 +68,11 @@ QWEN3_NEXT = named("Qwen3NextForCausalLM", "qwen3_next", num_experts=4, num_expe
 QWEN3_5_MOE = named("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", num_experts=4, num_experts_per_tok=2, **DELTA_NET)
 HY_V3 = named("HYV3ForCausalLM", "hy_v3", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
 
+CONV = "conv"
+LFM2 = named("Lfm2ForCausalLM", "lfm2", layer_types=[CONV, FULL])
+LFM2_MOE = named("Lfm2MoeForCausalLM", "lfm2_moe", layer_types=[CONV, FULL], num_experts=4, num_experts_per_tok=2)
+LFM3 = named("Lfm3ForCausalLM", "lfm3", layer_types=[CONV, WINDOW], head_dim=8)
+
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("place", [(), ("text_config",)])
@@ -331,6 +336,23 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (QWEN3_NEXT | {"decoder_sparse_step": 0}, "decoder_sparse_step=0 is not usable"),
         (QWEN3_NEXT | {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size=0 is not usable"),
         (QWEN3_5_MOE | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_experts"),
+        (
+            LFM2 | {"layer_types": [CONV, WINDOW]},
+            "layer_types: sliding_attention is not supported: expected conv or full_attention",
+        ),
+        (LFM2 | {"layer_types": [CONV]}, "layer_types"),
+        (LFM2 | {"conv_L_cache": 1}, "conv_L_cache=1 is not usable: expected at least 2 tokens"),
+        (LFM2 | {"conv_L_cache": 257}, "conv_L_cache=257 is not usable: expected at most 256"),
+        (LFM2 | {"norm_eps": 1.0}, "norm_eps=1.0 is not usable: expected a number from 0 to 1"),
+        (LFM2 | {"block_multiple_of": 0}, "block_multiple_of=0 is not usable: expected a positive whole number"),
+        (LFM2 | {"block_ffn_dim_multiplier": -1.0}, "block_ffn_dim_multiplier=-1.0 is not usable: expected a positive"),
+        (LFM2 | {"intermediate_size": 1}, "intermediate_size=1 is not usable: expected one that block_ffn_dim_mul"),
+        (LFM3 | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported for sliding_attention"),
+        (LFM2_MOE | {"layer_types": None}, "layer_types is None: expected one for each of num_hidden_layers=2"),
+        (LFM2_MOE | {"num_dense_layers": 3}, "num_dense_layers=3 is not usable: expected at most num_hidden_layers=2"),
+        (LFM2_MOE | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_experts=4"),
+        (LFM3 | {"sliding_window": None}, "no window is set: set sliding_window to a number of tokens"),
+        (LFM3 | {"layer_types": ["linear_attention", CONV]}, "layer_types: linear_attention is not supported"),
         (named("GemmaForCausalLM", "gemma", use_bidirectional_attention=True), "no token may attend to later ones"),
     ],
 )

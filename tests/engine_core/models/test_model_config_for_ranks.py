@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPTNeoXConfig, LlamaConfig, Mamba2Config, PretrainedConfig, Qwen3_5TextConfig, Qwen3MoeConfig
+from transformers import (
+    GPTNeoXConfig,
+    Lfm2Config,
+    LlamaConfig,
+    Mamba2Config,
+    PretrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+)
 
 from engine_core.config import LoadConfig, ModelConfig, ParallelConfig
 from engine_core.errors import ConfigError
@@ -47,6 +55,11 @@ def llama(**sizes: int) -> LlamaConfig:
             llama(hidden_size=128, intermediate_size=100),
             {"tensor_parallel_size": 8},
             "=8 is not usable: expected at most 7, as intermediate_size=100 is cut in units of 16$",
+        ),
+        (
+            Lfm2Config(**SIZES | {"hidden_size": 48}, layer_types=["conv", "full_attention", "conv"]),
+            {"tensor_parallel_size": 2},
+            "=2 is not usable: expected a number of equal shares of hidden_size=48, each a multiple of 16$",
         ),
         (
             Qwen3MoeConfig(**SIZES | MOE),

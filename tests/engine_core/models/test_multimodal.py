@@ -21,6 +21,7 @@ from tests.engine_core.models.driver import build_model, load, logits_of, open_a
 from tests.engine_core.models.multimodal_models import (
     TYPES,
     WHOLE,
+    as_published,
     configuration,
     logits,
     make,
@@ -82,6 +83,34 @@ def test_a_flat_configuration_is_read(tmp_path: Path) -> None:
     text["rope_theta"] = 10000.0
     (directory / "config.json").write_text(json.dumps({**text, **fields}))
     assert_equal(logits_of(load(directory), IDS), logits(model, IDS))
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+@pytest.mark.parametrize("named_after_text", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "whole", "alone"),
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
+        *(
+            pytest.param(kind, f"{name}ForConditionalGeneration", f"{name}ForCausalLM", marks=pytest.mark.models)
+            for kind, name in (("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"))
+        ),
+    ],
+)
+def test_a_text_model_by_itself_may_keep_the_class_or_the_names_of_the_whole(
+    model_type: str, whole: str, alone: str, named_after_text: bool, renamed: bool, tmp_path: Path
+) -> None:
+    model = make(configuration(model_type), whole)
+    tensors = as_published(model)
+    if renamed:
+        tensors = {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    fields = model.config.get_text_config(decoder=True).to_dict()
+    fields |= {"architectures": [alone if named_after_text else whole], "tie_word_embeddings": False}
+    if "lm_head.weight" not in tensors:
+        fields["tie_word_embeddings"] = True
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert_equal(logits_of(load(tmp_path), IDS), logits(model, IDS))
 
 
 def test_an_engine_says_what_it_does_not_serve_unless_that_is_wanted(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gemma4-everything": configuration("gemma4_text-everything-padded"),
     "mamba": configuration("granitemoehybrid-mamba-experts-rotation-biases-limits-tied-padded"),
     "mamba-alone": configuration("mamba2"),
-    "one-block-each": configuration("nemotron_h-latents-groups-biases-mqa-padded"),
+    "one-block-each": configuration("nemotron_h-latents-groups-biases-limits-mqa-padded"),
     "delta-net": configuration("qwen3_5_text"),
     "delta-net-padded": configuration("qwen3_next-some-dense-biases-tied-padded"),
 }
@@ -103,7 +103,8 @@ def test_a_stage_is_profiled_and_tested_by_itself(checkpoint: tuple[str, Path]) 
         assert is_bitwise_stable(stage.one_layer_of_each_kind(), chosen_attention(), limits, CPU)
         for indices in stage.layers_by_kind():
             one = stage.with_layers(indices[:1])
-            assert len(chosen_attention().allocate(one.kv_cache_spec(BLOCK_SIZE), 1, CPU)) == 1
+            states = [] if one.state_cache_spec is None else one.state_cache_spec.allocate(1, CPU)
+            assert len(chosen_attention().allocate(one.kv_cache_spec(BLOCK_SIZE), 1, CPU)) + len(states) == 1
 
 
 def _made_up(stage: StagedModel, ids: list[int]) -> torch.Tensor:

@@ -79,6 +79,7 @@ def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **EAGER).float().eval()
     compute_token_by_token(model)
+    limit_steps(model)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -97,6 +98,15 @@ def compute_token_by_token(model: PreTrainedModel) -> None:
     module = sys.modules[type(model).__module__]
     if hasattr(module, "torch_chunk_gated_delta_rule"):
         module.torch_chunk_gated_delta_rule = module.torch_recurrent_gated_delta_rule
+
+
+def limit_steps(model: PreTrainedModel) -> None:
+    """Let Nemotron-H limit steps as the code of its published checkpoints does. Transformers limits them by
+    ``time_step_min``, with which they are initialized.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "NemotronHMamba2Mixer":
+            module.time_step_limit = model.config.time_step_limit
 
 
 def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> Path:

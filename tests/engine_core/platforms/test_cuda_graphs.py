@@ -71,7 +71,7 @@ class Model:
                 total += input_ids[row].item()
                 sums.append(total)
                 for at, slot in zip(states.save_rows[saves].tolist(), states.save_slots[saves].tolist(), strict=True):
-                    if at == row:
+                    if at == row and slot != NO_STATE:
                         memory[slot] = total
         return torch.tensor(sums)
 
@@ -157,7 +157,7 @@ def test_the_largest_is_captured_first_and_capturing_touches_no_cache(caches: Ca
     _, model, _ = captured(caches)
     assert [len(inputs.input_ids) for inputs in model.seen] == [12, 8, 4, 2, 1]
     assert (caches.kv[0] == -1).all()
-    assert torch.equal(caches.states[0].conv[:-1].view(-1), torch.arange(100.0, 100 + SLOTS - 1))
+    assert torch.equal(caches.states[0].conv.view(-1), torch.arange(100.0, 100 + SLOTS))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 12])
@@ -171,7 +171,7 @@ def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, cac
         hidden = forward(inputs, caches, None, None).clone()
         assert torch.equal(hidden, expected)
         assert torch.equal(caches.kv[0], expected_caches.kv[0])
-        assert torch.equal(caches.states[0].conv[:-1], expected_caches.states[0].conv[:-1])
+        assert torch.equal(caches.states[0].conv, expected_caches.states[0].conv)
         wanted = np.arange(0, rows, 2)
         uncaptured = DeviceForward(Model(), LIMITS, CPU, Attention())
         assert torch.equal(uncaptured(inputs, again, None, wanted), expected[::2])
@@ -189,10 +189,8 @@ def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, cac
     states = padded.state_metadata
     assert states is not None
     assert states.sources[count:].tolist() == [NO_STATE] * (size - count)
-    assert states.save_starts[count:].diff().tolist() == [1] * (size - count), "each leaves one state"
-    assert states.save_slots[states.save_starts[count] : states.save_starts[-1]].tolist() == [SLOTS - 1] * (
-        size - count
-    )
+    assert states.save_starts[count:].diff().tolist() == [1] * (size - count), "each saves once"
+    assert states.save_slots[states.save_starts[count] : states.save_starts[-1]].tolist() == [NO_STATE] * (size - count)
 
 
 def test_other_steps_are_computed_kernel_by_kernel(caches: Caches) -> None:
@@ -265,7 +263,7 @@ def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch: pytest.M
     assert gc.isenabled()
 
 
-def test_a_step_that_saves_more_states_than_graphs_expect_is_computed_kernel_by_kernel(caches: Caches) -> None:
+def test_a_step_with_many_saves_is_computed_kernel_by_kernel(caches: Caches) -> None:
     forward, _, recorder = captured(caches)
     batch, _ = batch_of(2)
     saves = {0: [(1, 20), (1, 21)], 1: [(1, 22)]}

@@ -51,7 +51,7 @@ OF_LATENTS: dict[str, Any] = LATENT | {
 OF_STATES: dict[str, Any] = WIDE | {
     "head_dim": 32,
     "linear_num_key_heads": 2,
-    "linear_num_value_heads": 8,
+    "linear_num_value_heads": 16,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "full_attention"],

@@ -11,12 +11,13 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import sampling_pb2
 
-from engine_core.config import ModelSpec
+from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.request import Finish, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_CHOICES, validate_request
-from services.engine.engine_messages import end_of, status_of, submission_of
+from services.engine.engine_messages import end_of, model_message, status_of, submission_of
 from services.engine.submit_limits import check_size, frame_limits
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.events import ChoiceEnd, FinishReason
@@ -274,3 +275,13 @@ def test_a_constraint_that_is_too_large_is_refused(fields: dict[str, object], fi
     with pytest.raises(Refused) as refused:
         submission_of(submit(**fields), MODEL, 0.0)
     assert refused.value.status.field == field
+
+
+@pytest.mark.parametrize(("num_states", "most"), [(0, 16), (3, 1), (12, 10), (66, 16)])
+def test_an_engine_computes_as_many_choices_as_have_slots_for_states(num_states: int, most: int) -> None:
+    """Processors prefer others from then on, as long as these have room."""
+    cache = KVCacheConfig(64, 16, 1024, num_states=num_states)
+    model = model_message(
+        MODEL, cache, SchedulerConfig(max_num_seqs=16), tokenizer_digest="", model_digest="", numerics=""
+    )
+    assert model.max_num_seqs == most

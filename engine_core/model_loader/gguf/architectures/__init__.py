@@ -8,6 +8,7 @@ from engine_core.model_loader.gguf.architectures import (
     deepseek,
     gemma,
     glm,
+    hybrids,
     layer_norms,
     llama,
     llama4,
@@ -27,4 +28,5 @@ ARCHITECTURES: dict[str, Architecture] = {
     **mixtures.ARCHITECTURES,
     **layer_norms.ARCHITECTURES,
     **others.ARCHITECTURES,
+    **hybrids.ARCHITECTURES,
 }

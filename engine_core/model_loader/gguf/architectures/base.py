@@ -27,10 +27,27 @@ class TensorNames:
     """Whether those that are rotated were reordered from pairs into halves."""
     norms_added: float = 0.0
     """The converter added this to norms' weights."""
+    norms_kept: tuple[str, ...] = ()
+    """Names within a layer of norms to which it added nothing."""
+    layers: str = "model.layers"
+    """The prefix of layers' names."""
     experts: str = "mlp.experts"
     projections: Mapping[str, str] = field(
         default_factory=lambda: {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentOrder:
+    """The heads of a gated delta rule. Value heads are stored tiled: the first ones of all key heads, then the second
+    ones. A checkpoint has those of a key head side by side.
+    """
+
+    keys: int
+    """Key heads."""
+    values_per_key: int
+    key_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +72,8 @@ class Architecture:
     """config.json's name for the epsilon of layer norms; None: they are RMS norms."""
     separates_experts: bool = False
     """Whether a checkpoint in transformers' format has experts in another layout than by themselves."""
+    recurrence: Callable[[Metadata], RecurrentOrder] | None = None
+    """How the converter reordered what belongs to a recurrence's heads; None: it did not."""
     variants: tuple[tuple[Callable[[Metadata], bool], Architecture], ...] = ()
     """Other architectures with this value, and how their files are recognized."""
 

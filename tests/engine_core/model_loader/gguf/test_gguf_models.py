@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -20,12 +21,19 @@ from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
+    Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
+    Mamba2Config,
     Ministral3Config,
+    NemotronHConfig,
     PretrainedConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
     Starcoder2Config,
 )
@@ -41,7 +49,7 @@ from tests.engine_core.distributed.ranks import assert_bits, on_ranks
 from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.model_loader.gguf.written import quantized, write_gguf
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
-from tests.engine_core.models.families import configuration, dense, experts, gemma4, latent, scaled
+from tests.engine_core.models.families import configuration, dense, experts, gemma4, hybrid, latent, mamba, scaled
 from tests.engine_core.models.families.more_experts import MULTIPLIERS
 from tests.engine_core.models.families.scaled import GEMMA
 from tests.engine_core.models.tiny_models import CASES, SIZES, YARN, make_model, save_model
@@ -88,6 +96,13 @@ FLOATS |= {
         "stablelm-head-norms-parallel",
     )
 }  # fmt: skip
+STATES = {name: configuration(name) for name in ("lfm2", "lfm2-four-taps-untied-padded", "lfm2-older-fields")}
+STATES |= {name: config for name, config in mamba.SHAPES.items() if "limits" not in name and "latents" not in name}
+STATES["nemotron_h-latents"] = copy.deepcopy(mamba.SHAPES["nemotron_h-latents-groups-biases-limits-mqa-padded"])
+STATES["nemotron_h-latents"].update({"mlp_hidden_act": "relu2", "time_step_limit": (0.0, math.inf)})
+STATES |= {name: config for name, config in hybrid.SHAPES.items() if "dense" not in name and "mlp-only" not in name}
+STATES["lfm2_moe"] = configuration("lfm2_moe")
+FLOATS |= STATES
 LLAMA4 = experts.LLAMA4 | {"floor_scale": 8192, "attn_scale": 0.1}
 FLOATS["llama4"] = Llama4TextConfig(**LLAMA4)
 FLOATS["llama4-of-128-experts-some-dense"] = Llama4TextConfig(
@@ -101,7 +116,18 @@ ROUNDED = (
 """Where a file has factors or periods of rotations, which are rounded, or experts in another order."""
 
 
-ALWAYS = ("llama-gqa", "qwen3-tied-head-dim", "qwen2_moe", "deepseek_v3", "gemma2", "gemma4_text-experts", "olmo3")
+ALWAYS = (
+    "lfm2",
+    "qwen3_5_moe_text",
+    "mamba2",
+    "llama-gqa",
+    "qwen3-tied-head-dim",
+    "qwen2_moe",
+    "deepseek_v3",
+    "gemma2",
+    "gemma4_text-experts",
+    "olmo3",
+)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +175,17 @@ def halved(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+def with_one_tensor(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As early files of Qwen3-Next: queries, keys, values and gates of 2 key heads of 16 and 4 value heads of 32."""
+    found = dict(tensors)
+    for name in [each for each in tensors if ".attn_qkv." in each]:
+        q, k, v = np.split(found.pop(name), [32, 64])
+        z = found.pop(name.replace("attn_qkv", "attn_gate"))
+        by_key = [each.reshape(2, -1, each.shape[1]) for each in (q, k, v, z)]
+        found[name.replace("attn_qkv", "ssm_in")] = np.concatenate(by_key, 1).reshape(-1, q.shape[1])
+    return found
+
+
 HYBRID = SIZES | MULTIPLIERS | {"mamba_n_heads": 8, "mamba_d_head": "auto", "layer_types": ["attention"] * 3}
 SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
 NEXT = {"nextn_predict_layers": 1, "block_count": 4}
@@ -167,6 +204,10 @@ OTHERS: dict[str, tuple[PretrainedConfig, dict[str, Any]]] = {
     "internlm2": (CASES["llama-gqa"], {"architecture": "internlm2"}),
     "xverse": (CASES["llama-gqa"], {"architecture": "xverse"}),
     "exaone": (CASES["llama3-rope"], {"architecture": "exaone"}),
+    "qwen3next, with one tensor": (
+        hybrid.SHAPES["qwen3_next"],
+        {"change": with_one_tensor},
+    ),
     "granite, without rotations": (
         GraniteMoeHybridConfig(**HYBRID, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=112),
         {"architecture": "granite", "more": {"rope.scaling.finetuned": False}},
@@ -243,6 +284,147 @@ def test_every_type(case: str, kind: str, tmp_path: Path) -> None:
     torch_layers = {"layers": TorchBackend(), "attention": TorchAttention()}
     expanded = logits_of(load(file, **torch_layers), IDS)
     assert torch.equal(expanded, logits_of(load(tmp_path / "dequantized", **torch_layers), IDS))
+
+
+DELTA_NET: dict[str, Any] = WIDE | {
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 128,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+QUANTIZED_STATES: dict[str, PretrainedConfig] = {
+    "lfm2": Lfm2Config(**WIDE, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
+    "lfm2_moe": Lfm2MoeConfig(**WIDE, **MIXTURE, layer_types=["full_attention", "conv"], num_dense_layers=1),
+    "qwen3_5": Qwen3_5TextConfig(**DELTA_NET),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**DELTA_NET, **MIXTURE, shared_expert_intermediate_size=256),
+    "qwen3_next": Qwen3NextConfig(**DELTA_NET, **MIXTURE, shared_expert_intermediate_size=256),
+    "granitemoehybrid": GraniteMoeHybridConfig(
+        **WIDE,
+        **MULTIPLIERS,
+        mamba_n_heads=8,
+        mamba_d_state=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=256,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "mamba2": Mamba2Config(
+        vocab_size=199, hidden_size=256, num_hidden_layers=2, num_heads=8, head_dim=64, state_size=32, n_groups=2,
+        initializer_range=0.2, pad_token_id=None,
+    ),
+    "nemotron_h": NemotronHConfig(
+        **{name: value for name, value in WIDE.items() if name != "num_hidden_layers"},
+        head_dim=64,
+        layers_block_type=["linear_attention", "full_attention", "moe"],
+        mamba_num_heads=8,
+        mamba_head_dim=64,
+        n_groups=2,
+        ssm_state_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        moe_shared_expert_intermediate_size=256,
+        moe_latent_size=256,
+    ),
+}  # fmt: skip
+
+
+def q4_k_m(name: str, shape: tuple[int, ...]) -> str:
+    """Several types, as such a file has them."""
+    more = any(part in name for part in ("attn_qkv", "attn_v", "ffn_down", "output", "token_embd"))
+    return quantized("Q6_K" if more else "Q4_K")(name, shape)
+
+
+SMALL_TYPES = {"Q8_0": quantized("Q8_0"), "Q4_0": quantized("Q4_0"), "Q4_K_M": q4_k_m}
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        pytest.param(case, kind, marks=() if (case, kind) == ("qwen3_5", "Q4_K_M") else pytest.mark.models)
+        for case in QUANTIZED_STATES
+        for kind in SMALL_TYPES
+    ],
+)
+def test_models_with_states_of_every_type(case: str, kind: str, tmp_path: Path) -> None:
+    """Heads are put in a checkpoint's order in their types, or, where a block has columns of two heads, expanded."""
+    config = QUANTIZED_STATES[case]
+    save_model(make_model(config), tmp_path / "original")
+    types, dequantized = SMALL_TYPES[kind], tmp_path / "dequantized"
+    file = write_gguf(tmp_path / "original", config, tmp_path / "model.gguf", types, dequantized)
+    own, expected = load(file), logits_of(load(dequantized), IDS)
+    spread = (expected.max() - expected.min()).item()
+    torch.testing.assert_close(logits_of(own, IDS), expected, atol=1e-3 * spread, rtol=0)
+    torch_layers = {"layers": TorchBackend(), "attention": TorchAttention()}
+    expanded = logits_of(load(file, **torch_layers), IDS)
+    assert torch.equal(expanded, logits_of(load(dequantized, **torch_layers), IDS))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_models_with_states_of_16_bits(kind: str, tmp_path: Path) -> None:
+    config = QUANTIZED_STATES["qwen3_5"]
+    save_model(make_model(config), tmp_path / "original")
+    dequantized = tmp_path / "dequantized"
+    file = write_gguf(tmp_path / "original", config, tmp_path / "model.gguf", quantized(kind), dequantized)
+    assert torch.equal(logits_of(load(file), IDS), logits_of(load(dequantized), IDS))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("case", QUANTIZED_STATES)
+def test_ranks_of_models_with_states_compute_the_bits_of_one_process(case: str, tmp_path: Path) -> None:
+    save_model(make_model(QUANTIZED_STATES[case]), tmp_path / "original")
+    file = write_gguf(tmp_path / "original", QUANTIZED_STATES[case], tmp_path / "model.gguf", q4_k_m)
+    checkpoint = open_at(file, dtype="bfloat16")
+    assert_bits(on_ranks(checkpoint, 2, run_steps)[0], run_steps(build_model(checkpoint)))
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "problem"),
+    [
+        ("lfm2", {"attention.head_count_kv": [2, 0]}, r"head_count_kv=\[2, 0\]: expected 4 whole numbers"),
+        ("lfm2", {"attention.head_count_kv": [0, 4, 2, 0]}, r"head_count_kv has 2 and 4: expected one number"),
+        ("lfm2", {"shortconv.l_cache": "x"}, r"shortconv\.l_cache='x': expected a whole number"),
+        ("lfm2", {"attention.sliding_window": 7}, r"sliding_window=7 is not supported: expected 0"),
+        ("lfm2_moe", {"expert_gating_func": 1}, r"expert_gating_func=1 is not supported: expected 2"),
+        ("qwen3_5_text", {"ssm.inner_size": 126}, r"ssm\.inner_size=126 is not usable: expected a multiple"),
+        ("qwen3_5_text", {"ssm.time_step_rank": 0}, r"expected a multiple of ssm\.time_step_rank=0"),
+        (
+            "qwen3_5_text",
+            {"ssm.group_count": 3},
+            r"time_step_rank=4 is not usable: expected a multiple of ssm\.group_c",
+        ),
+        ("qwen3_5_text", {"ssm.state_size": 8}, r"blk\.0\.\w+\.weight has 192 rows: expected 160, as ssm\.inner_size"),
+        ("qwen3_5_text", {"attention.recurrent_layers": [True]}, r"recurrent_layers=\[True\]: expected 4 whole"),
+        ("granitehybrid", {"ssm.time_step_rank": 7}, r"is not usable: expected a multiple of ssm\.time_step_rank=7"),
+        (
+            "mamba2",
+            {"ssm.inner_size": 8},
+            r"ssm\.inner_size=8 is not supported: expected a multiple of embedding_length",
+        ),
+        ("nemotron_h", {"feed_forward_length": [0]}, r"feed_forward_length=\[0\]: expected 4 whole numbers"),
+    ],
+)
+def test_fields_of_states_that_do_not_fit(case: str, fields: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    config = STATES["granitemoehybrid-mamba" if case == "granitehybrid" else case]
+    save_model(make_model(config), tmp_path)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=problem) as caught:
+        describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "model.gguf", more=fields)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rate_that_is_not_negative(tmp_path: Path) -> None:
+    config = STATES["mamba2"]
+    save_model(make_model(config), tmp_path)
+
+    def damaged(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return tensors | {"blk.1.ssm_a": np.abs(tensors["blk.1.ssm_a"])}
+
+    file = write_gguf(tmp_path, config, tmp_path / "model.gguf", change=damaged)
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ssm_a has a number that is not below 0"):
+        load(file)
 
 
 @pytest.mark.models

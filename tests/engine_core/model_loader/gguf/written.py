@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.engine_core.model_loader.gguf.written_fields import metadata, of_kinds
+from tests.engine_core.model_loader.gguf.written_states import NORMS_PLUS_ONE, architecture_of, changed
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -70,11 +71,11 @@ ARCHITECTURES = {
 """By ``model_type``."""
 _PAIRED = ("arcee", "llama", "mistral", "ministral3", "mixtral", "granite", "olmo", "smollm3")
 _UNPAIRED_ARCHITECTURES = ("exaone",)
-_NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
+_NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron", *NORMS_PLUS_ONE)
 _GRANITE_MOE = ("granitemoe", "granitemoeshared", "granitemoehybrid")
-_PAIRED += _GRANITE_MOE
+_PAIRED += (*_GRANITE_MOE, "nemotron_h")
 _HEAD_NORM = re.compile(r"(model\.layers\.\d+\.self_attn\.[qk]_layernorm)\.norms\.(\d+)\.weight")
-_EXPERT = re.compile(r"(model\.layers\.\d+\..*experts)\.(\d+)\.(\w+)\.(weight|bias)")
+_EXPERT = re.compile(r"((?:model|backbone)\.layers\.\d+\..*experts)\.(\d+)\.(\w+)\.(weight|bias)")
 TypeOf = Callable[[str, tuple[int, ...]], str]
 """The type of a tensor of that name and shape."""
 
@@ -88,7 +89,8 @@ def quantized(kind: str) -> TypeOf:
     block, _ = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
 
     def type_of(name: str, shape: tuple[int, ...]) -> str:
-        kept = len(shape) < 2 or shape[-1] % block or "ffn_gate_inp" in name or not name.endswith(".weight")
+        of_norms = "norm" in name or "ffn_gate_inp" in name
+        kept = len(shape) < 2 or shape[-1] % block or of_norms or not name.endswith(".weight")
         return "F32" if kept else kind
 
     return type_of
@@ -120,14 +122,14 @@ def write_gguf(
     written.
     """
     tensors = {name: tensor.float().numpy() for name, tensor in load_file(checkpoint / "model.safetensors").items()}
-    architecture = architecture or ARCHITECTURES[config.model_type]
+    architecture = architecture or architecture_of(config) or ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(file, architecture)
     for key, value in (metadata(config) | (more or {})).items():
         _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{writer.arch}.{key}", value)
     rng, back = np.random.default_rng(0), {}
     written = converted(config, architecture, tensors)
-    changed = change({name: tensor.numbers for name, tensor in written.items()})
-    for name, numbers in changed.items():
+    changed_tensors = change({name: tensor.numbers for name, tensor in written.items()})
+    for name, numbers in changed_tensors.items():
         tensor = Converted(numbers, written[name].back if name in written else lambda numbers: {})
         kind = GGMLQuantizationType[type_of(name, tensor.numbers.shape)]
         stored = _quantize(tensor.numbers, kind, rng)
@@ -190,7 +192,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _rotations(config: PretrainedConfig) -> dict[str, np.ndarray]:
     """Factors of the periods of pairs."""
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}
     if config.model_type == "gemma4_text":
         pairs = of_kinds(config, "head_dim")["full_attention"] // 2
         rotated = int(pairs * rope["full_attention"].get("partial_rotary_factor", 1.0))
@@ -222,6 +224,9 @@ def converted(config: PretrainedConfig, architecture: str, tensors: Mapping[str,
             experts.setdefault(f"{norm[1]}.weight", {})[int(norm[2])] = name
         elif "experts." in name and "shared" not in name and config.model_type == "gpt_oss":
             found |= _gpt_oss_experts(name, numbers)
+        elif (of_state := changed(config, name, numbers)) is not None:
+            for each in of_state:
+                found[_name(names, each.name)] = Converted(each.numbers, _back_of(name, each.back))
         elif config.model_type == "llama4_text" and "experts." in name:
             found |= _llama4_experts(name, numbers)
         elif name.endswith("put_linear.weight"):
@@ -241,7 +246,20 @@ def converted(config: PretrainedConfig, architecture: str, tensors: Mapping[str,
     return found
 
 
+def _back_of(name: str, back: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """To nothing, while another tensor is missing."""
+    return lambda stored: {name: found} if (found := back(stored)).size else {}
+
+
 def _name(names: gguf.TensorNameMap, name: str) -> str:
+    if name.endswith((".A_log", ".D")):
+        return str(names.get_name(name))
+    if ".experts." in name:  # joined under names of their own
+        name = (
+            name.replace("backbone.", "model.")
+            .replace(".mixer.", ".mlp.")
+            .replace("model.layers", "layers" if "feed_forward" in name else "model.layers")
+        )
     if name.endswith("e_score_correction_bias"):
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith(".sinks"):

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from tests.engine_core.model_loader.gguf import written_states
+
 _LAYER_NORMS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
@@ -21,10 +23,12 @@ _LAYER_NORMS = {
 
 def metadata(config: PretrainedConfig) -> dict[str, Any]:
     """What the file says of the model, without the architecture's name."""
+    if config.model_type == "mamba2":
+        return written_states.fields(config)
     heads, kind = config.num_attention_heads, config.model_type
     first = config.per_layer_config[0] if kind == "gemma4_text" else config
     head_dim = getattr(first, "head_dim", None) or config.hidden_size // heads
-    rope = dict(config.rope_parameters)
+    rope = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
     if "full_attention" in rope:
         rope, local = rope["full_attention"], rope["sliding_attention"]["rope_theta"]
     fields: dict[str, Any] = {
@@ -45,7 +49,7 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
     if kind in _LAYER_NORMS:
         fields["attention.layer_norm_epsilon"] = getattr(config, _LAYER_NORMS[kind], 1e-5)
     else:
-        fields["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+        fields["attention.layer_norm_rms_epsilon"] = getattr(config, "rms_norm_eps", 1e-5)
     if "alpha" in rope:  # for which the period is stretched
         fields["rope.freq_base"] *= rope["alpha"] ** (head_dim / (head_dim - 2))
         fields |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
@@ -105,6 +109,8 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
             fields |= _multipliers(config)
         case "dots1" | "solar_open" | "glm4_moe" | "deepseek_v2" | "deepseek_v3":
             fields |= _routed(config)
+    if written_states.architecture_of(config) is not None:
+        return fields | written_states.fields(config)
     if kind.startswith("deepseek"):
         rank, rotated, keys = config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim
         fields |= {

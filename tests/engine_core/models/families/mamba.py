@@ -90,7 +90,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     "nemotron_h": NemotronHConfig(
         **WITHOUT_LAYERS, **ROUTED, **MIXER, head_dim=16, layers_block_type=[MAMBA, "moe", FULL, "mlp"]
     ),
-    "nemotron_h-latents-groups-biases-mqa-padded": NemotronHConfig(
+    "nemotron_h-latents-groups-biases-limits-mqa-padded": NemotronHConfig(
         **_ODD_WITHOUT_LAYERS,
         **(ROUTED | {"moe_intermediate_size": 37, "moe_shared_expert_intermediate_size": 41}),
         moe_latent_size=26,
@@ -107,9 +107,16 @@ SHAPES: dict[str, PretrainedConfig] = {
         use_bias=True,
         use_conv_bias=False,
         mlp_bias=True,
-        time_step_min=0.3,
+        time_step_limit=(0.0, 1.2),
         mlp_hidden_act="gelu",
         layers_block_type=["mlp", FULL, MAMBA, "moe"],
     ),
-    "nemotron_h-dense": NemotronHConfig(**WITHOUT_LAYERS, **MIXER, head_dim=24, layers_block_type=[FULL, "mlp", MAMBA]),
+    "nemotron_h-dense-small-steps": NemotronHConfig(
+        **WITHOUT_LAYERS,
+        **MIXER,
+        head_dim=24,
+        time_step_min=0.5,
+        time_step_max=1.0,
+        layers_block_type=[FULL, "mlp", MAMBA],
+    ),
 }

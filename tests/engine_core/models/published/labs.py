@@ -710,21 +710,26 @@ LABS: tuple[Published, ...] = (
         model("JambaForCausalLM", "jamba", attn_layer_period=8, mamba_d_state=16, num_experts=16, num_experts_per_tok=2)
         | sizes(4096, 14336, 32, 32, 8),
     ),
-    refused(
+    serves(
         "LiquidAI/LFM2-1.2B",
-        "a hybrid of attention and other layers (layer_types: conv)",
-        model("Lfm2ForCausalLM", "lfm2", conv_L_cache=3, layer_types=["conv", "conv", "full_attention"] * 5 + ["conv"])
+        1.17,
+        model("Lfm2ForCausalLM", "lfm2", block_ff_dim=12288, full_attn_idxs=[2, 5, 8, 10, 12, 14])
+        | {"conv_L_cache": 3, "tie_embedding": True, "vocab_size": 65536}
         | sizes(2048, 12288, 16, 32, 8),
     ),
-    refused(
+    serves(
         "LiquidAI/LFM2-8B-A1B",
-        "a hybrid of attention and other layers (layer_types: conv)",
+        8.34,
         model(
             "Lfm2MoeForCausalLM",
             "lfm2_moe",
             conv_L_cache=3,
-            layer_types=["conv", "conv", "full_attention"] * 8,
+            layer_types=["full_attention" if at in (2, 6, 10, 14, 18, 21) else "conv" for at in range(24)],
+            moe_intermediate_size=1792,
+            num_dense_layers=2,
             num_experts=32,
+            num_experts_per_tok=4,
+            vocab_size=65536,
         )
         | sizes(2048, 7168, 24, 32, 8),
     ),

@@ -32,21 +32,27 @@ from services.common.telemetry.metrics_endpoint import MetricsEndpoint, Page, se
 class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     """Answers GetLoad."""
 
-    def __init__(self, running: int) -> None:
-        self.running = running
+    def __init__(self, load: engine_pb2.Load) -> None:
+        self.load = load
 
     def GetLoad(self, request, context):
         ranks = [engine_pb2.RankProcess(rank=f"tp{tp}/2 pp0/1", host="alpha", pid=40 + tp) for tp in range(2)]
-        return engine_pb2.GetLoadResponse(load=engine_pb2.Load(running_choices=self.running), ranks=ranks)
+        return engine_pb2.GetLoadResponse(load=self.load, ranks=ranks)
 
 
 @contextmanager
 def engine(
-    host: str, running: int, port: int = 0, state: HealthCheckResponse.ServingStatus = HealthCheckResponse.SERVING
+    host: str,
+    running: int = 0,
+    port: int = 0,
+    state: HealthCheckResponse.ServingStatus = HealthCheckResponse.SERVING,
+    **load: float,
 ) -> Iterator[int]:
     """Serve at one address of this machine; yields the port."""
     server = grpc.server(ThreadPoolExecutor(2))
-    engine_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(running), server)
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(
+        FakeEngine(engine_pb2.Load(running_choices=running, **load)), server
+    )
     checks = health.HealthServicer()
     for name in ("", *FULL_NAMES.values()):  # in the place of a processor too
         checks.set(name, state)
@@ -79,6 +85,23 @@ def test_every_engine_that_a_name_leads_to_is_shown(monkeypatch: pytest.MonkeyPa
         shown = {service["address"]: service["load"]["running_choices"] for service in stack["services"]}
         assert shown == {f"127.0.0.1:{port}": 3, f"127.0.0.2:{port}": 5}
         assert result.return_value == 0
+
+
+@pytest.mark.parametrize(
+    ("load", "shown"),
+    [
+        ({"blocks_used": 3, "blocks_total": 64, "kv_usage": 3 / 64}, "KV blocks 3 of 64 (5%)"),
+        (
+            {"blocks_used": 3, "blocks_total": 64, "states_used": 2, "states_total": 8, "kv_usage": 0.25},
+            "KV blocks 3 of 64, states 2 of 8 (25%)",
+        ),
+        ({"states_used": 2, "states_total": 8, "kv_usage": 0.25}, "waiting 0, states 2 of 8 (25%)"),
+        ({}, "KV blocks 0 of 0 (0%)"),
+    ],
+)
+def test_an_engine_shows_what_it_has_of_blocks_and_states(load: dict[str, float], shown: str) -> None:
+    with engine("127.0.0.1", **load) as port:
+        assert shown in " ".join(ask("--engine", f"127.0.0.1:{port}").output.split())
 
 
 def test_lines_are_as_long_as_columns_allow() -> None:

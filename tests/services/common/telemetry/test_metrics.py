@@ -121,6 +121,8 @@ def test_an_engine_is_read_when_prometheus_asks():
         waiting=7,
         kv_usage=0.25,
         kv_blocks=64,
+        states=32,
+        states_used=8,
         ledgers=12,
         peers=2,
         prefix_queries=100,
@@ -147,6 +149,8 @@ def test_an_engine_is_read_when_prometheus_asks():
         ("ringline_computed_tokens_total",): 300,
         ("ringline_generated_tokens_total",): 99,
         ("ringline_kv_blocks",): 64,
+        ("ringline_states",): 32,
+        ("ringline_states_used",): 8,
         ("ringline_peers",): 2,
         ("ringline_ledgers",): 12,
     }

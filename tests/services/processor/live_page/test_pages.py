@@ -189,6 +189,7 @@ def made_up_ring(engines: int = 1, detokenizers: int = 1, gateways: int = 1) -> 
         "waiting_requests": 0,
         "kv_usage": 0.02,
         "kv_blocks": 64,
+        "states": 0,
         "preemptions": 0,
         "prefix_hits": 0.5,
     }
@@ -259,6 +260,26 @@ def test_lost_and_silent_peers_are_shown_and_names_are_escaped(
     absent = "document.querySelector('#ring g.absent.detokenizer title').textContent"
     assert browser.run(absent) == "no detokenizer"
     assert "engine-99 was lost, with 7 requests" in browser.run("document.querySelector('#events').textContent")
+    inner, outer = browser.run(WIDTHS)
+    assert inner <= outer
+
+
+def test_engines_show_the_blocks_and_the_states_that_they_have(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
+    ring, page = made_up
+    ring.ring = made_up_ring(engines=4)
+    counted = [(4097, 0), (4097, 422), (0, 1026), (0, 0)]
+    for engine, (blocks, states) in zip(ring.ring["engines"], counted, strict=True):
+        engine |= {"kv_blocks": blocks, "states": states}
+    browser.look(*PHONE)
+    browser.open(page)
+    labels = "[...document.querySelectorAll('#rows .cell.last small')].map(label => label.textContent)"
+    shown = browser.wait(labels, lambda found: len(found) == 4)
+    assert [label.split(" of ")[1] for label in shown] == [
+        "4,097 blocks",
+        "4,097 blocks, 422 states",
+        "1,026 states",
+        "0 blocks",
+    ]
     inner, outer = browser.run(WIDTHS)
     assert inner <= outer
 

@@ -76,7 +76,12 @@ def test_a_snapshot_has_the_peers_and_their_rates(peers, routes, links) -> None:
     joined(links)
     for second in range(4):
         load = engine_pb2.Load(
-            running_choices=3, waiting_requests=1, kv_usage=0.5, blocks_total=64, generated_tokens=100 * second
+            running_choices=3,
+            waiting_requests=1,
+            kv_usage=0.5,
+            blocks_total=64,
+            states_total=32,
+            generated_tokens=100 * second,
         )
         links.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
         metrics.tokens(50, 0.1)
@@ -96,6 +101,7 @@ def test_a_snapshot_has_the_peers_and_their_rates(peers, routes, links) -> None:
         engine | {"tokens_per_second": 100.0, "kv_usage": 0.5, "running_choices": 3, "linked": ["detokenizer-0"]}
         == engine
     )
+    assert (engine["kv_blocks"], engine["states"]) == (64, 32)
     assert (detokenizer["requests"], detokenizer["state"]) == (4, "serving")
     assert ring["others"] == ["processor-1"]
     assert ring["history"]["live_requests"] == [7] * 4

@@ -897,6 +897,8 @@ class Load(google.protobuf.message.Message):
     BLOCKS_TOTAL_FIELD_NUMBER: builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: builtins.int
     STEP_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    STATES_USED_FIELD_NUMBER: builtins.int
+    STATES_TOTAL_FIELD_NUMBER: builtins.int
     steps: builtins.int
     """Steps computed since start."""
     longest_step_ms: builtins.int
@@ -908,7 +910,7 @@ class Load(google.protobuf.message.Message):
     waiting_tokens: builtins.int
     """Prompt tokens of waiting requests that are still to be computed."""
     kv_usage: builtins.float
-    """Share of KV blocks in use by requests, in [0, 1]."""
+    """Share of KV blocks, or of slots for states, in use by requests, whichever is larger; in [0, 1]."""
     prefix_queries: builtins.int
     """Prompt tokens looked up in the prefix cache since start."""
     prefix_hits: builtins.int
@@ -925,6 +927,10 @@ class Load(google.protobuf.message.Message):
     """Output tokens computed since start."""
     step_timeout_ms: builtins.int
     """How long a step may take before the engine counts as hung, milliseconds: its own watchdog's limit."""
+    states_used: builtins.int
+    """Slots for states in use by requests."""
+    states_total: builtins.int
+    """Slots for states in all; 0: no layer of the model keeps a state."""
     def __init__(
         self,
         *,
@@ -942,8 +948,10 @@ class Load(google.protobuf.message.Message):
         blocks_total: builtins.int = ...,
         generated_tokens: builtins.int = ...,
         step_timeout_ms: builtins.int = ...,
+        states_used: builtins.int = ...,
+        states_total: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks_total", b"blocks_total", "blocks_used", b"blocks_used", "generated_tokens", b"generated_tokens", "kv_usage", b"kv_usage", "ledgers", b"ledgers", "longest_step_ms", b"longest_step_ms", "preemptions", b"preemptions", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "running_choices", b"running_choices", "step_timeout_ms", b"step_timeout_ms", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_total", b"blocks_total", "blocks_used", b"blocks_used", "generated_tokens", b"generated_tokens", "kv_usage", b"kv_usage", "ledgers", b"ledgers", "longest_step_ms", b"longest_step_ms", "preemptions", b"preemptions", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "running_choices", b"running_choices", "states_total", b"states_total", "states_used", b"states_used", "step_timeout_ms", b"step_timeout_ms", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]) -> None: ...
 
 global___Load = Load
 
