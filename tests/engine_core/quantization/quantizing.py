@@ -74,7 +74,7 @@ def state_of(model: torch.nn.Module) -> Tensors:
             for expert, rows in enumerate(tensor):
                 gate, up = rows.chunk(2)
                 found |= {f"{prefix}.{expert}.gate_proj.weight": gate, f"{prefix}.{expert}.up_proj.weight": up}
-        elif name.endswith(("experts.up_proj", "experts.down_proj")):
+        elif name.endswith(("experts.up_proj", "experts.down_proj")):  # ups are alone where there are no gates
             prefix, _, projection = name.rpartition(".")
             for expert, rows in enumerate(tensor):
                 found[f"{prefix}.{expert}.{projection}.weight"] = rows
@@ -201,7 +201,7 @@ def auto_round(*, head: bool = False) -> Quantizer:
         r"layers\.\d+\..*k_proj": {"group_size": 16},
         r".*mlp.*\.gate_proj.*": {"bits": 16, "data_type": "fp"},
         "model.layers.0.self_attn.k_proj": {"bits": 8},
-        r"^model\..*\.down_proj$": {"group_size": -1},
+        r"^(model|backbone)\..*\.down_proj$": {"group_size": -1},
     }
     if head:
         rules["lm_head"] = {"bits": 4, "group_size": 32, "sym": True, "data_type": "int", "super_bits": None}
