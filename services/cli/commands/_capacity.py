@@ -15,7 +15,7 @@ cores, as the difference between the ring and its engine alone (benchmarks/RESUL
 CPU_TIER_SHARE = 0.6
 """Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
 SPARE_STATES = 2
-"""Slots that snapshots and drafts leave free, so that a sequence can start; they have a quarter of all to themselves."""
+"""Slots that snapshots and drafts leave free, so that a sequence can start; a quarter of all is theirs alone."""
 MIN_CPU_TIERS = 2
 """Minimum processors and detokenizers, so that one can be lost or replaced."""
 
