@@ -15,7 +15,7 @@ cores, as the difference between the ring and its engine alone (benchmarks/RESUL
 CPU_TIER_SHARE = 0.6
 """Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
 SPARE_STATES = 2
-"""Slots that snapshots and drafts leave free, so that a sequence can start; a quarter of all is theirs alone."""
+"""Slots that snapshots and drafts leave free, so that a sequence can start."""
 MIN_CPU_TIERS = 2
 """Minimum processors and detokenizers, so that one can be lost or replaced."""
 
@@ -74,7 +74,12 @@ class Memory:
     @property
     def sequences(self) -> float:
         """The most that have slots for their states at a time."""
-        return max(0, self.states - SPARE_STATES - self.states // 4) if self.state else math.inf
+        return max(0, self.states - self.spare_states) if self.state else math.inf
+
+    @property
+    def spare_states(self) -> int:
+        """Slots that are kept free, or for snapshots and drafts."""
+        return SPARE_STATES + self.states // 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,11 +169,11 @@ def test_what_no_number_of_engines_can_do_is_refused(changes: dict[str, Any], wo
 
 
 def test_slots_for_states_bound_the_sequences() -> None:
-    """Two of them are left free, and what they take is not there for blocks."""
-    assert planned(memory=replace(MEMORY, state=20, states=9)).capacity.sequences == 7
+    """Two of them are left free and a quarter for snapshots, and what they take is not there for blocks."""
+    assert planned(memory=replace(MEMORY, state=20, states=9)).capacity.sequences == 5
     assert planned(memory=replace(MEMORY, state=20, states=18)).capacity.sequences == 4
     alone = replace(MEMORY, block=0, sequence_blocks=0, prompt_blocks=0, state=20, states=30)
-    assert (planned(memory=alone).bound, planned(memory=alone).capacity.sequences) == ("memory", 28)
+    assert (planned(memory=alone).bound, planned(memory=alone).capacity.sequences) == ("memory", 21)
     assert planned(memory=replace(MEMORY, block=0)).capacity.sequences == 100, "other ranks have the blocks"
     with pytest.raises(
         Impossible, match=r"needs room for 3 states of 290 bytes beside the 60 bytes of its KV cache, and"
@@ -367,7 +367,7 @@ def test_experts_windows_and_the_groups_of_the_cache_are_told(tmp_path: Path) ->
 
 
 def test_states_are_told_beside_the_cache(tmp_path: Path) -> None:
-    """Of 128 channels two inputs each, in four layers; ten slots are of use to two sequences."""
+    """Of 128 channels two inputs each, in four layers; 18 slots are of use to two sequences."""
     kinds = ["conv", "conv", "full_attention", "conv", "conv", "full_attention"]
     sizes = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4}
     lfm2 = Lfm2Config(**sizes, num_key_value_heads=2, layer_types=kinds, vocab_size=500, dtype="bfloat16")
@@ -376,17 +376,17 @@ def test_states_are_told_beside_the_cache(tmp_path: Path) -> None:
     load = (str(tmp_path), *HARDWARE, "--max-num-seqs", "2")
     figures = json.loads(ringline_plan(*load, "--json"))
     memory, state = figures["memory"], 4 * 2 * 128 * 2
-    assert (figures["model"]["state"], memory["state"], memory["states"]) == (state, state, 10)
-    assert memory["blocks"] == (memory["cache"] - 10 * state) // memory["block"]
+    assert (figures["model"]["state"], memory["state"], memory["states"]) == (state, state, 18)
+    assert memory["blocks"] == (memory["cache"] - 18 * state) // memory["block"]
     assert figures["capacity"]["sequences"] == 2
     text = ringline_plan(*load)
     assert "(2 layers: 512 bytes); states of a sequence: 2.05 kB" in text
-    assert "10 slots of 2.05 kB for states: one for a sequence, 2 to spare)" in text
+    assert "18 slots of 2.05 kB for states: one for a sequence, 6 to spare)" in text
     two = json.loads(ringline_plan(*load, "--json", "--tensor-parallel-size", "2"))
     assert two["memory"]["state"] == state // 2
     share = ("--max-num-seqs", "60000", "--max-num-batched-tokens", "64", "--state-cache-share", "0.25")
     large = json.loads(ringline_plan(str(tmp_path), *HARDWARE, *share, "--json"))["memory"]
-    assert large["states"] == min(60000 * 4 + 2, large["cache"] * 0.25 // state)
+    assert large["states"] == min(60000 * 4 + 10, large["cache"] * 0.25 // state)
 
 
 def test_a_gpu_has_experts_in_the_models_type(tmp_path: Path) -> None:
