@@ -56,8 +56,7 @@ class TextOutput:
     def _prefilled(self, prefill: engine_pb2.Prefill) -> None:
         if (request := self._in_flight.find(prefill.request_id, prefill.epoch)) is None:
             return
-        self._begin_output(request)
-        if prefill.computed_tokens == 0:
+        if not self._begin_output(request) or prefill.computed_tokens == 0:
             return  # it begins; the cached tokens are known once some are computed
         if request.delivery.cached_tokens is None:
             request.delivery.cached_tokens = prefill.cached_tokens
@@ -75,7 +74,8 @@ class TextOutput:
         fresh = scored.offset + len(scored.logprobs.logprobs) - delivered
         if fresh <= 0:
             return
-        self._begin_output(request)
+        if not self._begin_output(request):
+            return
         scores = read_logprobs(scored.logprobs)
         scores = scores.part(len(scores) - fresh, len(scores))
         request.stream.outbox.prompt_logprobs(scored.request_id, delivered, scores)
@@ -87,7 +87,8 @@ class TextOutput:
         if entry.ids and request.prompt_logprobs_delivered < request.resolved.num_prompt_logprobs:
             self._failover.replay(request)  # prompt log probabilities precede all tokens, so some were lost
             return
-        self._begin_output(request)
+        if not self._begin_output(request):
+            return
         verdict = request.delivery.delta(entry.epoch, entry.choice, entry.first_position, entry.ids, entry.parts)
         if verdict is Verdict.ACCEPT:
             request.stream.outbox.delta(
@@ -116,9 +117,15 @@ class TextOutput:
         elif verdict is Verdict.REPLAY:
             self._failover.replay(request)
 
-    def _begin_output(self, request: Request) -> None:
-        """An engine computes the request: charge the prompt, and send model and numerics before any output."""
-        if request.route is not None and not request.started_sent:
+    def _begin_output(self, request: Request) -> bool:
+        """An engine computes the request: charge the prompt, and send model and numerics before any output.
+
+        False, and nothing is done, if its first output comes when the engine is lost, whose numerics are not known any
+        more: the next route computes the output again.
+        """
+        if not request.started_sent:
+            if request.route is None:
+                return False
             request.started_sent = True
             engine = self._peers.engines.get(request.route.engine)
             numerics = engine.numerics if engine is not None else ""
@@ -132,6 +139,7 @@ class TextOutput:
             request.stream.outbox.notice(request.request_id, started)
         self._admission.charge_prompt(request)
         self._heard(request)
+        return True
 
     def _heard(self, request: Request) -> None:
         request.heard()

@@ -47,6 +47,7 @@ ENGINE_OPTIONS = (
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
     "kv_cache_dtype",
+    "state_cache_share",
     "block_size",
     "enable_prefix_caching",
     "max_num_batched_tokens",

@@ -92,7 +92,7 @@ def llama(**sizes: int) -> LlamaConfig:
             "=2 is not usable: expected a divisor or a multiple of n_groups=3$",
         ),
         (
-            configuration("nemotron_h-latents-groups-biases-mqa-padded"),
+            configuration("nemotron_h-latents-groups-biases-limits-mqa-padded"),
             {"tensor_parallel_size": 3},
             "=3 is not usable: expected at most 2, as moe_latent_size=26 is cut in units of 16$",
         ),

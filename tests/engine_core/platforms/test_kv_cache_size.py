@@ -159,7 +159,7 @@ def test_a_model_without_attention_has_states_alone() -> None:
     sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.75), limits, 0, STATE)
     assert (sized.num_blocks, sized.num_states) == (0, 26)
     assert sized.describe() == "no keys and values, as no layer attends"
-    assert size_by_profile(PROFILE, CacheConfig(), limits, 0, 1000).num_states == 4 * 64 + 2
+    assert size_by_profile(PROFILE, CacheConfig(), limits, 0, 1000).num_states == 4 * 64 + 10
     assert size_as_given(given(500 * STATE), limits, 0, STATE).num_states == 500
 
 

@@ -158,7 +158,7 @@ def test_so_they_do_in_stages(directory: Path, plain: Said, stages: int) -> None
     )
     executor = start_executor(workers, StartupProgress())
     try:
-        assert executor.kv_cache_config.num_states == 4 * 8 + 2
+        assert executor.kv_cache_config.num_states == 4 * 8 + 10
         assert run(EngineCore(workers.config, executor)) == plain
     finally:
         executor.close()
@@ -170,13 +170,13 @@ def test_what_states_take_is_said_at_the_start(directory: Path) -> None:
     engine = start_engine(configure(model=str(directory), **options), StartupProgress(stages))
     try:
         cache = engine.executor.kv_cache_config
-        assert cache.num_states == 3 * 4 + 2
+        assert cache.num_states == 3 * 4 + 10
         assert cache.bytes_per_state == 3 * 3 * 64 * 4, "three inputs of 64 channels in three layers"
         assert ("StateCacheSpec" in cache.layout, "AttentionSpec" in cache.layout) == (True, bool(cache.groups))
     finally:
         engine.close()
     told = stages.details["allocate KV cache"]
-    assert "14 states of 2.25 KiB (--state-cache-share): " in told
+    assert "22 states of 2.25 KiB (--state-cache-share): " in told
     assert told.endswith("memory is taken as the cache fills")
     assert "results do not depend on what else is in the batch" in stages.details["warm up"]
 

@@ -243,7 +243,7 @@ def test_a_long_list_where_a_number_is_expected_is_shown_in_part(tmp_path: Path)
     metadata = Metadata.of(read_gguf(file_of(tmp_path / "x.gguf", fields=(named, numbers))))
     for read in (lambda: metadata.integer("block_count"), lambda: metadata.of_layers("block_count", 4)):
         with pytest.raises(
-            CheckpointError, match=r"llama.block_count=array.*: expected at most 65536 values"
+            CheckpointError, match=r"llama.block_count=\[0, 0.*: expected at most 65536 values"
         ) as caught:
             read()
         assert len(str(caught.value)) < 400
