@@ -239,14 +239,10 @@ class KVCacheConfig:
         return self.num_blocks * self.bytes_per_block + self.num_states * self.bytes_per_state
 
     def most_running(self, max_num_seqs: int) -> int:
-        """How many sequences can run at a time, of ``max_num_seqs``: each works in a slot for its state, if any.
-
-        Where slots are few, a quarter of them stays with snapshots and drafts: without snapshots nobody would find a
-        prefix just when much is to be computed.
-        """
+        """How many sequences can run at a time, of ``max_num_seqs``: each works in a slot for its state, if any."""
         if not self.num_states:
             return max_num_seqs
-        return min(max_num_seqs, max(1, self.num_states - SPARE_SLOTS - self.num_states // 4))
+        return min(max_num_seqs, self.num_states - spare_slots(self.num_states))
 
     def describe(self) -> str:
         """The size of its blocks, for a person; with several groups or windows, also the layers of a block."""
@@ -277,6 +273,14 @@ def first_seen(position: int, window: int | None, *, chunked: bool) -> int:
     if window is None:
         return 0
     return position // window * window if chunked else max(0, position - window + 1)
+
+
+def spare_slots(num_states: int) -> int:
+    """Slots, of ``num_states``, in which no sequence works: ``SPARE_SLOTS``, and a quarter for snapshots and drafts.
+
+    Without snapshots no prefix would be found just when all places are taken, and most is to be computed.
+    """
+    return SPARE_SLOTS + num_states // 4
 
 
 def group_layers(

@@ -236,7 +236,8 @@ class StateSlots:
                 use.left.append(slots[rows])
             use.snapshots.append((position, slots[rows]))
         use.snapshots.sort()
-        use.left = [*drafts, *reversed(use.left)]
+        taken = set(use.left)
+        use.left = [*drafts, *(slot for _, slot in use.snapshots if slot in taken)]
         if start < held.branch_at <= end and held.branch_at not in dict(use.snapshots):
             self.end_wait(seq, end)
         held.source = use.target = slots.pop(num_tokens, held.working)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FEWEST_STATES = 3
+from engine_core.kv_cache_interface import SPARE_SLOTS
+
+FEWEST_STATES = SPARE_SLOTS + 1
 """Fewest slots of states: a sequence works in one, and two stay free, so that the next one can start."""
 
 

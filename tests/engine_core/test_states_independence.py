@@ -52,9 +52,9 @@ def together(engine: StartedEngine) -> Streams:
 
 
 def tight(engine: StartedEngine) -> dict[str, object]:
-    """About 80 blocks of 4 tokens for what would fill ten times that, 12 slots, and steps of at most 48 tokens."""
+    """About 60 blocks of 4 tokens for what would fill ten times that, 16 slots, and steps of at most 48 tokens."""
     cache = engine.executor.kv_cache_config
-    blocks, slots = 80 * cache.bytes_per_block // 4, 12 * cache.bytes_per_state
+    blocks, slots = 60 * cache.bytes_per_block // 4, 16 * cache.bytes_per_state
     return {
         "block_size": 4,
         "kv_cache_memory_bytes": blocks + slots,

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from engine_core.config import CacheConfig, SchedulerConfig
+from engine_core.kv_cache_interface import SPARE_SLOTS, spare_slots
 
 CPU_TIER_SECONDS = 40e-6
 """CPU seconds per token in a processor, and as many in a detokenizer. Measured with 64 streams of a tiny model on two
 cores, as the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
 CPU_TIER_SHARE = 0.6
 """Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
-SPARE_STATES = 2
-"""Slots that snapshots and drafts leave free, so that a sequence can start."""
 MIN_CPU_TIERS = 2
 """Minimum processors and detokenizers, so that one can be lost or replaced."""
 
@@ -74,12 +73,7 @@ class Memory:
     @property
     def sequences(self) -> float:
         """The most that have slots for their states at a time."""
-        return max(0, self.states - self.spare_states) if self.state else math.inf
-
-    @property
-    def spare_states(self) -> int:
-        """Slots that are kept free, or for snapshots and drafts."""
-        return SPARE_STATES + self.states // 4
+        return max(0, self.states - spare_slots(self.states)) if self.state else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +164,7 @@ def _shortage(memory: Memory, rank: str | None) -> str:
     where, holder, ranks = ("", "an engine", "ranks") if rank is None else (f"on rank {rank}, ", "it", "more ranks")
     divide = f"divide the model among {ranks} (--tensor-parallel-size, --pipeline-parallel-size)"
     if memory.state and memory.sequences < 1 and memory.cache > 0:
-        fewest = f"{SPARE_STATES + 1} states of {size(memory.state)}"
+        fewest = f"{SPARE_SLOTS + 1} states of {size(memory.state)}"
         beside = f" beside the {size(memory.prompt_blocks * memory.block)} of its KV cache" if memory.block else ""
         return (
             f"{where}a request needs room for {fewest}{beside}, and {size(memory.cache)} are left: {divide}, or raise "

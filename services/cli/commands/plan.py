@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from engine_core.config import EngineConfig
+from engine_core.kv_cache_interface import spare_slots
 from services.cli.commands._capacity import (
     Demand,
     Impossible,
@@ -295,7 +296,7 @@ def _as_text(
         held.append(f"{size(memory.prompt_blocks * memory.block)} while its prompt is computed")
     if memory.state:
         slots = f"{memory.states:,} slots of {size(memory.state)} for states"
-        held.append(f"{slots}: one for a sequence, {memory.spare_states} to spare")
+        held.append(f"{slots}: one for a sequence, {spare_slots(memory.states)} to spare")
     several = len(ranks) > 1
     total = f"{planned.engines * len(ranks):,} {'GPUs' if on_gpu else 'ranks'} in all"
     divided = f", each of {len(ranks):,} ranks ({total})" if several else ""

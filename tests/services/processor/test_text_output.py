@@ -40,6 +40,28 @@ def test_no_move_is_reported_before_the_first_output(world: Ring) -> None:
     assert world.ids() == expected(20)
 
 
+def test_no_output_comes_before_its_engine_is_known(world: Ring) -> None:
+    """The first text is on its way when the only engine is lost: the next one computes it again."""
+    world.ask(ask(max_tokens=1))
+    stream = world.stream()
+    world.engines["engine-0"].core.step(1)
+    for each in world.streams():
+        while each.commands:
+            each.read_commands()
+    world.engines["engine-0"].core.step(1)
+    for each in world.streams():
+        each.write()
+        while each.responses:
+            each.read()
+    world.detach(stream)
+    world.flow()
+    world.heal()
+    world.settle()
+    kinds = [response.WhichOneof("event") for response in world.received]
+    assert kinds.index("started") < kinds.index("delta")
+    assert world.ids() == expected(1)
+
+
 def test_a_client_resume_is_not_reported_as_a_move(world: Ring) -> None:
     """It went on from what another processor had delivered; here it has not moved."""
     request = ask()
