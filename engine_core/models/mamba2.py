@@ -52,7 +52,7 @@ class Mamba2Layer:
 
 
 class Mamba2ForCausalLM(CausalLM):
-    """The residual stream has the model's type, also with ``residual_in_fp32``, as in vLLM."""
+    """The residual stream has the model's type, also with ``residual_in_fp32``, which matters only below float32."""
 
     model_type = "mamba2"
     prefix = "backbone"
