@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine_core.errors import ConfigError
+from engine_core.media import VisionShape
 
 
 def option(default: Any, help: str, **declared: Any) -> Any:
@@ -349,6 +350,8 @@ class ModelSpec:
     """From generation_config.json, where present: temperature, top_k, top_p, min_p, repetition_penalty."""
     num_parameters: int = 0
     """Numbers that the weights consist of; 0 until they are loaded."""
+    vision: VisionShape | None = None
+    """None: the model takes no pictures."""
 
 
 @dataclass(frozen=True, slots=True)

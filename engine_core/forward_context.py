@@ -51,6 +51,18 @@ class LayerContext:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaRows:
+    """The rows of a step that stand for pictures, and what takes their place."""
+
+    rows: torch.Tensor
+    """[M] int64, ascending: places among the step's rows."""
+    embeddings: torch.Tensor
+    """[M, H], of the model's type: replace the embeddings of the tokens there."""
+    deepstack: torch.Tensor | None = None
+    """[D, M, H]: entry i is added to the rows behind layer i (Qwen3-VL); None: nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
 class IntermediateTensors:
     """The input of a stage's layers, from the stage before or, in the first stage, from the embedding."""
 
@@ -66,7 +78,7 @@ class IntermediateTensors:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """A step's data for all layers. The caller of a model sets the first three fields; the model adds the others."""
+    """A step's data for all layers. The model itself adds ``angles`` and ``per_layer``; the caller sets the rest."""
 
     kv_caches: list[torch.Tensor]
     """``Caches.kv``"""
@@ -82,6 +94,10 @@ class ForwardContext:
     """``Caches.states``"""
     state_metadata: StateMetadata | None = None
     """None: no layer keeps a state."""
+    media: MediaRows | None = None
+    """None: no row of the step stands for a picture."""
+    rotary_positions: torch.Tensor | None = None
+    """[3, T] int64: time, height and width, for models that rotate by three positions; None: all are the row's own."""
 
     def of_layer(self, place: LayerPlace, *, is_last: bool) -> LayerContext:
         """The data for the layer at ``place``. All rows are needed until the attention of the last layer."""

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine_core.media import MediaItem
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBudget:
@@ -23,6 +25,18 @@ class ReasoningBudget:
     """Tokens of white space, of which a few may precede ``opening``."""
     begun: bool = False
     """The prompt has begun it: ``opening`` may come all the same, and is then no token of reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoRepeatNgram:
+    """No token completes a run of ``ngram_size`` tokens that came before within the output's last ``window_size``."""
+
+    ngram_size: int
+    """≥ 1"""
+    window_size: int
+    """≥ 1"""
+    allowed_token_ids: frozenset[int] = frozenset()
+    """Tokens that may be drawn all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,8 @@ class SamplingParams:
     eos token that it admits ends the choice, whatever ``ignore_eos`` and ``min_tokens``."""
     reasoning_budget: ReasoningBudget | None = None
     """None: reasoning has no limit of its own."""
+    no_repeat_ngram: NoRepeatNgram | None = None
+    """If this and other bans leave no token to sample, they are ignored for that token."""
     seed: int = 0
     """64-bit unsigned; with (choice, position, token id) it fixes the noise, whatever else is in the batch."""
     n: int = 1
@@ -101,6 +117,8 @@ class Request:
     deadline: float | None = None
     """Seconds on the engine's monotonic clock; at this time the request ends with DEADLINE."""
     resume: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    media: tuple[MediaItem, ...] = ()
+    """The prompt's pictures, by ascending offset; they do not overlap."""
 
 
 class FinishReason(enum.Enum):

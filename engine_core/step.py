@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine_core.logprobs import Logprobs
+from engine_core.media import Picture, Placeholder
 from engine_core.request import Finish, SamplingParams
 
 
@@ -28,6 +29,18 @@ class NewSequence:
     block_ids: list[list[int]]
     """Block table for each group of the KV cache; ``NO_BLOCK`` for blocks that no later token reads."""
     params: SamplingParams
+    media: tuple[Placeholder, ...] = ()
+    """The prompt's pictures, by ascending offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderPlan:
+    """What a step does with pictures, before anything else: first it forgets, then it encodes."""
+
+    forgotten: list[bytes]
+    """Keys of embeddings that make room."""
+    encoded: list[tuple[bytes, Picture]]
+    """Keys of pictures, and these: their embeddings are kept until they are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,9 @@ class StepPlan:
     ``num_tokens``; a token is sampled after each. The sequence is in no other plan until the result has arrived."""
     states: StatePlan | None = None
     """None: no layer keeps a state."""
+    encoder: EncoderPlan | None = None
+    """None: no picture is encoded or forgotten. The embeddings of every picture of which the step computes a row are
+    kept, or encoded by it."""
 
     @property
     def total_tokens(self) -> int:

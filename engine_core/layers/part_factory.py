@@ -66,6 +66,12 @@ class PartFactory:
         self.attention_backend = attention
         self._quantization = quantization or OneMethod(Unquantized())
 
+    def replicated(self, quantization: QuantizationConfig | None) -> PartFactory:
+        """Makes parts of the same model that every rank has as a whole; ``quantization``: of their linear layers."""
+        factory = PartFactory(self.backend, self.attention_backend, self.dtype, self.device, quantization)
+        factory.parts = self.parts
+        return factory
+
     def linear(
         self,
         names: str | tuple[str, ...],

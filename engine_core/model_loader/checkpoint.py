@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfig
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engine_core.media import VisionShape
 from engine_core.model_loader import multimodal
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import pools_hidden_states
@@ -45,8 +46,10 @@ from engine_core.models.registry import (
     choose_model,
     fallback_may_run,
 )
+from engine_core.models.vision_model import VisionModel
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
+from engine_core.vision.registry import VISION_MODELS
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
@@ -58,6 +61,16 @@ _PUBLISHED_TYPES = {"kimi_k2": "deepseek_v3"}
 
 
 @dataclass(frozen=True, slots=True)
+class VisionChoice:
+    """What encodes a checkpoint's pictures."""
+
+    model: type[VisionModel]
+    config: PretrainedConfig
+    """Of the whole checkpoint."""
+    shape: VisionShape
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint whose configuration is read and resolved; its weights are still on disk."""
 
@@ -66,7 +79,9 @@ class Checkpoint:
     fields: Mapping[str, Any]
     """config.json, or its equivalent from a GGUF file."""
     text_of: str | None
-    """The class of a multimodal checkpoint, whose text model alone is served."""
+    """The class of a multimodal checkpoint, around its text model."""
+    vision: VisionChoice | None
+    """What encodes pictures; None: none are accepted."""
     spec: ModelSpec
     """Resolved against the options."""
     choice: ModelChoice
@@ -146,6 +161,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     if text_of is not None:
         text = _text_model(path, raw, text_of, load)
         architecture, raw = text.architecture, text.fields
+    vision = None if text_of is None or config.language_model_only else _vision_of(path, text_of)
     choice = choose_model(architecture, raw, config.model_impl)
     if pools_hidden_states(path):
         raise not_supported(architecture, "it is a model for embeddings (modules.json), which generates no text")
@@ -176,11 +192,13 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         ),
         dtype=dtype_name,
         default_sampling=default_sampling(generation_file, generation, config),
+        vision=None if vision is None else vision.shape,
     )
     return Checkpoint(
         path,
         published,
         text_of,
+        vision,
         spec,
         choice,
         _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
@@ -260,6 +278,15 @@ def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: Loa
         return multimodal.text_model(raw, config, has_head="lm_head.weight" in stored, stacks_experts=stacks_experts)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: its text model is not usable: {_reason(error)}") from error
+
+
+def _vision_of(path: Path, architecture: str) -> VisionChoice | None:
+    """The vision model of a multimodal checkpoint; None if Ringline has none. Raises as its ``read_shape`` does."""
+    if is_gguf(path) or (model := VISION_MODELS.get(architecture)) is None:
+        return None
+    config = _read_by_transformers(path)
+    preprocessor = read_object(path / "preprocessor_config.json", optional=True)
+    return VisionChoice(model, config, model.read_shape(config, preprocessor))
 
 
 def _tensors(path: Path, text_of: str | None, load: LoadConfig) -> dict[str, StoredTensor]:

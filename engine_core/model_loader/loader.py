@@ -44,7 +44,11 @@ def make_model(
     ``collectives`` connect the ranks of its stage; None: one rank, or nothing will be computed.
     """
     factory = PartFactory(ops, attention, checkpoint.dtype, device, quantization, rank or Rank(), collectives)
-    return checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
+    model = checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
+    if (vision := checkpoint.vision) is not None and model.is_first_stage:
+        # --quantization leaves towers as they are: they are small, and rounding costs them more
+        model.add_vision(vision.model, vision.config, vision.shape, checkpoint.stored_quantization and quantization)
+    return model
 
 
 def model_outline(checkpoint: Checkpoint, rank: Rank | None = None, *, expands_experts: bool = False) -> LanguageModel:
@@ -85,16 +89,21 @@ def load_weights(
 
 
 def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
-    stored = checkpoint.stored_quantization
+    stored, vision = checkpoint.stored_quantization, checkpoint.vision
+
+    def of_vision(name: str) -> str | None:
+        return None if vision is None else vision.model.renamed(name)
 
     def is_redundant(name: str) -> bool:
         return model.is_redundant(name) or (stored is not None and stored.is_redundant(name))
 
     def renamed(name: str) -> str:
+        if (own := of_vision(name)) is not None:
+            return own
         return model.renamed(name if checkpoint.text_of is None else text_name(name))
 
     def is_left_out(name: str) -> bool:
-        return checkpoint.text_of is not None and not is_of_text(name)
+        return checkpoint.text_of is not None and not is_of_text(name) and of_vision(name) is None
 
     expected = ExpectedTensors(model.tensors(), is_redundant, renamed, is_left_out, model.repeats)
     return expected if stored is None else replace(expected, must_be_zero=stored.must_be_zero, quantized=True)

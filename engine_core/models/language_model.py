@@ -19,8 +19,11 @@ from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
+from engine_core.media import VisionShape
 from engine_core.models.model_config import ModelShape
+from engine_core.models.vision_model import VisionModel
 from engine_core.ops.base import Greatest, greatest_of
+from engine_core.quantization.base import QuantizationConfig
 from engine_core.states.base import StateCacheSpec
 from engine_core.weights.source import Weights
 
@@ -53,8 +56,20 @@ class LanguageModel(ABC):
         self.config = config
         self._factory = parts
         self._max_model_len = max_model_len
+        self.vision: VisionModel | None = None
+        """Encodes pictures; None: the model sees none, or another stage encodes them."""
         self.stage_layers = config.stage_layers(parts.rank.pp_size)[parts.rank.pp]
         """This stage's layers: all, if it is the only stage."""
+
+    def add_vision(
+        self,
+        vision: type[VisionModel],
+        config: PretrainedConfig,
+        shape: VisionShape,
+        quantization: QuantizationConfig | None,
+    ) -> None:
+        """Make the vision model's parts, behind the model's own; call before ``load``."""
+        self.vision = vision(config, shape, self._factory.replicated(quantization))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -67,6 +67,7 @@ class Reason(enum.IntEnum):
     POISON = 22
     INTERNAL = 23
     UNSUPPORTED = 24
+    MEDIA_MISSING = 25
 
 
 USUAL_REASONS = {

@@ -56,6 +56,7 @@ class Command(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     REDIRECT_FIELD_NUMBER: builtins.int
     DONE_FIELD_NUMBER: builtins.int
+    MEDIA_FIELD_NUMBER: builtins.int
     @property
     def submit(self) -> global___Submit:
         """Begin a request, or supersede it with a higher epoch."""
@@ -76,6 +77,10 @@ class Command(google.protobuf.message.Message):
     def done(self) -> global___Done:
         """The submitter has everything; forget the request."""
 
+    @property
+    def media(self) -> global___MediaChunk:
+        """The next piece of a picture, for Submits to come. Needs the capability media."""
+
     def __init__(
         self,
         *,
@@ -84,18 +89,139 @@ class Command(google.protobuf.message.Message):
         stop: global___Stop | None = ...,
         redirect: global___Redirect | None = ...,
         done: global___Done | None = ...,
+        media: global___MediaChunk | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "command", b"command", "done", b"done", "redirect", b"redirect", "stop", b"stop", "submit", b"submit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "command", b"command", "done", b"done", "redirect", b"redirect", "stop", b"stop", "submit", b"submit"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["command", b"command"]) -> typing.Literal["submit", "cancel", "stop", "redirect", "done"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "command", b"command", "done", b"done", "media", b"media", "redirect", b"redirect", "stop", b"stop", "submit", b"submit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "command", b"command", "done", b"done", "media", b"media", "redirect", b"redirect", "stop", b"stop", "submit", b"submit"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["command", b"command"]) -> typing.Literal["submit", "cancel", "stop", "redirect", "done", "media"] | None: ...
 
 global___Command = Command
+
+@typing.final
+class MediaChunk(google.protobuf.message.Message):
+    """A piece of a picture's pixels. The chunks of one picture follow each other on a stream; other commands may come between
+    them. A first chunk begins the next picture, and drops one that is not complete.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: builtins.int
+    HEADER_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    digest: builtins.bytes
+    """Digest of the picture: BLAKE2b of 32 bytes, over its header as 32-bit little-endian numbers (height and width of
+    each view, then rows, columns, token_rows, token_columns, num_tokens) and all its pixels. A picture with another one
+    is refused, and not kept.
+    """
+    data: builtins.bytes
+    """The next pixels: red, green and blue of 8 bits, row by row, view after view. At most 512 KiB."""
+    @property
+    def header(self) -> global___MediaHeader:
+        """In a picture's first chunk, and only there."""
+
+    def __init__(
+        self,
+        *,
+        digest: builtins.bytes = ...,
+        header: global___MediaHeader | None = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "digest", b"digest", "header", b"header"]) -> None: ...
+
+global___MediaChunk = MediaChunk
+
+@typing.final
+class MediaHeader(google.protobuf.message.Message):
+    """The shape of a picture as the model sees it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VIEWS_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
+    TOKEN_ROWS_FIELD_NUMBER: builtins.int
+    TOKEN_COLUMNS_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    rows: builtins.int
+    """Rows and columns of the views that are crops; 0 if none is."""
+    columns: builtins.int
+    """See rows."""
+    token_rows: builtins.int
+    """Height and width of its tokens, for positions in three dimensions; 0 if they are a row like text's."""
+    token_columns: builtins.int
+    """See token_rows."""
+    num_tokens: builtins.int
+    """Tokens of the prompt that it takes the place of, ≥ 1."""
+    @property
+    def views(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaView]:
+        """The parts of it that are encoded, each in [1, 65536] pixels high and wide; at most 256."""
+
+    def __init__(
+        self,
+        *,
+        views: collections.abc.Iterable[global___MediaView] | None = ...,
+        rows: builtins.int = ...,
+        columns: builtins.int = ...,
+        token_rows: builtins.int = ...,
+        token_columns: builtins.int = ...,
+        num_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "num_tokens", b"num_tokens", "rows", b"rows", "token_columns", b"token_columns", "token_rows", b"token_rows", "views", b"views"]) -> None: ...
+
+global___MediaHeader = MediaHeader
+
+@typing.final
+class MediaView(google.protobuf.message.Message):
+    """One rectangle of pixels."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEIGHT_FIELD_NUMBER: builtins.int
+    WIDTH_FIELD_NUMBER: builtins.int
+    height: builtins.int
+    """Pixels."""
+    width: builtins.int
+    """Pixels."""
+    def __init__(
+        self,
+        *,
+        height: builtins.int = ...,
+        width: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["height", b"height", "width", b"width"]) -> None: ...
+
+global___MediaView = MediaView
+
+@typing.final
+class MediaPlace(google.protobuf.message.Message):
+    """Where a picture stands in a prompt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    digest: builtins.bytes
+    """Of a picture that this engine holds; else the Submit is refused with FAILED_PRECONDITION (MEDIA_MISSING): send its
+    chunks again, then the Submit.
+    """
+    offset: builtins.int
+    """Index of the first of the prompt's ids that it takes the place of. Places ascend and do not overlap."""
+    def __init__(
+        self,
+        *,
+        digest: builtins.bytes = ...,
+        offset: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "offset", b"offset"]) -> None: ...
+
+global___MediaPlace = MediaPlace
 
 @typing.final
 class Submit(google.protobuf.message.Message):
     """A request for the engine. Everything is resolved; a field has a default only where its comment says so.
 
-    Planned: adapter (23), media (24), task (25).
+    Planned: adapter (23), task (25).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -122,6 +248,7 @@ class Submit(google.protobuf.message.Message):
     REQUIRES_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    MEDIA_FIELD_NUMBER: builtins.int
     PARSE_FIELD_NUMBER: builtins.int
     REASONING_BUDGET_FIELD_NUMBER: builtins.int
     request_id: builtins.str
@@ -205,6 +332,10 @@ class Submit(google.protobuf.message.Message):
         """
 
     @property
+    def media(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaPlace]:
+        """Pictures in the prompt, in order. A Submit with any names media in requires. Default: none."""
+
+    @property
     def parse(self) -> ringline.types.v1.part_pb2.ParseParams:
         """The formats of calls and reasoning, and where the answer begins, for a constraint with tool_calls or after_reasoning;
         every field resolved. Default: none.
@@ -239,11 +370,12 @@ class Submit(google.protobuf.message.Message):
         requires: collections.abc.Iterable[builtins.str] | None = ...,
         model_digest: builtins.str = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
+        media: collections.abc.Iterable[global___MediaPlace] | None = ...,
         parse: ringline.types.v1.part_pb2.ParseParams | None = ...,
         reasoning_budget: global___ReasoningBudget | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "prompt_logprobs", b"prompt_logprobs", "reasoning_budget", b"reasoning_budget", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload
@@ -334,6 +466,7 @@ class SamplingParams(google.protobuf.message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     N_FIELD_NUMBER: builtins.int
+    NO_REPEAT_NGRAM_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """Range [0, 2^31); 0 is greedy: the argmax, without noise. Default: 1."""
     top_k: builtins.int
@@ -362,6 +495,10 @@ class SamplingParams(google.protobuf.message.Message):
         bans (bad words, a minimum of tokens) leave none of them, the bans do not apply to that token.
         """
 
+    @property
+    def no_repeat_ngram(self) -> ringline.types.v1.sampling_pb2.NoRepeatNgram:
+        """A Submit with one names no_repeat_ngram in requires. Default: none."""
+
     def __init__(
         self,
         *,
@@ -376,9 +513,10 @@ class SamplingParams(google.protobuf.message.Message):
         allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         seed: builtins.int | None = ...,
         n: builtins.int | None = ...,
+        no_repeat_ngram: ringline.types.v1.sampling_pb2.NoRepeatNgram | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_frequency_penalty", b"_frequency_penalty"]) -> typing.Literal["frequency_penalty"] | None: ...
     @typing.overload
@@ -546,6 +684,7 @@ class AttachResponse(google.protobuf.message.Message):
     REJECTIONS_FIELD_NUMBER: builtins.int
     LOAD_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    MEDIA_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> ringline.types.v1.link_pb2.Welcome:
         """In the first frame, and only there."""
@@ -570,6 +709,10 @@ class AttachResponse(google.protobuf.message.Message):
     def draining(self) -> ringline.types.v1.link_pb2.Draining:
         """The engine accepts no new requests."""
 
+    @property
+    def media(self) -> global___MediaChanges:
+        """Which pictures the engine holds, when that changed; the first one of a stream brings all."""
+
     def __init__(
         self,
         *,
@@ -579,11 +722,38 @@ class AttachResponse(google.protobuf.message.Message):
         rejections: collections.abc.Iterable[ringline.types.v1.link_pb2.Rejection] | None = ...,
         load: global___Load | None = ...,
         draining: ringline.types.v1.link_pb2.Draining | None = ...,
+        media: global___MediaChanges | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "load", b"load", "outputs", b"outputs", "peers", b"peers", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "load", b"load", "outputs", b"outputs", "peers", b"peers", "rejections", b"rejections", "welcome", b"welcome"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "load", b"load", "media", b"media", "outputs", b"outputs", "peers", b"peers", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "load", b"load", "media", b"media", "outputs", b"outputs", "peers", b"peers", "rejections", b"rejections", "welcome", b"welcome"]) -> None: ...
 
 global___AttachResponse = AttachResponse
+
+@typing.final
+class MediaChanges(google.protobuf.message.Message):
+    """How the pictures that an engine holds changed. It may drop those that no live request has at any time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    @property
+    def held(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Digests of those that are new."""
+
+    @property
+    def dropped(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Digests of those that are gone."""
+
+    def __init__(
+        self,
+        *,
+        held: collections.abc.Iterable[builtins.bytes] | None = ...,
+        dropped: collections.abc.Iterable[builtins.bytes] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "held", b"held"]) -> None: ...
+
+global___MediaChanges = MediaChanges
 
 @typing.final
 class StepOutputs(google.protobuf.message.Message):

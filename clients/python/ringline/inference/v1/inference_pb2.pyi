@@ -188,6 +188,7 @@ class SamplingParams(google.protobuf.message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     N_FIELD_NUMBER: builtins.int
+    NO_REPEAT_NGRAM_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """Range [0, 2^31); 0 is greedy: the argmax, without noise. Default: the model's own, else 1."""
     top_k: builtins.int
@@ -223,6 +224,12 @@ class SamplingParams(google.protobuf.message.Message):
         bans (bad words, a minimum of tokens) leave none of them, the bans are passed over for that token. Default: all.
         """
 
+    @property
+    def no_repeat_ngram(self) -> ringline.types.v1.sampling_pb2.NoRepeatNgram:
+        """Tokens that would repeat a run of tokens are not drawn. A request that depends on it names no_repeat_ngram in
+        requires. Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -237,9 +244,10 @@ class SamplingParams(google.protobuf.message.Message):
         allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         seed: builtins.int | None = ...,
         n: builtins.int | None = ...,
+        no_repeat_ngram: ringline.types.v1.sampling_pb2.NoRepeatNgram | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_frequency_penalty", b"_frequency_penalty"]) -> typing.Literal["frequency_penalty"] | None: ...
     @typing.overload
@@ -263,7 +271,7 @@ global___SamplingParams = SamplingParams
 
 @typing.final
 class Resume(google.protobuf.message.Message):
-    """What was delivered of a request before its stream was lost.
+    """What was delivered of a request before its stream was lost. A chat's pictures are sent again.
 
     Planned: digest of the adapter (4).
     """
@@ -273,6 +281,7 @@ class Resume(google.protobuf.message.Message):
     CHOICES_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     NUMERICS_FIELD_NUMBER: builtins.int
+    MEDIA_DIGESTS_FIELD_NUMBER: builtins.int
     model_digest: builtins.str
     """As Admitted and Started said. If no engine serves that model, the request is refused with UNAVAILABLE (MODEL_GONE).
     Required where any ids were delivered; without it, the request may begin on another model.
@@ -285,14 +294,21 @@ class Resume(google.protobuf.message.Message):
     def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.ResumedChoice]:
         """Its unfinished choices and the ids already delivered, each choice once. Finished choices are not listed. Not empty."""
 
+    @property
+    def media_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """As Admitted said. A request whose pictures have other digests is refused. Required where any ids were delivered and
+        the prompt has pictures.
+        """
+
     def __init__(
         self,
         *,
         choices: collections.abc.Iterable[ringline.types.v1.sampling_pb2.ResumedChoice] | None = ...,
         model_digest: builtins.str = ...,
         numerics: builtins.str = ...,
+        media_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "model_digest", b"model_digest", "numerics", b"numerics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "media_digests", b"media_digests", "model_digest", b"model_digest", "numerics", b"numerics"]) -> None: ...
 
 global___Resume = Resume
 
@@ -445,10 +461,7 @@ global___ToolChoice = ToolChoice
 
 @typing.final
 class ChatMessage(google.protobuf.message.Message):
-    """One message of a conversation.
-
-    Planned: content parts and media (6).
-    """
+    """One message of a conversation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -457,11 +470,12 @@ class ChatMessage(google.protobuf.message.Message):
     TOOL_CALLS_FIELD_NUMBER: builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    CONTENT_PARTS_FIELD_NUMBER: builtins.int
     REASONING_FIELD_NUMBER: builtins.int
     role: builtins.str
     """Such as system, user, assistant, tool; not empty."""
     content: builtins.str
-    """The text of the message; may be empty."""
+    """The text of the message; may be empty. Not together with content_parts."""
     tool_call_id: builtins.str
     """The call that a tool's message answers, by its id. Default: none."""
     name: builtins.str
@@ -472,6 +486,12 @@ class ChatMessage(google.protobuf.message.Message):
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCall]:
         """Calls that an assistant made. Default: none."""
 
+    @property
+    def content_parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ContentPart]:
+        """Texts and pictures in order, instead of content. A request that depends on pictures names media in requires; a
+        model that sees them has that capability. Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -480,11 +500,66 @@ class ChatMessage(google.protobuf.message.Message):
         tool_calls: collections.abc.Iterable[global___ToolCall] | None = ...,
         tool_call_id: builtins.str = ...,
         name: builtins.str = ...,
+        content_parts: collections.abc.Iterable[global___ContentPart] | None = ...,
         reasoning: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "content_parts", b"content_parts", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
 
 global___ChatMessage = ChatMessage
+
+@typing.final
+class ContentPart(google.protobuf.message.Message):
+    """A piece of a message: exactly one must be set."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    MEDIA_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """Text; may be empty. The model's placeholder of a picture must not be in it."""
+    @property
+    def media(self) -> global___Media:
+        """A picture."""
+
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        media: global___Media | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["media", b"media", "part", b"part", "text", b"text"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["media", b"media", "part", b"part", "text", b"text"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["text", "media"] | None: ...
+
+global___ContentPart = ContentPart
+
+@typing.final
+class Media(google.protobuf.message.Message):
+    """A picture: PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    DATA_URL_FIELD_NUMBER: builtins.int
+    MIME_TYPE_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """The file as it is; not empty."""
+    data_url: builtins.str
+    """The same as a data: URL in base64."""
+    mime_type: builtins.str
+    """Type of data, such as image/png; refused if the file is of another. Default: what the file itself says."""
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+        data_url: builtins.str = ...,
+        mime_type: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["data", b"data", "data_url", b"data_url", "source", b"source"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "data_url", b"data_url", "mime_type", b"mime_type", "source", b"source"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["source", b"source"]) -> typing.Literal["data", "data_url"] | None: ...
+
+global___Media = Media
 
 @typing.final
 class ToolCall(google.protobuf.message.Message):
@@ -738,6 +813,7 @@ class Admitted(google.protobuf.message.Message):
     SERVER_REQUEST_ID_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    MEDIA_DIGESTS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """The prompt's length, tokens, ≥ 1."""
     model: builtins.str
@@ -768,6 +844,10 @@ class Admitted(google.protobuf.message.Message):
         in place of both. Absent: none.
         """
 
+    @property
+    def media_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """One for each picture of the prompt, in order: opaque, of its pixels as the model sees them. A resume sends them."""
+
     def __init__(
         self,
         *,
@@ -780,9 +860,10 @@ class Admitted(google.protobuf.message.Message):
         server_request_id: builtins.str = ...,
         model_digest: builtins.str = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
+        media_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["constraint", b"constraint", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
 
 global___Admitted = Admitted
 
@@ -1018,6 +1099,7 @@ class Usage(google.protobuf.message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     REASONING_TOKENS_FIELD_NUMBER: builtins.int
+    MEDIA_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Prompt tokens, counted once for all choices."""
     cached_tokens: builtins.int
@@ -1026,6 +1108,8 @@ class Usage(google.protobuf.message.Message):
     """Output tokens over all choices, resumed ones included."""
     reasoning_tokens: builtins.int
     """Of these, reasoning and its markers; counted where output.parse names a format of reasoning."""
+    media_tokens: builtins.int
+    """Of the prompt tokens, those that stand for pictures."""
     def __init__(
         self,
         *,
@@ -1033,8 +1117,9 @@ class Usage(google.protobuf.message.Message):
         cached_tokens: builtins.int = ...,
         completion_tokens: builtins.int = ...,
         reasoning_tokens: builtins.int = ...,
+        media_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "media_tokens", b"media_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
 
 global___Usage = Usage
 

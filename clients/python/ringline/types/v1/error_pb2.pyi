@@ -76,6 +76,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """INTERNAL: the server failed."""
     ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 24
     """FAILED_PRECONDITION: the parts of the service do not fit together, or the model lacks what was asked for."""
+    ERROR_REASON_MEDIA_MISSING: _ErrorReason.ValueType  # 25
+    """FAILED_PRECONDITION at an engine: it does not hold a picture that a Submit names. Send its chunks again."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed, for programs. Every google.rpc.Status of this contract, and of its calls (in the
@@ -142,4 +144,6 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 23
 """INTERNAL: the server failed."""
 ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the parts of the service do not fit together, or the model lacks what was asked for."""
+ERROR_REASON_MEDIA_MISSING: ErrorReason.ValueType  # 25
+"""FAILED_PRECONDITION at an engine: it does not hold a picture that a Submit names. Send its chunks again."""
 global___ErrorReason = ErrorReason

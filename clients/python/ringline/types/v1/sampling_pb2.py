@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n ringline/types/v1/sampling.proto\x12\x11ringline.types.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\rResumedChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\rBP\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n ringline/types/v1/sampling.proto\x12\x11ringline.types.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\rResumedChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"S\n\rNoRepeatNgram\x12\x12\n\nngram_size\x18\x01 \x01(\r\x12\x13\n\x0bwindow_size\x18\x02 \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x03 \x03(\rBP\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,4 +36,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_end=78
   _globals['_RESUMEDCHOICE']._serialized_start=80
   _globals['_RESUMEDCHOICE']._serialized_end=130
+  _globals['_NOREPEATNGRAM']._serialized_start=132
+  _globals['_NOREPEATNGRAM']._serialized_end=215
 # @@protoc_insertion_point(module_scope)

@@ -57,3 +57,34 @@ class ResumedChoice(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["choice", b"choice", "token_ids", b"token_ids"]) -> None: ...
 
 global___ResumedChoice = ResumedChoice
+
+@typing.final
+class NoRepeatNgram(google.protobuf.message.Message):
+    """A rule against loops, as in text recognition: no token completes a run of ngram_size tokens that has come before within
+    the last window_size tokens of the output. Where this and other bans leave nothing, the bans are passed over for that
+    token.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NGRAM_SIZE_FIELD_NUMBER: builtins.int
+    WINDOW_SIZE_FIELD_NUMBER: builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    ngram_size: builtins.int
+    """Length of the run, tokens, in [1, 1024]."""
+    window_size: builtins.int
+    """How many of the output's last tokens are looked at, in [1, 65536]. The prompt's do not count."""
+    @property
+    def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Ids that may be drawn all the same, such as those of table cells; at most 1024, each below the vocabulary's size."""
+
+    def __init__(
+        self,
+        *,
+        ngram_size: builtins.int = ...,
+        window_size: builtins.int = ...,
+        allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allowed_token_ids", b"allowed_token_ids", "ngram_size", b"ngram_size", "window_size", b"window_size"]) -> None: ...
+
+global___NoRepeatNgram = NoRepeatNgram

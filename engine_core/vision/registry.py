@@ -1,0 +1,8 @@
+"""Which vision model belongs to which multimodal class. A new family is one new file and a line here."""
+
+from __future__ import annotations
+
+from engine_core.models.vision_model import VisionModel
+
+VISION_MODELS: dict[str, type[VisionModel]] = {}
+"""By the class around both, as config.json names it. The text model of a class that is not here is served alone."""

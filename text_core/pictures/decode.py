@@ -1,0 +1,1 @@
+"""Opens pictures with Pillow, and makes their views."""
