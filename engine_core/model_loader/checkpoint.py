@@ -183,6 +183,8 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice, as_published=raw is published)
     architecture_config = _read_config(hf_config, choice)
+    if vision is not None:
+        architecture_config = architecture_config.seeing(vision.shape)
     dtype_name = _dtype_name(path, text_of, config, load, hf_config, stored is not None)
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
