@@ -166,7 +166,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     if text_of is not None:
         text = _text_model(path, raw, text_of, load)
         architecture, raw = text.architecture, text.fields
-    vision = _vision_of(path, text_of, config)
+    vision = _vision_of(path, text_of, config, load)
     choice = choose_model(architecture, raw, config.model_impl)
     if pools_hidden_states(path):
         raise not_supported(architecture, "it is a model for embeddings (modules.json), which generates no text")
@@ -301,7 +301,7 @@ def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: Loa
         raise CheckpointError(f"{path / 'config.json'}: its text model is not usable: {_reason(error)}") from error
 
 
-def _vision_of(path: Path, architecture: str | None, options: ModelConfig) -> VisionChoice | None:
+def _vision_of(path: Path, architecture: str | None, options: ModelConfig, load: LoadConfig) -> VisionChoice | None:
     """The vision model of a checkpoint of the multimodal class ``architecture``; None if pictures are not taken.
 
     Its shape is not resolved yet. Raises as ``read_shape`` does, and ``ConfigError``.
@@ -313,10 +313,17 @@ def _vision_of(path: Path, architecture: str | None, options: ModelConfig) -> Vi
     if model is None:
         return None
     config = _read_by_transformers(path)
-    if config.model_type != model.model_type:  # a text model by itself that keeps the class of the whole
-        return None
+    if config.model_type != model.model_type or not _has_vision(path, model, load):
+        return None  # a text model by itself that keeps the class of the whole
     preprocessor = {**_preprocessor(path), **overrides}
     return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor))
+
+
+def _has_vision(path: Path, model: type[VisionModel], load: LoadConfig) -> bool:
+    """Whether the files have any tensor of the vision model; true where tensors are made up."""
+    if load.load_format == "dummy" or not has_tensors(path, load.load_format):
+        return True
+    return any(model.renamed(name) is not None for name in find_tensors(path, load.load_format))
 
 
 def _preprocessor(path: Path) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
 from engine_core.ops.base import LinearOp
+from engine_core.vision.transformers_tower import attention
 from engine_core.weights.features import Features
 from engine_core.weights.source import Weights
 
@@ -92,15 +93,6 @@ class StoredMatrix(Part):
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """[T, Hq · D]: every row of ``query`` [T, Hq, D] attends to all of ``key`` and ``value`` [T, Hkv, D].
-
-    On CPU in float32: torch's kernel works in tiles, each as a whole in one thread, so that bits do not depend on the
-    number of threads; for other types its tiles do.
-    """
-    dtype = torch.float32 if query.is_cpu else query.dtype
-    queries, keys, values = (x[None].transpose(1, 2).to(dtype) for x in (query, key, value))
-    is_grouped = query.shape[1] != key.shape[1]
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, scale=scale, enable_gqa=is_grouped
-    )
-    return attended[0].transpose(0, 1).to(query.dtype).flatten(1)
+    """[T, Hq · D]: every row of ``query`` [T, Hq, D] attends to all of ``key`` and ``value`` [T, Hkv, D]."""
+    queries, keys, values = (x[None].transpose(1, 2) for x in (query, key, value))
+    return attention(queries, keys, values, scale=scale)[0].transpose(0, 1).flatten(1)

@@ -110,6 +110,14 @@ def test_the_shape_says_that_pictures_are_seen_both_ways(directory: Path) -> Non
     assert open_at(directory, language_model_only=True).spec.vision is None
 
 
+def test_files_without_a_tower_are_a_model_of_text(directory: Path, tmp_path: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("language_model.")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    assert load(tmp_path).vision is None
+
+
 @pytest.mark.parametrize(
     ("picture", "problem"),
     [
