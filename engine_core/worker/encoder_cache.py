@@ -29,6 +29,10 @@ class EncoderCache:
         """Bytes of the embeddings."""
         return sum(encoded.nbytes for encoded in self._encoded.values())
 
+    def keep(self, key: bytes, encoded: Encoded) -> None:
+        """Keep embeddings that are already there."""
+        self._encoded[key] = encoded
+
     def update(self, plan: EncoderPlan) -> None:
         """Forget, then encode."""
         if self._vision is None:

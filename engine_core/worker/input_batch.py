@@ -53,6 +53,10 @@ class BatchLimits:
     """The most drafts that a step proposes for a sequence's next step."""
     vision: VisionShape | None = None
     """None: no sequence has a picture."""
+    encoder_step_tokens: int = 0
+    """The most tokens of pictures that a step encodes."""
+    encoder_cache_tokens: int = 0
+    """The most tokens of pictures whose embeddings are kept."""
 
     @property
     def max_blocks_per_table(self) -> int:

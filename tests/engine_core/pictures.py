@@ -189,7 +189,7 @@ class PictureDriver:
         self.runner.batch.advance(replace(inputs))
         for seq, count in work:
             self.done[seq] += count
-        return list(logits.split(counts))
+        return list(torch.split(logits, counts))
 
     def whole(self, seq: int, chunks: Sequence[int] = ()) -> torch.Tensor:
         """Logits [T, V] of a prompt alone."""

@@ -13,8 +13,8 @@ then the heads that a program takes together. A sequence of length 0 is padding:
 are of base two, so ``scale`` holds a factor of log2(e), and so does SOFTCAP: scaled scores s become c · tanh(s / c);
 0: unchanged. SINKS: ``sinks`` [Hq] float32 has a logit per head that takes part in the softmax and has no value.
 WINDOW: the number of keys that a row sees, up to its own; 0: all. CHUNKED: a row sees those from the last multiple of
-WINDOW instead. Blocks that no row of a program sees are not read: they may belong to other sequences by now. BOTH_WAYS: a row
-also sees the keys before its entry of ``visible_until`` [T] int32, that is, to its picture's end.
+WINDOW instead. Blocks that no row of a program sees are not read: they may belong to other sequences by now.
+BOTH_WAYS: a row also sees the keys before its entry of ``visible_until`` [T] int32, that is, to its picture's end.
 """
 
 from __future__ import annotations
