@@ -67,6 +67,8 @@ class VisionChoice:
     model: type[VisionModel]
     config: PretrainedConfig
     """Of the whole checkpoint."""
+    preprocessor: Mapping[str, Any]
+    """How pictures are prepared: preprocessor_config.json, or ``image_processor`` in processor_config.json."""
     shape: VisionShape
 
 
@@ -285,8 +287,18 @@ def _vision_of(path: Path, architecture: str) -> VisionChoice | None:
     if is_gguf(path) or (model := VISION_MODELS.get(architecture)) is None:
         return None
     config = _read_by_transformers(path)
-    preprocessor = read_object(path / "preprocessor_config.json", optional=True)
-    return VisionChoice(model, config, model.read_shape(config, preprocessor))
+    if config.model_type != model.model_type:  # a text model by itself that keeps the class of the whole
+        return None
+    preprocessor = _preprocessor(path)
+    return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor))
+
+
+def _preprocessor(path: Path) -> Mapping[str, Any]:
+    """How pictures are prepared; empty if the checkpoint does not say."""
+    if own := read_object(path / "preprocessor_config.json", optional=True):
+        return own
+    within = read_object(path / "processor_config.json", optional=True).get("image_processor")
+    return within if isinstance(within, dict) else {}
 
 
 def _tensors(path: Path, text_of: str | None, load: LoadConfig) -> dict[str, StoredTensor]:
