@@ -69,7 +69,7 @@ def vision_outline(checkpoint: Checkpoint) -> VisionModel | None:
     if (vision := checkpoint.vision) is None:
         return None
     factory = PartFactory(TorchBackend(), TorchAttention(), checkpoint.dtype, torch.device("meta"))
-    return vision.model(vision.config, vision.shape, factory)
+    return vision.model(vision.config, vision.preprocessor, vision.shape, factory)
 
 
 def load_weights(

@@ -6,30 +6,21 @@ from typing import Any
 
 from engine_core.config import ModelConfig
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.json_files import read_object
 
 _DEFAULT_LIMIT = 64
 """Pictures of a prompt, unless ``limit_mm_per_prompt`` says otherwise."""
 
 
 def picture_facts(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any] | None:
-    """The fields of ``text_core.pictures.base.PictureFacts``, for JSON; None if the model takes no pictures.
-
-    Raises ``CheckpointError`` for a damaged file.
-    """
+    """The fields of ``text_core.pictures.base.PictureFacts``, for JSON; None if the model takes no pictures."""
     vision = checkpoint.vision
     if vision is None:
         return None
-    preprocessor = read_object(checkpoint.path / "preprocessor_config.json", optional=True)
-    if not preprocessor:
-        processor = read_object(checkpoint.path / "processor_config.json", optional=True)
-        preprocessor = processor.get("image_processor") or {}
-    overrides = getattr(config, "mm_processor_kwargs", None) or {}
     limits = getattr(config, "limit_mm_per_prompt", None) or {}
     return {
         "architecture": checkpoint.text_of,
         "config": vision.model.facts(checkpoint.fields),
-        "preprocessor": {**preprocessor, **overrides},
+        "preprocessor": vision.preprocessor,
         "limit": limits.get("image", _DEFAULT_LIMIT),
         "max_tokens": vision.shape.max_tokens,
     }

@@ -49,7 +49,9 @@ class PictureHeader:
             _check(f"views[{index}].width", width, 1, MAX_SIDE)
         _check("num_tokens", self.shape.num_tokens, 1, most_tokens)
         if self.nbytes > most_bytes:
-            problem = f"{self.nbytes} bytes of pixels: expected at most {most_bytes}, which this engine has for pictures"
+            problem = (
+                f"{self.nbytes} bytes of pixels: expected at most {most_bytes}, which this engine has for pictures"
+            )
             raise invalid_field("media.header.views", problem, reason=Reason.TOO_LARGE)
 
     def packed(self) -> bytes:
@@ -93,7 +95,7 @@ class MediaStore:
         max_tokens: int,
         retry_after_ms: Callable[[], int] = lambda: 1000,
     ) -> None:
-        """``most``: bytes of all together. ``check``: the executor's. ``max_tokens``: of the model's largest picture."""
+        """``most``: bytes of all together. ``check``: the executor's. ``max_tokens``: of the largest picture."""
         self.most = most
         self.check = check
         self.max_tokens = max_tokens
@@ -276,7 +278,9 @@ class PictureReceiver:
             return picture
         if (status := self._refused.get(digest)) is not None:
             raise Refused(status.code, status.message, status.retry_after_ms, reason=status.reason, field=status.field)
-        message = f"media: this engine does not hold the picture {digest.hex()[:16]}…: send its chunks, then the request"
+        message = (
+            f"media: this engine does not hold the picture {digest.hex()[:16]}…: send its chunks, then the request"
+        )
         raise Refused(Code.FAILED_PRECONDITION, message, reason=Reason.MEDIA_MISSING, field="media")
 
     def _complete(self, arriving: _Arriving) -> None:
