@@ -1,0 +1,34 @@
+"""Attention within a picture, over queries a few at a time, so that no matrix of all scores exists.
+
+A query's bits depend neither on its neighbours in a tile nor on the number of threads: torch computes each query of a
+head by one thread, and adds over keys in blocks of a fixed size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+TILE = 256
+"""Queries at once. A bias for 4,096 keys and 12 heads then takes 50 MB in float32."""
+
+BiasOf = Callable[[int, int], torch.Tensor]
+"""Called with the first query and the one behind the last; returns what is added to their scores [B, heads, n, keys]."""
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, bias_of: BiasOf | None = None
+) -> torch.Tensor:
+    """[B, heads, Q, D] for ``queries`` [B, heads, Q, D], ``keys`` and ``values`` [B, heads, K, D]."""
+    attended = torch.empty_like(queries)
+    for first in range(0, queries.shape[2], TILE):
+        last = min(first + TILE, queries.shape[2])
+        attended[:, :, first:last] = torch.nn.functional.scaled_dot_product_attention(
+            queries[:, :, first:last],
+            keys,
+            values,
+            attn_mask=None if bias_of is None else bias_of(first, last),
+            scale=scale,
+        )
+    return attended
