@@ -101,6 +101,8 @@ class VisionShape:
     """Tokens of the largest picture."""
     attends_both_ways: bool = False
     """Whether a picture's tokens attend to each other in both directions, so that no step may end inside of it."""
+    both_ways_in_full: bool = True
+    """Then: whether also in layers that see all tokens, or only in those with a window (Gemma 4)."""
     num_deepstack: int = 0
     """Layers behind which features of pictures are added."""
     mrope_section: tuple[int, ...] = ()

@@ -67,6 +67,8 @@ class VisionChoice:
     model: type[VisionModel]
     config: PretrainedConfig
     """Of the whole checkpoint."""
+    preprocessor: Mapping[str, Any]
+    """How pictures are prepared: preprocessor_config.json, or ``image_processor`` in processor_config.json."""
     shape: VisionShape
 
 
@@ -290,10 +292,20 @@ def _vision_of(path: Path, fields: Mapping[str, Any], architecture: str) -> Visi
     """
     if is_gguf(path) or (model := VISION_MODELS.get(architecture)) is None:
         return None
-    own_form = architecture in deepseek_ocr.CLASSES
-    config = deepseek_ocr.read_config(fields) if own_form else _read_by_transformers(path)
-    preprocessor = read_object(path / "preprocessor_config.json", optional=True)
-    return VisionChoice(model, config, model.read_shape(config, preprocessor))
+    is_published = architecture in deepseek_ocr.CLASSES
+    config = deepseek_ocr.read_config(fields) if is_published else _read_by_transformers(path)
+    if config.model_type != model.model_type:  # a text model by itself that keeps the class of the whole
+        return None
+    preprocessor = _preprocessor(path)
+    return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor))
+
+
+def _preprocessor(path: Path) -> Mapping[str, Any]:
+    """How pictures are prepared; empty if the checkpoint does not say."""
+    if own := read_object(path / "preprocessor_config.json", optional=True):
+        return own
+    within = read_object(path / "processor_config.json", optional=True).get("image_processor")
+    return within if isinstance(within, dict) else {}
 
 
 def _tensors(path: Path, text_of: str | None, load: LoadConfig) -> dict[str, StoredTensor]:

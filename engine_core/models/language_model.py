@@ -65,11 +65,12 @@ class LanguageModel(ABC):
         self,
         vision: type[VisionModel],
         config: PretrainedConfig,
+        preprocessor: Mapping[str, Any],
         shape: VisionShape,
         quantization: QuantizationConfig | None,
     ) -> None:
         """Make the vision model's parts, behind the model's own; call before ``load``."""
-        self.vision = vision(config, shape, self._factory.replicated(quantization))
+        self.vision = vision(config, preprocessor, shape, self._factory.replicated(quantization))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,7 +1,7 @@
 """Attention within a picture, over queries a few at a time, so that no matrix of all scores exists.
 
-A query's bits depend neither on its neighbours in a tile nor on the number of threads: torch computes each query of a
-head by one thread, and adds over keys in blocks of a fixed size.
+A query's bits depend neither on its neighbours in a tile nor on the number of threads: on a CPU torch computes each query
+of a head by one thread, and adds over keys in blocks of a fixed size.
 """
 
 from __future__ import annotations
@@ -17,18 +17,29 @@ BiasOf = Callable[[int, int], torch.Tensor]
 """Called with the first query and the one behind the last; returns what is added to their scores [B, heads, n, keys]."""
 
 
+def widened(heads: torch.Tensor) -> torch.Tensor:
+    """``heads`` in the type that attention computes in: on a CPU float32, as in 16 bits torch may choose its kernel by
+    the number of threads.
+    """
+    return heads.float() if heads.is_cpu else heads
+
+
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, bias_of: BiasOf | None = None
 ) -> torch.Tensor:
-    """[B, heads, Q, D] for ``queries`` [B, heads, Q, D], ``keys`` and ``values`` [B, heads, K, D]."""
-    attended = torch.empty_like(queries)
-    for first in range(0, queries.shape[2], TILE):
-        last = min(first + TILE, queries.shape[2])
-        attended[:, :, first:last] = torch.nn.functional.scaled_dot_product_attention(
+    """[B, Q, heads · D] for ``queries`` [B, heads, Q, D], ``keys`` and ``values`` [B, heads, K, D], which are
+    ``widened``.
+    """
+    count, num_heads, rows, size = queries.shape
+    attended = queries.new_empty(count, rows, num_heads, size)
+    for first in range(0, rows, TILE):
+        last = min(first + TILE, rows)
+        tile = torch.nn.functional.scaled_dot_product_attention(
             queries[:, :, first:last],
             keys,
             values,
             attn_mask=None if bias_of is None else bias_of(first, last),
             scale=scale,
         )
-    return attended
+        attended[:, first:last] = tile.transpose(1, 2)
+    return attended.flatten(2)

@@ -8,7 +8,7 @@ import torch
 
 from engine_core.activation import Activation
 from engine_core.layers.part_factory import PartFactory
-from engine_core.vision.attention import attend
+from engine_core.vision.attention import attend, widened
 from engine_core.vision.sam import resized
 from engine_core.weights.features import Features
 
@@ -75,7 +75,7 @@ class ClipLayer:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, W] of ``hidden`` [N, W]."""
         heads = self.qkv_proj(self.layer_norm1(hidden)).view(1, len(hidden), 3, self._num_heads, -1)
-        attended = attend(*heads.permute(2, 0, 3, 1, 4), self._scale)
-        hidden = self.out_proj(attended[0].transpose(0, 1).flatten(1), hidden)
+        attended = attend(*widened(heads.permute(2, 0, 3, 1, 4)).contiguous(), self._scale)
+        hidden = self.out_proj(attended[0].to(hidden.dtype), hidden)
         inner = self.fc1(self.layer_norm2(hidden))
         return self.fc2(self._activate(inner * _QUICK_GELU, Activation.SIGMOID, inner), hidden)

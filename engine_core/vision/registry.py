@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from engine_core.models.vision_model import VisionModel
+from engine_core.vision.deepseek_ocr import DeepseekOcrVision
 
-VISION_MODELS: dict[str, type[VisionModel]] = {}
+VISION_MODELS: dict[str, type[VisionModel]] = {
+    "DeepseekOCRForCausalLM": DeepseekOcrVision,
+}
 """By the class around both, as config.json names it. The text model of a class that is not here is served alone."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from engine_core.activation import Activation
 from engine_core.layers.convolution import ConvolutionShape
 from engine_core.layers.part_factory import PartFactory
-from engine_core.vision.attention import attend
+from engine_core.vision.attention import attend, widened
 from engine_core.weights.features import Features
 
 PATCH = 16
@@ -125,19 +125,18 @@ class SamAttention:
         windows = _windows(x, side, self._window) if self._window else x[None]
         count, tokens, width = windows.shape
         heads = self.qkv(windows.reshape(-1, width)).view(count, tokens, 3, self._num_heads, -1)
-        attended = self._attended(*heads.permute(2, 0, 3, 1, 4))
-        rows = attended.transpose(1, 2).reshape(count, tokens, -1)
+        rows = self._attended(*widened(heads.permute(2, 0, 3, 1, 4)).contiguous())
         joined = _joined(rows, side, self._window) if self._window else rows[0]
-        return self.proj(joined.contiguous(), residual)
+        return self.proj(joined.to(x.dtype), residual)
 
     def _attended(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """[B, heads, N, D], each [B, heads, N, D] of a square of N tokens."""
+        """[B, N, heads · D], each [B, heads, N, D] of a square of N tokens."""
         count, num_heads, tokens, _ = queries.shape
         side = self._window or int(tokens**0.5)
-        square = queries.reshape(count * num_heads, side, side, -1)
-        tables = [relative_positions(self.relative[name], side) for name in self._names]
-        of_rows = torch.einsum("bhwc,hkc->bhwk", square, tables[0]).view(count, num_heads, tokens, side, 1)
-        of_columns = torch.einsum("bhwc,wkc->bhwk", square, tables[1]).view(count, num_heads, tokens, 1, side)
+        square = queries.view(count * num_heads, side, side, -1)
+        tables = [relative_positions(self.relative[name], side).to(queries.dtype) for name in self._names]
+        of_rows = torch.einsum("bhwc,hkc->bhwk", square, tables[0]).reshape(count, num_heads, tokens, side, 1)
+        of_columns = torch.einsum("bhwc,wkc->bhwk", square, tables[1]).reshape(count, num_heads, tokens, 1, side)
 
         def bias_of(first: int, last: int) -> torch.Tensor:
             return (of_rows[:, :, first:last] + of_columns[:, :, first:last]).flatten(3)
