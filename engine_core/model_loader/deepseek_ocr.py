@@ -20,12 +20,17 @@ _OF_LATENTS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_
 """Fields of latent attention: null or 0 where there is none, which transformers refuses."""
 
 
+class PublishedConfig(PretrainedConfig):
+    """The fields of config.json as they are."""
+
+    model_type = MODEL_TYPE
+
+
 def read_config(fields: Mapping[str, Any]) -> PretrainedConfig:
-    """``fields`` of config.json as they are, without defaults."""
-    kept = {name: value for name, value in fields.items() if name not in ("auto_map", "model_type")}
-    config = PretrainedConfig.from_dict(kept)
-    config.model_type = MODEL_TYPE
-    return config
+    """``fields`` of config.json. Raises ``CheckpointError`` if they are not DeepSeek-OCR's."""
+    if (model_type := fields.get("model_type")) != MODEL_TYPE:
+        raise CheckpointError(f"config.json: model_type={model_type!r} is not usable: expected {MODEL_TYPE!r}")
+    return PublishedConfig.from_dict({name: value for name, value in fields.items() if name != "auto_map"})
 
 
 def text_model(raw: Mapping[str, Any], *, has_head: bool) -> TextModel:

@@ -1,7 +1,7 @@
 """Attention within a picture, over queries a few at a time, so that no matrix of all scores exists.
 
-A query's bits depend neither on its neighbours in a tile nor on the number of threads: on a CPU torch computes each query
-of a head by one thread, and adds over keys in blocks of a fixed size.
+A query's bits depend neither on its neighbours in a tile nor on the number of threads: on a CPU, torch computes a
+head's queries each by one thread, and adds over keys in blocks of a fixed size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TILE = 256
 """Queries at once. A bias for 4,096 keys and 12 heads then takes 50 MB in float32."""
 
 BiasOf = Callable[[int, int], torch.Tensor]
-"""Called with the first query and the one behind the last; returns what is added to their scores [B, heads, n, keys]."""
+"""Called with the first query and the one behind the last; returns what is added to their scores [B, heads, n, K]."""
 
 
 def widened(heads: torch.Tensor) -> torch.Tensor:

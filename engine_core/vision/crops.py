@@ -73,7 +73,9 @@ class CropSizes:
         for index, view in enumerate(views):
             sides = (self.crop,) if index else wholes
             if view.height != view.width or view.height not in sides:
-                self._refuse(f"view {index} has {view.width} × {view.height} pixels, not {' or '.join(map(str, sides))}")
+                self._refuse(
+                    f"view {index} has {view.width} × {view.height} pixels, not {' or '.join(map(str, sides))}"
+                )
             if len(view.pixels) != view.height * view.width * CHANNELS:
                 self._refuse(f"view {index} has {len(view.pixels)} bytes")
         tokens = self._tokens(views[0].height, *grid, tokens_of)

@@ -45,7 +45,7 @@ def read_clip(config: PretrainedConfig) -> ClipShape:
 
 
 def read_projector(config: PretrainedConfig, width: int) -> int:
-    """The projector's outputs, where its inputs are ``width``. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    """The projector's outputs; its inputs are ``width``. Raises ``CheckpointError``, ``UnsupportedModelError``."""
     kind, name = read(config, "projector_config.projector_type"), "projector_config.projector_type"
     if kind != "linear":
         raise UnsupportedModelError(f"{name}={kind!r} is not supported: expected 'linear'")
@@ -74,7 +74,9 @@ def read_number(config: PretrainedConfig, path: str, default: int | None = None,
 
 def _list(config: PretrainedConfig, path: str, least: int, most: int) -> tuple[int, ...]:
     values = read(config, path)
-    if not isinstance(values, list | tuple) or any(type(each) is not int or not least <= each <= most for each in values):
+    if not isinstance(values, list | tuple) or any(
+        type(each) is not int or not least <= each <= most for each in values
+    ):
         raise _unusable(path, values, f"a list of whole numbers from {least} to {most}")
     return tuple(values)
 

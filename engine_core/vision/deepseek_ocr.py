@@ -14,7 +14,7 @@ from engine_core.errors import CheckpointError
 from engine_core.layers.part_factory import PartFactory
 from engine_core.media import Picture, View, VisionShape
 from engine_core.models.vision_model import Encoded, VisionModel
-from engine_core.vision.clip import ClipEncoder
+from engine_core.vision.clip import ClipEncoder, ClipShape
 from engine_core.vision.crops import CropSizes
 from engine_core.vision.deepseek_config import read_clip, read_projector, read_sam
 from engine_core.vision.pixels import pixels_of
@@ -37,6 +37,7 @@ class DeepseekOcrVision(VisionModel):
 
     @classmethod
     def read_shape(cls, config: PretrainedConfig, preprocessor: Mapping[str, Any]) -> VisionShape:
+        _encoders(config)
         return VisionShape(_sizes(preprocessor).most(_tokens_of))
 
     @classmethod
@@ -49,12 +50,7 @@ class DeepseekOcrVision(VisionModel):
     ) -> None:
         self.shape = shape
         self._sizes = _sizes(preprocessor)
-        sam, clip = read_sam(config), read_clip(config)
-        if clip.width != sam.downsample_channels[1]:
-            raise CheckpointError(
-                f"config.json: CLIP's width {clip.width} is not that of SAM's features, {sam.downsample_channels[1]}"
-            )
-        hidden = read_projector(config, 2 * clip.width)
+        sam, clip, hidden = _encoders(config)
         self.sam = SamEncoder(sam, "model.sam_model", parts)
         self.clip = ClipEncoder(clip, "model.vision_model", parts)
         both = Features(1, 2 * clip.width, parts=(clip.width, clip.width))
@@ -89,6 +85,16 @@ class DeepseekOcrVision(VisionModel):
         """[rows · (columns + 1), H] of ``grid`` [rows, columns, H]."""
         ends = self.marks[_NEWLINE].expand(len(grid), 1, -1)
         return torch.cat([grid, ends], dim=1).flatten(0, 1)
+
+
+def _encoders(config: PretrainedConfig) -> tuple[SamShape, ClipShape, int]:
+    """Sizes of both encoders, and the projector's outputs. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    sam, clip = read_sam(config), read_clip(config)
+    if clip.width != sam.downsample_channels[1]:
+        raise CheckpointError(
+            f"config.json: CLIP's width {clip.width} is not that of SAM's features, {sam.downsample_channels[1]}"
+        )
+    return sam, clip, read_projector(config, 2 * clip.width)
 
 
 def _sizes(preprocessor: Mapping[str, Any]) -> CropSizes:

@@ -155,7 +155,9 @@ def _windows(x: torch.Tensor, side: int, window: int) -> torch.Tensor:
 def _joined(windows: torch.Tensor, side: int, window: int) -> torch.Tensor:
     """The reverse of ``_windows``: [side², W]."""
     across = -(-side // window)
-    square = windows.view(across, across, window, window, -1).transpose(1, 2).reshape(across * window, -1, windows.shape[2])
+    square = (
+        windows.view(across, across, window, window, -1).transpose(1, 2).reshape(across * window, -1, windows.shape[2])
+    )
     return square[:side, :side].flatten(0, 1)
 
 

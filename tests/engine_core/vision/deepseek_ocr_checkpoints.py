@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ NECK, WINDOW = 256, 14
 """Fixed in SAM's encoder, like the factor 4 of inner widths."""
 
 
-def write_deepseek_ocr(directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32, std: float = 0.2) -> Path:
+def write_deepseek_ocr(directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write a checkpoint of DeepSeek-OCR into ``directory``, which may exist."""
     directory.mkdir(parents=True, exist_ok=True)
     vocab_size = _write_tokenizer(directory)
@@ -72,7 +73,7 @@ def write_deepseek_ocr(directory: Path, seed: int = 0, dtype: torch.dtype = torc
     }
     _write(directory, "DeepseekOCRForCausalLM", "DeepseekOCR", vision, 2 * CLIP["width"], vocab_size)
     _write_json(directory / "preprocessor_config.json", SIZES)
-    _save(directory, shapes, seed, dtype, std)
+    _save(directory, shapes, seed, dtype)
     return directory
 
 
@@ -241,14 +242,13 @@ def _affine(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
-def _save(
-    directory: Path, shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype, std: float
-) -> None:
-    """Random tensors; the weights of norms are around one."""
+def _save(directory: Path, shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> None:
+    """Random tensors, by which numbers neither grow nor vanish; the weights of norms are around one."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in shapes.items():
-        tensor = torch.randn(shape, generator=generator) * std
+        fan_in = math.prod(shape[1:]) if len(shape) > 1 and "embed" not in name and "rel_pos" not in name else 16
+        tensor = torch.randn(shape, generator=generator) * (1.5 if name == "lm_head.weight" else 1.0) / fan_in**0.5
         is_norm = len(shape) == 1 and name.endswith(".weight")
         tensors[name] = (tensor + 1 if is_norm else tensor).to(dtype)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
