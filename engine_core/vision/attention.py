@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 
+from engine_core.vision.transformers_tower import attention
+
 TILE = 256
 """Queries at once. A bias for 4,096 keys and 12 heads then takes 50 MB in float32."""
 
@@ -18,9 +20,7 @@ BiasOf = Callable[[int, int], torch.Tensor]
 
 
 def widened(heads: torch.Tensor) -> torch.Tensor:
-    """``heads`` in the type that attention computes in: on a CPU float32, as in 16 bits torch may choose its kernel by
-    the number of threads.
-    """
+    """``heads`` in the type that attention computes in: on a CPU float32, for ``attention``'s reason."""
     return heads.float() if heads.is_cpu else heads
 
 
@@ -34,12 +34,7 @@ def attend(
     attended = queries.new_empty(count, rows, num_heads, size)
     for first in range(0, rows, TILE):
         last = min(first + TILE, rows)
-        tile = torch.nn.functional.scaled_dot_product_attention(
-            queries[:, :, first:last],
-            keys,
-            values,
-            attn_mask=None if bias_of is None else bias_of(first, last),
-            scale=scale,
-        )
+        bias = None if bias_of is None else bias_of(first, last)
+        tile = attention(queries[:, :, first:last], keys, values, bias, scale)
         attended[:, first:last] = tile.transpose(1, 2)
     return attended.flatten(2)

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.media import CHANNELS, MAX_VIEWS, Picture, PictureShape, View
+from engine_core.vision.pixels import FIELD, check_pixels
 
 _LARGEST_SIDE = 2048
 """Pixels; the largest published mode has 1,280."""
@@ -76,8 +77,7 @@ class CropSizes:
                 self._refuse(
                     f"view {index} has {view.width} × {view.height} pixels, not {' or '.join(map(str, sides))}"
                 )
-            if len(view.pixels) != view.height * view.width * CHANNELS:
-                self._refuse(f"view {index} has {len(view.pixels)} bytes")
+            check_pixels(view)
         tokens = self._tokens(views[0].height, *grid, tokens_of)
         given = shape.num_tokens, shape.token_rows, shape.token_columns
         if given != (tokens, 0, 0):
@@ -96,7 +96,7 @@ class CropSizes:
         return tokens_of(whole // self.pixels_per_token, self.crop // self.pixels_per_token, rows, columns)
 
     def _refuse(self, problem: str) -> None:
-        raise InvalidRequestError("media", f"{problem}: expected what the model's processor makes of a picture")
+        raise InvalidRequestError(FIELD, f"{problem}: expected what the model's processor makes of a picture")
 
 
 def _number(fields: Mapping[str, Any], names: tuple[str, ...], default: Any, most: int) -> int:

@@ -17,7 +17,7 @@ from engine_core.models.vision_model import Encoded, VisionModel
 from engine_core.vision.clip import ClipEncoder, ClipShape
 from engine_core.vision.crops import CropSizes
 from engine_core.vision.deepseek_config import read_clip, read_projector, read_sam
-from engine_core.vision.pixels import pixels_of
+from engine_core.vision.pixels import Normalization
 from engine_core.vision.sam import PIXELS_PER_TOKEN, SamEncoder, SamShape
 from engine_core.weights.features import Features
 
@@ -50,6 +50,7 @@ class DeepseekOcrVision(VisionModel):
     ) -> None:
         self.shape = shape
         self._sizes = _sizes(preprocessor)
+        self._normalization = Normalization(preprocessor)
         sam, clip, hidden = _encoders(config)
         self.sam = SamEncoder(sam, "model.sam_model", parts)
         self.clip = ClipEncoder(clip, "model.vision_model", parts)
@@ -76,7 +77,8 @@ class DeepseekOcrVision(VisionModel):
 
     def _grid(self, view: View) -> torch.Tensor:
         """[S, S, H] of a view."""
-        features = self.sam(pixels_of(view, self._dtype, self._device))
+        pixels = self._normalization(view).to(self._device, self._dtype)
+        features = self.sam(pixels)
         side = features.shape[0]
         both = torch.cat([self.clip(features), features.flatten(0, 1)], dim=1)
         return self.projector(both).view(side, side, -1)
