@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine_core.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
+from engine_core.forward_context import MediaRows
 from engine_core.media import Picture, PictureShape
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.vision_model import VisionModel
@@ -81,9 +83,8 @@ def test_logits_behind_a_picture_are_those_of_transformers(
     with torch.no_grad():
         wanted = expected(input_ids=marked[None], **pixel_values(given)).logits[0]
     monkeypatch.setattr(expected.config, "image_token_id", image)
-    embed = model.embed  # type: ignore[attr-defined]
-    encoded = vision_of(model).encode(given).embeddings
-    monkeypatch.setattr(model, "embed", lambda ids, positions: embed(ids, positions).index_copy(0, rows, encoded))
+    forward, media = model.forward, MediaRows(rows, vision_of(model).encode(given).embeddings)
+    monkeypatch.setattr(model, "forward", lambda ids, places, step: forward(ids, places, replace(step, media=media)))
     found = logits_of(model, ids)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.argmax(1), wanted.argmax(1))
