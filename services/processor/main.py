@@ -223,7 +223,7 @@ class _Processor:
         try:
             return await self._server.run(self._work, self._drain)
         finally:
-            await self._pool.close()
+            self._pool.close()
             self._queue.close()
             if self._tracing is not None:
                 self._tracing.close()
