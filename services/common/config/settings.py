@@ -335,9 +335,6 @@ class PictureSettings(_Section):
         unit="seconds",
     )
 
-    def __post_init__(self) -> None:
-        check_section(self)
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSettings(ServiceSettings):
