@@ -120,8 +120,8 @@ def test_a_text_model_by_itself_may_keep_the_class_or_the_names_of_the_whole(
 
 
 def test_an_engine_says_what_it_does_not_serve_unless_that_is_wanted(tmp_path: Path) -> None:
-    name = "Gemma3ForConditionalGeneration"
-    directory = save(make(configuration("gemma3"), name), tmp_path, name)
+    name = "Mistral3ForConditionalGeneration"
+    directory = save(make(configuration("mistral3"), name), tmp_path, name)
     with pytest.warns(RuntimeWarning, match=f"only the text of {name} is served"):
         start_engine(configure(model=str(directory), max_model_len=64), StartupProgress(WarningsOnly())).close()
     options = {"max_model_len": 64, "language_model_only": True}
