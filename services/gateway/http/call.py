@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
-from ringline import AsyncClient, RingError
+from ringline import AsyncClient, Message, RingError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from services.gateway.http.api_error import ApiError, invalid
 from services.gateway.http.large import SMALL_ENTRIES, LargeBodies, check_values, is_small
+from services.gateway.media.fetch import PictureFetcher
 
 _Body = TypeVar("_Body")
 _T = TypeVar("_T")
@@ -55,6 +56,9 @@ class Call:
     """Whether any processor has a model to serve."""
     tokens: TokenCount = field(default_factory=TokenCount)
     """For metrics; endpoints add to it."""
+    pictures: PictureFetcher = field(default_factory=PictureFetcher)
+    hold: Callable[[int], None] = lambda size: None
+    """Counts further bytes that are kept until the answer. Raises ``ApiError`` for too many."""
 
     async def aside(self, work: Callable[[], _T], entries: int | None = None) -> _T:
         """The result of ``work``; large work waits its turn and runs in a thread.
@@ -63,6 +67,11 @@ class Call:
         """
         small = is_small(self.body) if entries is None else entries <= SMALL_ENTRIES
         return work() if small else await self.large.run(self.address, work)
+
+    async def fetch_pictures(self, messages: Sequence[Message] | None) -> None:
+        """Put the pictures that URLs name into the messages. Raises ``ApiError``."""
+        if messages is not None:
+            await self.pictures.fill(messages, self.address, self.hold)
 
     @property
     def traceparent(self) -> str | None:
