@@ -115,6 +115,22 @@ class ModelConfig(_Section):
         False,
         "Of a multimodal checkpoint, serves its text model alone, without a warning that pictures are refused.",
     )
+    limit_mm_per_prompt: str | None = option(
+        None,
+        'JSON object with the most pictures of a prompt, such as {"image": 4}. Default: 64. With 0 none are taken, and '
+        "the checkpoint's vision model is not loaded.",
+    )
+    mm_processor_kwargs: str | None = option(
+        None,
+        "JSON object of fields that win over the checkpoint's preprocessor_config.json, which says how pictures are "
+        'prepared, such as {"max_pixels": 1003520}.',
+    )
+    max_picture_tokens: int | None = option(
+        None,
+        "Most tokens of a picture, for models that see pictures in their own proportions: larger ones are shrunk. "
+        "Default: 4096, or what the checkpoint allows if that is less.",
+        minimum=1,
+    )
     model_impl: str = option(
         "auto",
         "Implementation of the model: ringline, or transformers with Ringline's attention, cache and linear "
@@ -172,6 +188,12 @@ class CacheConfig(_Section):
     )
     block_size: int = option(16, "Tokens per KV block.", minimum=1, maximum=1024)
     enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prompt prefixes.")
+    encoder_cache_tokens: int | None = option(
+        None,
+        "Tokens of pictures whose embeddings are kept for the prompts that need them, and for later ones. At least the "
+        "largest picture's. Default: the larger of that and --max-num-batched-tokens.",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +374,24 @@ class ModelSpec:
     """Numbers that the weights consist of; 0 until they are loaded."""
     vision: VisionShape | None = None
     """None: the model takes no pictures."""
+
+
+def encoder_step_tokens(scheduler: SchedulerConfig, vision: VisionShape) -> int:
+    """Tokens of the pictures that one step may encode: the largest always fits."""
+    return max(scheduler.max_num_batched_tokens, vision.max_tokens)
+
+
+def encoder_cache_tokens(cache: CacheConfig, scheduler: SchedulerConfig, vision: VisionShape) -> int:
+    """Tokens of pictures whose embeddings are kept. Raises ``ConfigError``."""
+    asked = cache.encoder_cache_tokens
+    if asked is None:
+        return encoder_step_tokens(scheduler, vision)
+    least, what = vision.max_tokens, "which the largest picture takes"
+    if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens > least:
+        least, what = scheduler.max_num_batched_tokens, "as --no-enable-chunked-prefill computes prompts whole"
+    if asked < least:
+        raise ConfigError("encoder_cache_tokens", asked, f"at least {least}, {what}")
+    return asked
 
 
 @dataclass(frozen=True, slots=True)

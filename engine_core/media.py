@@ -99,8 +99,14 @@ class VisionShape:
 
     max_tokens: int
     """Tokens of the largest picture."""
+    shrinks: bool = False
+    """Whether pictures are seen in their own proportions, and shrunk to ``max_tokens`` whatever that is."""
+    limit: int = 64
+    """Most pictures of a prompt."""
     attends_both_ways: bool = False
     """Whether a picture's tokens attend to each other in both directions, so that no step may end inside of it."""
+    both_ways_in_full: bool = True
+    """Then: whether also in layers that see all tokens, or only in those with a window (Gemma 4)."""
     num_deepstack: int = 0
     """Layers behind which features of pictures are added."""
     mrope_section: tuple[int, ...] = ()

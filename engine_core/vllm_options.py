@@ -19,7 +19,7 @@ _EXPERTS = "is not supported: {enable_expert_parallel} gives ranks whole experts
 _HOSTS = "is not an option: {distributed_executor_backend} says where ranks run, ray on several hosts"
 _LORA = "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
 _OFFLOAD = "is not supported: the weights must fit on the device; {quantization} makes them smaller"
-_TEXT_ONLY = "is not supported: prompts are text, without images, audio or video"
+_ENCODES_ONLY = "is not supported: an engine encodes pictures and generates text"
 _TRANSFER = "is not supported yet: an engine's KV cache stays on its device"
 _CONFIG = (
     "is not supported: the checkpoint's config.json counts, or a GGUF file's metadata; change a copy of the checkpoint"
@@ -117,7 +117,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ),
     ("enable_return_routed_experts",): "is not supported: answers do not name the experts that computed them",
     ("enable_prompt_embeds", "enable_mm_embeds"): "is not supported: prompts are text or token ids",
-    ("mm_encoder_only",): _TEXT_ONLY,
+    ("mm_encoder_only",): _ENCODES_ONLY,
 }
 """Python names (short flags included) → the rest of a sentence that begins with the name. ``{name}`` is an option of
 ``EngineConfig``."""
@@ -142,7 +142,9 @@ _KERNELS = "kernels, and how steps use them, are chosen for the device and the m
 _GRAPHS = "CUDA graphs are captured for fixed batch sizes, and nothing is compiled for a model"
 _PREFILLS = "the tokens of all prompts in a step are limited together, by max_num_batched_tokens"
 _V0 = "there is nothing here that it could set"
-_NO_MEDIA = "prompts are text, without images, audio or video"
+_PICTURES = "media are pictures, which are decoded here"
+_SENT_ONCE = "an engine gets the pixels of a picture once, and keeps its embeddings by digest"
+_ENCODER = "every rank of the first stage encodes each picture, by kernels chosen for the device and the model"
 _TASKS = "is not supported: models generate text; there are no embeddings, scores or classes"
 
 _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
@@ -209,18 +211,21 @@ _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
     ("numa_bind",): WithoutEffect("numactl binds a process to cores and memory", takes_value=False),
     ("numa_bind_nodes", "numa_bind_cpus"): WithoutEffect("numactl binds a process to cores and memory"),
     # Images, audio and video
-    ("limit_mm_per_prompt", "media_io_kwargs", "mm_processor_kwargs", "mm_processor_cache_gb"): WithoutEffect(
-        _NO_MEDIA
+    ("media_io_kwargs", "video_pruning_rate"): WithoutEffect(_PICTURES),
+    ("mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"): WithoutEffect(_SENT_ONCE),
+    ("mm_tensor_ipc",): WithoutEffect(_SENT_ONCE),
+    ("mm_encoder_tp_mode", "mm_encoder_attn_backend", "mm_encoder_attn_dtype"): WithoutEffect(_ENCODER),
+    ("mm_encoder_fp8_scale_path", "mm_encoder_fp8_scale_save_path"): WithoutEffect(_ENCODER),
+    ("mm_encoder_fp8_scale_save_margin",): WithoutEffect(_ENCODER),
+    ("allowed_local_media_path",): WithoutEffect("pictures come with a request, and are not read from files here"),
+    ("allowed_media_domains",): WithoutEffect("--allowed-media-hosts says where the gateway gets pictures from"),
+    ("interleave_mm_strings",): WithoutEffect("a picture's place in a message is where its part is", takes_value=False),
+    ("skip_mm_profiling",): WithoutEffect("memory is measured with the largest picture", takes_value=False),
+    ("disable_mm_preprocessor_cache",): WithoutEffect(_SENT_ONCE, takes_value=False),
+    ("disable_chunked_mm_input",): WithoutEffect(
+        "a step may end inside a picture unless its tokens see each other", takes_value=False
     ),
-    ("mm_processor_cache_type", "mm_shm_cache_max_object_size_mb", "mm_encoder_tp_mode"): WithoutEffect(_NO_MEDIA),
-    ("mm_encoder_attn_backend", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path"): WithoutEffect(_NO_MEDIA),
-    ("mm_encoder_fp8_scale_save_path", "mm_encoder_fp8_scale_save_margin"): WithoutEffect(_NO_MEDIA),
-    ("video_pruning_rate", "mm_tensor_ipc", "allowed_local_media_path", "allowed_media_domains"): WithoutEffect(
-        _NO_MEDIA
-    ),
-    ("interleave_mm_strings", "skip_mm_profiling"): WithoutEffect(_NO_MEDIA, takes_value=False),
-    ("disable_mm_preprocessor_cache", "disable_chunked_mm_input"): WithoutEffect(_NO_MEDIA, takes_value=False),
-    ("enable_multimodal_encoder_data_parallel",): WithoutEffect(_NO_MEDIA, takes_value=False),
+    ("enable_multimodal_encoder_data_parallel",): WithoutEffect(_ENCODER, takes_value=False),
     # Requests, answers and logs
     ("guided_decoding_backend",): WithoutEffect("llguidance holds answers to the form that requests ask for"),
     ("guided_decoding_disable_fallback",): WithoutEffect(

@@ -10,7 +10,7 @@ import json
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.json_files import read_object
 from engine_core.model_loader.location import find_checkpoint, find_path, served_name
 from engine_core.model_loader.multimodal import TextModel
+from engine_core.model_loader.picture_options import picture_limit, preprocessor_overrides, resolved
 from engine_core.model_loader.safetensors_reader import find_tensors, has_tensors
 from engine_core.model_loader.stored_quantization import require_stored_codes, stored_quantization, with_quantization
 from engine_core.model_loader.stored_tensor import StoredTensor
@@ -67,7 +68,11 @@ class VisionChoice:
     model: type[VisionModel]
     config: PretrainedConfig
     """Of the whole checkpoint."""
+    preprocessor: Mapping[str, Any]
+    """How pictures are prepared: preprocessor_config.json, or ``image_processor`` in processor_config.json; and what
+    the options say instead."""
     shape: VisionShape
+    """Resolved against the options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,32 +166,22 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     if text_of is not None:
         text = _text_model(path, raw, text_of, load)
         architecture, raw = text.architecture, text.fields
-    vision = None if text_of is None or config.language_model_only else _vision_of(path, text_of)
+    vision = _vision_of(path, text_of, config)
     choice = choose_model(architecture, raw, config.model_impl)
     if pools_hidden_states(path):
         raise not_supported(architecture, "it is a model for embeddings (modules.json), which generates no text")
-    stored = stored_quantization(
-        path,
-        raw,
-        config.quantization,
-        lambda: {choice.model.renamed(name): tensor for name, tensor in _tensors(path, text_of, load).items()},
-    )
-    if stored is not None and choice.impl != RINGLINE and not is_gguf(path):
-        raise UnsupportedModelError(
-            f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
-            "which only checkpoints that are not quantized and GGUF files are read: choose one (--quantization rounds "
-            "weights that are not quantized)"
-        )
-    if config.int8_activations:
-        require_stored_codes(path, config.quantization, stored)
+    stored = _stored_quantization(path, raw, text_of, choice, config, load)
     hf_config = _hf_config(path, raw, choice, as_published=raw is published)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, text_of, config, load, hf_config, stored is not None)
+    max_model_len = _max_model_len(config, choice.architecture, architecture_config)
+    if vision is not None:
+        vision = replace(vision, shape=resolved(vision.shape, config, max_model_len))
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
         architecture=choice.architecture,
         vocab_size=architecture_config.vocab_size,
-        max_model_len=_max_model_len(config, choice.architecture, architecture_config),
+        max_model_len=max_model_len,
         eos_token_ids=_eos_token_ids(
             path, generation, raw, _tokenizer_eos(config, path), architecture_config.vocab_size
         ),
@@ -210,6 +205,32 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         load.load_format,
         config.seed,
     )
+
+
+def _stored_quantization(
+    path: Path,
+    raw: Mapping[str, Any],
+    text_of: str | None,
+    choice: ModelChoice,
+    config: ModelConfig,
+    load: LoadConfig,
+) -> QuantizationConfig | None:
+    """The quantization of the stored weights. Raises ``UnsupportedModelError`` where the options do not go with it."""
+    stored = stored_quantization(
+        path,
+        raw,
+        config.quantization,
+        lambda: {choice.model.renamed(name): tensor for name, tensor in _tensors(path, text_of, load).items()},
+    )
+    if stored is not None and choice.impl != RINGLINE and not is_gguf(path):
+        raise UnsupportedModelError(
+            f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
+            "which only checkpoints that are not quantized and GGUF files are read: choose one (--quantization rounds "
+            "weights that are not quantized)"
+        )
+    if config.int8_activations:
+        require_stored_codes(path, config.quantization, stored)
+    return stored
 
 
 def _group_size(config: ModelConfig) -> int | None:
@@ -280,13 +301,30 @@ def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: Loa
         raise CheckpointError(f"{path / 'config.json'}: its text model is not usable: {_reason(error)}") from error
 
 
-def _vision_of(path: Path, architecture: str) -> VisionChoice | None:
-    """The vision model of a multimodal checkpoint; None if Ringline has none. Raises as its ``read_shape`` does."""
-    if is_gguf(path) or (model := VISION_MODELS.get(architecture)) is None:
+def _vision_of(path: Path, architecture: str | None, options: ModelConfig) -> VisionChoice | None:
+    """The vision model of a checkpoint of the multimodal class ``architecture``; None if pictures are not taken.
+
+    Its shape is not resolved yet. Raises as ``read_shape`` does, and ``ConfigError``.
+    """
+    overrides, limit = preprocessor_overrides(options), picture_limit(options)
+    if options.language_model_only or not limit or is_gguf(path):
+        return None
+    model = None if architecture is None else VISION_MODELS.get(architecture)
+    if model is None:
         return None
     config = _read_by_transformers(path)
-    preprocessor = read_object(path / "preprocessor_config.json", optional=True)
-    return VisionChoice(model, config, model.read_shape(config, preprocessor))
+    if config.model_type != model.model_type:  # a text model by itself that keeps the class of the whole
+        return None
+    preprocessor = {**_preprocessor(path), **overrides}
+    return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor))
+
+
+def _preprocessor(path: Path) -> Mapping[str, Any]:
+    """How pictures are prepared; empty if the checkpoint does not say."""
+    if own := read_object(path / "preprocessor_config.json", optional=True):
+        return own
+    within = read_object(path / "processor_config.json", optional=True).get("image_processor")
+    return within if isinstance(within, dict) else {}
 
 
 def _tensors(path: Path, text_of: str | None, load: LoadConfig) -> dict[str, StoredTensor]:

@@ -47,7 +47,8 @@ def make_model(
     model = checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
     if (vision := checkpoint.vision) is not None and model.is_first_stage:
         # --quantization leaves towers as they are: they are small, and rounding costs them more
-        model.add_vision(vision.model, vision.config, vision.shape, checkpoint.stored_quantization and quantization)
+        of_vision = checkpoint.stored_quantization and quantization
+        model.add_vision(vision.model, vision.config, vision.preprocessor, vision.shape, of_vision)
     return model
 
 

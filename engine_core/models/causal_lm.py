@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace
+from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace, MediaRows
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import Rotary
 from engine_core.models.language_model import StagedModel, group_of_layers
@@ -113,11 +113,14 @@ class CausalLM(StagedModel):
         super().load(weights)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        return self.forward_stage(self.first_input(input_ids, positions), positions, context)
+        return self.forward_stage(self.first_input(input_ids, positions, context.media), positions, context)
 
-    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
+    def first_input(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, media: MediaRows | None = None
+    ) -> IntermediateTensors:
         if self.is_first_stage:
-            return IntermediateTensors(self.embed(input_ids, positions))
+            hidden = self.embed(input_ids, positions)
+            return IntermediateTensors(hidden if media is None else hidden.index_copy(0, media.rows, media.embeddings))
         return IntermediateTensors(*(self._made_up(input_ids, shape) for shape in self.received_shapes(len(input_ids))))
 
     def forward_stage(

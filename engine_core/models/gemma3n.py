@@ -13,7 +13,7 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
-from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace
+from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace, MediaRows
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.altup import AltUpShape
 from engine_core.layers.norm import RMSNorm
@@ -238,8 +238,10 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
             return stack
         return StackWithStreams(self.per_layer, self.spread, stack)
 
-    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
-        given = super().first_input(input_ids, positions)
+    def first_input(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, media: MediaRows | None = None
+    ) -> IntermediateTensors:
+        given = super().first_input(input_ids, positions, media)
         # With a single stage, streams are made within the stack.
         return given if self.spread is None or self.has_head else replace(given, hidden=self.spread(given.hidden))
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace
+from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace, MediaRows
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.norm import RMSNorm
@@ -248,8 +248,10 @@ class Gemma4ForCausalLM(CausalLM):
         # With other stages, the embeddings are made before the stack, to be passed on to them.
         return stack if self.per_layer is None or not self.has_head else StackWithEmbeddings(self.per_layer, stack)
 
-    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
-        given = super().first_input(input_ids, positions)
+    def first_input(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, media: MediaRows | None = None
+    ) -> IntermediateTensors:
+        given = super().first_input(input_ids, positions, media)
         if self.per_layer is None:
             return given
         of_tokens = self.per_layer.of_tokens(input_ids)

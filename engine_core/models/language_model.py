@@ -15,7 +15,7 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import KVCacheSpec
-from engine_core.forward_context import ForwardContext, IntermediateTensors
+from engine_core.forward_context import ForwardContext, IntermediateTensors, MediaRows
 from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
@@ -65,11 +65,12 @@ class LanguageModel(ABC):
         self,
         vision: type[VisionModel],
         config: PretrainedConfig,
+        preprocessor: Mapping[str, Any],
         shape: VisionShape,
         quantization: QuantizationConfig | None,
     ) -> None:
         """Make the vision model's parts, behind the model's own; call before ``load``."""
-        self.vision = vision(config, shape, self._factory.replicated(quantization))
+        self.vision = vision(config, preprocessor, shape, self._factory.replicated(quantization))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -263,9 +264,12 @@ class StagedModel(LanguageModel):
     """A model that can be a pipeline stage of consecutive layers."""
 
     @abstractmethod
-    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
+    def first_input(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, media: MediaRows | None = None
+    ) -> IntermediateTensors:
         """The input of this stage's first layer for ``input_ids`` [T] int64 at ``positions`` [T] int64.
 
+        Embeddings of ``media`` replace those of the tokens in their rows.
         In a later stage it is made up from the ids alone, to measure and test the stage by itself.
         """
 

@@ -59,8 +59,10 @@ class VisionModel(ABC):
         """
 
     @abstractmethod
-    def __init__(self, config: PretrainedConfig, shape: VisionShape, parts: PartFactory) -> None:
-        """Make the parts, by ``parts``, which gives every rank all outputs."""
+    def __init__(
+        self, config: PretrainedConfig, preprocessor: Mapping[str, Any], shape: VisionShape, parts: PartFactory
+    ) -> None:
+        """Make the parts, by ``parts``, which gives every rank all outputs. The rest is as for ``read_shape``."""
 
     @abstractmethod
     def encode(self, picture: Picture) -> Encoded:

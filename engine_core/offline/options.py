@@ -23,6 +23,8 @@ _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's words for ``dtype``."""
+_OBJECTS = "override_generation_config", "limit_mm_per_prompt", "mm_processor_kwargs"
+"""Options with a JSON object."""
 _LONGEST = 64
 """Characters; Python takes quadratic time for the digits of longer numbers."""
 
@@ -76,7 +78,7 @@ def _value(name: str, value: Any, declared: Mapping[str, Any]) -> Any:
     """The option's value in the form that its section takes."""
     if name == "dtype" and isinstance(value, str):
         return _DTYPES.get(value, value)
-    if name == "override_generation_config" and isinstance(value, Mapping):
+    if name in _OBJECTS and isinstance(value, Mapping):
         return json.dumps(dict(value), default=plain)
     if name == "generation_config" and value == "vllm":  # vLLM's word
         return "none"

@@ -78,7 +78,13 @@ class HostForward:
             inputs.input_ids[torch.from_numpy(pending.rows)] = pending.token_ids[torch.from_numpy(pending.indices)]
         wanted = None if rows is None else torch.from_numpy(rows)
         context = ForwardContext(
-            caches.kv, inputs.metadata, wanted, states=caches.states, state_metadata=inputs.state_metadata
+            caches.kv,
+            inputs.metadata,
+            wanted,
+            states=caches.states,
+            state_metadata=inputs.state_metadata,
+            media=inputs.media,
+            rotary_positions=inputs.rotary_positions,
         )
         if self._stage is None:
             return self._model.forward(inputs.input_ids, inputs.positions, context)
@@ -96,7 +102,7 @@ class HostForward:
 def _forward_stage(model: StagedModel, links: StageLinks, inputs: StepInputs, context: ForwardContext) -> torch.Tensor:
     """Receive before the layers, send after them."""
     if model.is_first_stage:
-        given = model.first_input(inputs.input_ids, inputs.positions)
+        given = model.first_input(inputs.input_ids, inputs.positions, context.media)
     else:
         shapes = model.received_shapes(len(inputs.input_ids))
         given = IntermediateTensors(*(links.receive(shape, model.dtype) for shape in shapes))

@@ -19,7 +19,9 @@ import numpy.typing as npt
 import torch
 
 from engine_core.attention.base import AttentionMetadata
+from engine_core.forward_context import MediaRows
 from engine_core.kv_cache_interface import KVCacheGroup, blocks_of_longest
+from engine_core.media import VisionShape
 from engine_core.sampling.grammar_mask import Following
 from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
 from engine_core.sampling.logprobs import report_bytes
@@ -28,6 +30,7 @@ from engine_core.states.base import StateMetadata
 from engine_core.step import NewSequence, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.validation import MAX_LOGPROBS
+from engine_core.worker.media_inputs import NO_MEDIA, BatchMedia, MediaSpan
 from engine_core.worker.state_inputs import state_metadata
 
 Index = npt.NDArray[np.intp]
@@ -48,6 +51,8 @@ class BatchLimits:
     """Whether any layer keeps a state."""
     num_speculative_tokens: int = 0
     """The most drafts that a step proposes for a sequence's next step."""
+    vision: VisionShape | None = None
+    """None: no sequence has a picture."""
 
     @property
     def max_blocks_per_table(self) -> int:
@@ -95,6 +100,12 @@ class StepInputs:
     """Aligned with ``sampled``."""
     introductions: int
     """Number of sequences introduced before the step was prepared."""
+    spans: tuple[MediaSpan, ...] = ()
+    """The rows that lie in pictures."""
+    rotary_positions: torch.Tensor | None = None
+    """As in ``ForwardContext``."""
+    media: MediaRows | None = None
+    """What takes the place of the rows in ``spans``, once it is gathered."""
 
 
 class InputBatch:
@@ -131,6 +142,7 @@ class InputBatch:
         self._counting = np.arange(max(slots, limits.max_num_batched_tokens) + 1)
         self._no_drafts = np.zeros(slots, np.int64)
         self._starts_of_single_rows = np.arange(slots + 1, dtype=np.int32)
+        self._media = None if limits.vision is None else BatchMedia(slots, limits.vision)
         self._seq_ids: list[int] = []
         self._slots = np.empty(0, np.intp)
         """Slots of ``_seq_ids``, the last step's sequences, which are mostly the next step's, too."""
@@ -171,6 +183,8 @@ class InputBatch:
         for num_blocks in self._num_blocks:
             num_blocks[slot] = 0
         self._append_blocks(slot, sequence.block_ids)
+        if self._media is not None:
+            self._media.set(slot, sequence.media)
         self.sampling.add(slot, sequence.params, sequence.choice, known - sequence.num_prompt_tokens)
 
     def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
@@ -199,6 +213,7 @@ class InputBatch:
             np.cumsum(num_tokens, out=starts[1:])
             positions = self._counting[:total] + (first - starts[:-1]).take(rows_of)
             row_slots, lengths = slots.take(rows_of), first + num_tokens
+        media = NO_MEDIA if self._media is None else self._media.of_step(slots, first, lengths, starts, positions)
         longest, block_size = int(lengths.max()), self._limits.block_size
         tables = [every[:, : -(-longest // block_size)].take(slots, axis=0) for every in self._block_tables]
         blocks, offsets = np.divmod(positions, block_size)
@@ -246,6 +261,8 @@ class InputBatch:
                 behind,
             ),
             introductions=self._introductions,
+            spans=media.spans,
+            rotary_positions=None if media.rotary_positions is None else torch.from_numpy(media.rotary_positions),
         )
 
     def _write_drafts(self, plan: StepPlan, slots: Index) -> npt.NDArray[np.int64]:

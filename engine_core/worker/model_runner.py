@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from engine_core.sampling.logprobs import LogprobsTensors, pack
 from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
 from engine_core.step import SLOW_GRAMMAR, Failure, StepPlan, StepResult
+from engine_core.worker.encoder_cache import EncoderCache
 from engine_core.worker.forward import Forward, PendingTokens
 from engine_core.worker.input_batch import InputBatch, StepInputs
 
@@ -155,7 +157,7 @@ _NO_SAMPLER = _NoSampler()
 
 
 class ModelRunner:
-    """Computes steps. The batch is its only lasting state; the model writes the caches."""
+    """Computes steps. Batch and pictures' embeddings are its only lasting state; the model writes the caches."""
 
     def __init__(self, model: LanguageModel, batch: InputBatch, forward: Forward, sampler: Sampler | None) -> None:
         """``batch`` is kept and advanced by each step; ``forward`` runs ``model``. Made by ``Platform.make_runner``.
@@ -165,6 +167,7 @@ class ModelRunner:
         self.batch = batch
         self.model = model
         self.forward = forward
+        self.encoder_cache = EncoderCache(model.vision)
         self._sampler = sampler
         self._last: PendingStep | None = None
         self._followed: deque[tuple[int, StepInputs]] = deque()
@@ -184,9 +187,8 @@ class ModelRunner:
         """
         if self._sampler is None:
             raise RuntimeError("this rank has no sampler: another one samples")
-        self.batch.update(plan)
         previous = None if self._last is None or self._last.committed else self._last
-        inputs = self.batch.prepare(plan)
+        inputs = self._prepare(plan)
         pending = None
         if previous is not None:
             rows, indices = self.batch.pending_tokens(inputs, previous.inputs)
@@ -206,8 +208,7 @@ class ModelRunner:
         If the model has a head, compute it as the other rank does, since the ranks of a stage gather their parts of it.
         Every planned sequence's last token is committed.
         """
-        self.batch.update(plan)
-        inputs = self.batch.prepare(plan)
+        inputs = self._prepare(plan)
         if self.model.has_head:
             hidden, _ = self._compute(plan, inputs, caches, None, _NO_SAMPLER)
             self._sample(inputs, hidden, _NO_SAMPLER)
@@ -222,6 +223,14 @@ class ModelRunner:
         if step_id != due:
             raise RuntimeError(f"the tokens of step {step_id} came when those of step {due} were due")
         self.batch.commit(inputs, sampled)
+
+    def _prepare(self, plan: StepPlan) -> StepInputs:
+        """The inputs of the step, after its pictures are encoded."""
+        self.batch.update(plan)
+        if plan.encoder is not None:
+            self.encoder_cache.update(plan.encoder)
+        inputs = self.batch.prepare(plan)
+        return replace(inputs, media=self.encoder_cache.rows(inputs.spans)) if inputs.spans else inputs
 
     def _compute(
         self,

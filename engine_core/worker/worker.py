@@ -115,6 +115,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
         keeps_states=checkpoint.config.keeps_states,
         num_speculative_tokens=scheduler.num_speculative_tokens,
+        vision=checkpoint.spec.vision,
     )
 
 

@@ -32,25 +32,41 @@ class Resample(enum.IntEnum):
 class Alpha(enum.Enum):
     """What becomes of transparency."""
 
-    DROPPED = "dropped"
-    """The colours stay as they are, as ``Image.convert("RGB")`` leaves them."""
     WHITE = "white"
     """The picture is laid over white."""
+    DROPPED = "dropped"
+    """The colours stay as they are, as ``Image.convert("RGB")`` leaves them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewPlan:
-    """One view: the whole picture is resized, then a part is cut out, then that is laid on a canvas."""
+    """One view: a part of the picture is resized, then a part of that is cut out, then that is laid on a canvas."""
 
     width: int
     """Of the resized picture, pixels; like ``height``."""
     height: int
     resample: Resample
+    source: tuple[int, int, int, int] | None = None
+    """Left, top, right, bottom of the part that is resized; None: the whole picture."""
+    through: tuple[tuple[int, int], ...] = ()
+    """Widths and heights that it is resized to first, one after the other."""
     crop: tuple[int, int, int, int] | None = None
     """Left, top, right, bottom."""
     canvas: tuple[int, int] | None = None
-    """Width and height; the picture lies in its middle, rounded towards the left and the top."""
+    """Width and height."""
+    canvas_at: tuple[int, int] = (0, 0)
+    """Left and top of the picture on the canvas."""
     canvas_color: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the view."""
+        if self.canvas is not None:
+            return self.canvas
+        if self.crop is not None:
+            left, top, right, bottom = self.crop
+            return right - left, bottom - top
+        return self.width, self.height
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +116,7 @@ class PictureProcessor(ABC):
     """What a chat template writes for a picture. Senders' texts must not hold it, nor the item token."""
     item_token: str
     item_token_id: int
-    alpha: ClassVar[Alpha] = Alpha.DROPPED
+    alpha: ClassVar[Alpha] = Alpha.WHITE
 
     @abstractmethod
     def __init__(self, facts: PictureFacts) -> None: ...

@@ -98,7 +98,7 @@ def _build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, i
     own = copy.deepcopy(config)
     own.use_cache = False
     factory: Any = AutoModelForCausalLM
-    with _parameters_without_memory(), torch.device(device):
+    with parameters_without_memory(), torch.device(device):
         module: PreTrainedModel = factory.from_config(
             own, dtype=dtype, attn_implementation=implementation, trust_remote_code=False
         )
@@ -107,13 +107,13 @@ def _build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, i
 
 
 @contextmanager
-def _parameters_without_memory() -> Iterator[None]:
-    """Move each parameter to the meta device when it is registered, before it is initialized."""
+def parameters_without_memory(dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Move each parameter to the meta device when it is registered, before it is initialized; to ``dtype``, too."""
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        return (
-            None if parameter is None or parameter.is_meta else nn.Parameter(parameter.to("meta"), requires_grad=False)
-        )
+        if parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.to("meta", dtype), requires_grad=False)
 
     register: Any = register_module_parameter_registration_hook  # mistyped: hooks may return values
     handle = register(moved)

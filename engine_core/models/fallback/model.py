@@ -130,9 +130,15 @@ class TransformersForCausalLM(LanguageModel):
         caches = zip(context.kv_caches, (context.metadata[group] for group in self._groups), strict=True)
         layers = dict(zip(self._layer_indices, caches, strict=True))
         with self._attention.step(layers):
-            output = self._decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+            output = self._decoder(**self._inputs(input_ids, context), position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0].contiguous()
         return self._factory.backend.select_rows(hidden, context.rows)
+
+    def _inputs(self, input_ids: torch.Tensor, context: ForwardContext) -> dict[str, torch.Tensor]:
+        if (media := context.media) is None:
+            return {"input_ids": input_ids[None]}
+        embedded: torch.Tensor = self._decoder.get_input_embeddings()(input_ids)  # type: ignore[operator]
+        return {"inputs_embeds": embedded.index_copy(0, media.rows, media.embeddings)[None]}
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._with_head(inputs_embeds=hidden[None], use_cache=False).logits

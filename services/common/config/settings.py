@@ -37,6 +37,7 @@ from services.ring.identity import PEER_NAME
 from services.ring.outbox import MAX_UNREAD_BYTES
 from services.ring.poison import MAX_CRASH_RESUBMITS
 from text_core.parsing.formats import NONE, REASONING_FORMATS, TOOL_FORMATS
+from text_core.pictures.limits import MAX_PICTURE_BYTES, MAX_PICTURE_PIXELS, MAX_PICTURE_SECONDS
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 """gRPC metadata keys of text values; those of binary values end with -bin."""
@@ -306,6 +307,42 @@ class RolloutSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class PictureSettings(_Section):
+    """Pictures in prompts."""
+
+    media_processes: int = option(
+        1,
+        "Processes that decode and resize pictures, beside the processor's own; they start with the first picture.",
+        minimum=1,
+        maximum=64,
+    )
+    max_picture_bytes: int = option(
+        MAX_PICTURE_BYTES,
+        "Largest file of a picture; a larger one is refused with INVALID_ARGUMENT.",
+        minimum=1024,
+        maximum=2**30,
+        unit="bytes",
+    )
+    max_picture_pixels: int = option(
+        MAX_PICTURE_PIXELS,
+        "Most pixels of a picture, width times height, before it is resized; a larger one is refused with "
+        "INVALID_ARGUMENT. A process that decodes takes up to 16 bytes for each.",
+        minimum=1024,
+        maximum=2**30,
+    )
+    max_picture_time: float = option(
+        MAX_PICTURE_SECONDS,
+        "Most time of a CPU for one picture; one that takes longer is refused with INVALID_ARGUMENT.",
+        minimum=0.1,
+        maximum=600,
+        unit="seconds",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorSettings(ServiceSettings):
     """The processor."""
 
@@ -325,6 +362,7 @@ class ProcessorSettings(ServiceSettings):
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
+    pictures: PictureSettings = field(default_factory=PictureSettings)
     model_aliases: tuple[str, ...] = option(
         (),
         "Further names of the served model, separated by commas: requests may use them, and models are listed under "

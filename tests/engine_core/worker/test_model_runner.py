@@ -31,6 +31,7 @@ class Device:
     """A device that computes by itself: notes what it is told to do, and when the host waits for it."""
 
     vocab_size = VOCAB
+    vision = None
 
     def __init__(self) -> None:
         self.events: list[str] = []

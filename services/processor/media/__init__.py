@@ -1,0 +1,1 @@
+"""Pictures of requests: decoded in processes of their own (``pool``)."""

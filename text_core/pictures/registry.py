@@ -1,0 +1,64 @@
+"""Which family prepares a model's pictures. A new family is one new module and its lines here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from text_core.pictures.base import FACTS_FILE, PictureFacts, PictureProcessor
+from text_core.pictures.qwen_vl import QwenVL
+
+PROCESSORS: dict[str, type[PictureProcessor]] = {
+    "Qwen2VLForConditionalGeneration": QwenVL,
+    "Qwen2_5_VLForConditionalGeneration": QwenVL,
+    "Qwen3VLForConditionalGeneration": QwenVL,
+    "Qwen3VLMoeForConditionalGeneration": QwenVL,
+    "Qwen3_5ForConditionalGeneration": QwenVL,
+    "Qwen3_5MoeForConditionalGeneration": QwenVL,
+}
+"""By the multimodal class, as config.json names it."""
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "architecture": str,
+    "config": dict,
+    "preprocessor": dict,
+    "limit": int,
+    "max_tokens": int,
+    "special_tokens": dict,
+}
+
+
+def processor_of(facts: PictureFacts) -> PictureProcessor:
+    """The processor of a model. Raises ``ValueError`` if its facts are not usable."""
+    if (kind := PROCESSORS.get(facts.architecture)) is None:
+        known = ", ".join(sorted(PROCESSORS))
+        raise ValueError(f"{FACTS_FILE}: architecture {facts.architecture!r} has no known pictures; known are {known}")
+    return kind(facts)
+
+
+def read_facts(files: Mapping[str, bytes]) -> PictureFacts | None:
+    """The facts among a model's files, by name; None if it takes no pictures. Raises ``ValueError``."""
+    content = files.get(FACTS_FILE)
+    return None if content is None else parse_facts(content)
+
+
+def parse_facts(content: bytes) -> PictureFacts:
+    """The facts in ``FACTS_FILE``. Raises ``ValueError``."""
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{FACTS_FILE} is not JSON: {error}") from None
+    if not isinstance(fields, dict) or fields.keys() - _TYPES.keys():
+        raise ValueError(f"{FACTS_FILE} must be an object of {', '.join(_TYPES)}")
+    for name, kind in _TYPES.items():
+        if name in fields and (not isinstance(fields[name], kind) or isinstance(fields[name], bool)):
+            raise ValueError(f"{FACTS_FILE}: {name} has the wrong type")
+    if missing := _TYPES.keys() - fields.keys() - {"special_tokens"}:
+        raise ValueError(f"{FACTS_FILE} lacks {', '.join(sorted(missing))}")
+    return PictureFacts(**fields)
+
+
+def write_facts(facts: PictureFacts) -> bytes:
+    """The content of ``FACTS_FILE``: equal facts are equal bytes."""
+    return json.dumps(asdict(facts), sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
