@@ -24,7 +24,7 @@ from services.gateway.http.body import check_body_headers, check_origin, read_bo
 from services.gateway.http.call import REQUEST_ID, AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
 from services.gateway.http.disconnect import Disconnected, cancel_when_gone
-from services.gateway.http.large import LargeBodies
+from services.gateway.http.large import LargeBodies, check_plain_bytes
 from services.gateway.http.load import Load, Request
 from services.gateway.media.fetch import PictureFetcher
 from services.gateway.metrics import GatewayMetrics
@@ -52,15 +52,19 @@ class Gateway:
         metrics: GatewayMetrics,
         *,
         max_body_bytes: int,
+        max_media_bytes: int = 0,
         cors_origins: tuple[str, ...] = (),
         ring_serves: Callable[[], bool] = lambda: True,
         pictures: PictureFetcher | None = None,
     ) -> None:
-        """``ring_serves``: whether any processor has a model to serve."""
+        """``max_media_bytes``: of a body's pictures in base64, beside ``max_body_bytes``. ``ring_serves``: whether any
+        processor has a model to serve.
+        """
         self.callers = callers
         self.load = load
         self.metrics = metrics
-        self.max_body_bytes = max_body_bytes
+        self.max_plain_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes + max_media_bytes
         self.cors_origins = cors_origins
         self.ring_serves = ring_serves
         self.large = LargeBodies()
@@ -171,6 +175,8 @@ class _Path:
     ) -> None:
         with self._gateway.callers.serving(headers, asks_ring=endpoint.asks_ring) as caller:
             address, _ = peer_of(scope.get("client"))
+            if len(body) > (limit := self._gateway.max_plain_bytes):
+                await self._gateway.large.run(address, lambda: check_plain_bytes(body, limit))
             call = Call(
                 body,
                 headers,

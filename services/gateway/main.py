@@ -73,6 +73,7 @@ class GatewayProcess:
             self.load,
             self.metrics,
             max_body_bytes=server.max_message_bytes,
+            max_media_bytes=settings.media.max_media_bytes,
             cors_origins=settings.cors_origins,
             ring_serves=lambda: self._readiness.ready,
             pictures=PictureFetcher(settings.allowed_media_hosts),

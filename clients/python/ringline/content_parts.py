@@ -19,6 +19,8 @@ _KINDS = "text, image and image_url"
 _PICTURES = "bytes, a pathlib.Path, a picture of Pillow, or a data: URL"
 _DETAILS = (None, "", "auto", "high", "original")
 """Values of ``detail`` that ask for the picture as the model sees it best, as it always does."""
+_SLICE = 1 << 22
+"""Characters of base64, a multiple of four."""
 _KEPT_MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
 """Pillow's modes that PNG can hold."""
 
@@ -133,9 +135,20 @@ def read_data_url(url: str) -> tuple[bytes, str]:
 def decode_base64(text: str) -> bytes:
     """The bytes; white space is left out, as lines that are broken have it. Raises ValueError."""
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        return _strictly_decoded(text)
     except ValueError:  # strict mode takes no white space
-        return binascii.a2b_base64("".join(text.split()), strict_mode=True)
+        return _strictly_decoded("".join(text.split()))
+
+
+def _strictly_decoded(text: str) -> bytes:
+    """The bytes, decoded by slices, so that other threads need not wait for all of a large text."""
+    parts: list[bytes] = []
+    for begin in range(0, len(text), _SLICE):
+        piece = text[begin : begin + _SLICE]
+        if piece.endswith("=") and begin + _SLICE < len(text):
+            raise ValueError("Excess data after padding")
+        parts.append(binascii.a2b_base64(piece, strict_mode=True))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _picture(given: object, where: str) -> pb.Media | None:

@@ -343,6 +343,19 @@ class PictureSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class MediaSettings(_Section):
+    """Requests with pictures."""
+
+    max_media_bytes: int = option(
+        32 * 2**20,
+        "Most bytes of the pictures of one request, in base64 if they come so, beside --max-message-bytes.",
+        minimum=0,
+        maximum=2**30,
+        unit="bytes",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorSettings(ServiceSettings):
     """The processor."""
 
@@ -503,6 +516,7 @@ class GatewaySettings(ServiceSettings):
     server: ServerSettings = field(  # HTTP/1.1 has a connection for each request, where gRPC has one for all
         default_factory=lambda: ServerSettings(port=GATEWAY_PORT, max_connections=8192, max_connections_per_client=2048)
     )
+    media: MediaSettings = field(default_factory=MediaSettings)
     processors: tuple[str, ...] = option(
         (f"127.0.0.1:{PROCESSOR_PORT}",),
         "Addresses of the processors, separated by commas: host:port or unix:path. If a host is a name, each of its "

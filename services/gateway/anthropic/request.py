@@ -289,9 +289,9 @@ def _add_result(turns: Turns, block: Block, path: str) -> None:
     if block.tool_use_id is None:
         raise invalid(f"{path}.tool_use_id", "missing: expected the id of the tool_use block that it answers")
     pieces = _result_pieces(block.content or "", f"{path}.content")
-    text = pieces[0] if pieces and isinstance(pieces[0], str) else ""
-    if block.is_error and "error" not in text[:_BEGINNING].casefold():
-        pieces[: 1 if text else 0] = [f"Error: {text}" if text else "Error"]
+    text = pieces[0] if isinstance(pieces[0], str) else None
+    if block.is_error and "error" not in (text or "")[:_BEGINNING].casefold():
+        pieces[: text is not None] = [f"Error: {text}" if text else "Error"]
     turns.result(block.tool_use_id, *pieces)
 
 

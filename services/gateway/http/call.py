@@ -24,6 +24,8 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 """A caller's."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-bA-B]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89a-bA-B]..)\\u[dD][c-fC-F]")
+_PAIR_BYTES = 12
+_WINDOW = 1 << 20
 JSON = ("application/json",)
 
 
@@ -91,11 +93,19 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         raise invalid(param, problem if param else f"the body: {problem}", "invalid_field") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         problem = f"the body is not JSON: {error}"
-        if half := _HALF_PAIR.search(body):  # JavaScript writes these for texts cut within a character
+        if half := _half_pair(body):  # JavaScript writes these for texts cut within a character
             problem = f"the body has half a character, {half[0][:6].decode('latin-1')}: cut texts between characters"
         raise invalid(None, problem, "invalid_json") from None
     except RecursionError:
         raise invalid(None, "the body is nested too deeply: expected less than 1000 levels", "invalid_json") from None
+
+
+def _half_pair(body: bytes) -> re.Match[bytes] | None:
+    """The first half of a character, looked for by windows, between which other threads run."""
+    for at in range(0, len(body), _WINDOW) if b"\\u" in body else ():
+        if found := _HALF_PAIR.search(body[max(0, at - _PAIR_BYTES) : at + _WINDOW + _PAIR_BYTES]):
+            return found
+    return None
 
 
 @contextmanager

@@ -34,9 +34,8 @@ from services.gateway.media.hosts import (
     target_of,
 )
 from services.gateway.media.pictures import RemotePicture, remote_pictures
+from text_core.pictures.limits import MAX_PICTURE_BYTES as MAX_BYTES
 
-MAX_BYTES = 20 << 20
-"""Of one picture."""
 SECONDS = 10.0
 """For one picture, from its turn to its last byte."""
 MAX_PER_REQUEST = 64
@@ -133,7 +132,9 @@ class PictureFetcher:
             except TimeoutError:
                 problem = f"the picture was not there within {self._seconds:g} s: send it as a data: URL"
                 raise invalid(picture.path, problem) from None
-            except (OSError, h11.RemoteProtocolError) as error:
+            except h11.RemoteProtocolError as error:
+                raise invalid(picture.path, f"the picture cannot be fetched: no whole answer in HTTP: {error}") from None
+            except OSError as error:
                 what = str(error)[:200] or type(error).__name__
                 raise invalid(picture.path, f"the picture cannot be fetched: {what}") from None
         content[at] = {"type": "image", "image": data}

@@ -86,7 +86,7 @@ class AllowedHosts:
     def names_address(self, target: Target) -> bool:
         """Whether the target is an address that is among the entries: then it may be a private one."""
         return literal(target.host) is not None and any(
-            entry not in ("*",) and self._matches(entry, target) for entry in self.entries
+            split_entry(entry)[0] == target.host and self._matches(entry, target) for entry in self.entries
         )
 
     @staticmethod
@@ -110,13 +110,11 @@ def split_entry(entry: str) -> tuple[str, int | None]:
 def is_public(address: Address) -> bool:
     """Whether an address is anybody's on the internet: not this machine's, nor of a network of its own."""
     if isinstance(address, IPv6Address):
-        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _TRANSLATED:
-            inner.append(IPv4Address(int(address) & 0xFFFFFFFF))
-        if any(one is not None and not is_public(one) for one in inner):
+        last = IPv4Address(int(address) & 0xFFFFFFFF)
+        if address.ipv4_mapped is not None or address in _TRANSLATED:
+            return is_public(last)
+        if any(one is not None and not is_public(one) for one in (address.sixtofour, *(address.teredo or ()))):
             return False
-        if address.ipv4_mapped is not None:
-            return True
         if address.is_site_local or int(address) >> 32 == 0:  # :: and what was IPv4-compatible
             return False
     special = address.is_multicast or address.is_reserved or address.is_loopback or address.is_link_local
