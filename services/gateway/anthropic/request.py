@@ -125,8 +125,8 @@ class CountRequest(OtherForms):
     messages: Annotated[
         list[Turn] | None,
         supported(
-            "Blocks of type `text`, `image`, `tool_use`, `tool_result` and `thinking`, search results, and documents of "
-            "plain text; other documents are refused. An image's source is of type `base64`, or `url` at a host of "
+            "Blocks of type `text`, `image`, `tool_use`, `tool_result` and `thinking`, search results, and documents "
+            "of plain text; other documents are refused. An image's source is of type `base64`, or `url` at a host of "
             "`--allowed-media-hosts`; it may be in a result. A result with `is_error` says so in its text. Calls of "
             "Anthropic's own tools, and their results, are shown as those of other tools. Turns of one role that "
             "follow each other are one. A last turn of the assistant is continued."

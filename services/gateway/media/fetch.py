@@ -112,7 +112,9 @@ class PictureFetcher:
         if self._allowed.entries:
             there_are = f"allowed are {hosts_text(self._allowed.entries)}"
         advice = "send the picture itself as a data: URL, or name its host in the gateway's --allowed-media-hosts"
-        raise UrlError(f"leads to {target.authority[:200]}, from where pictures are not fetched ({there_are}): {advice}")
+        raise UrlError(
+            f"leads to {target.authority[:200]}, from where pictures are not fetched ({there_are}): {advice}"
+        )
 
     async def _put(
         self,
@@ -133,7 +135,9 @@ class PictureFetcher:
                 problem = f"the picture was not there within {self._seconds:g} s: send it as a data: URL"
                 raise invalid(picture.path, problem) from None
             except h11.RemoteProtocolError as error:
-                raise invalid(picture.path, f"the picture cannot be fetched: no whole answer in HTTP: {error}") from None
+                raise invalid(
+                    picture.path, f"the picture cannot be fetched: no whole answer in HTTP: {error}"
+                ) from None
             except OSError as error:
                 what = str(error)[:200] or type(error).__name__
                 raise invalid(picture.path, f"the picture cannot be fetched: {what}") from None
@@ -215,7 +219,9 @@ class PictureFetcher:
 def _first(failed: ExceptionGroup[Exception]) -> Exception:
     """The error of the first picture that has one."""
     errors = [error for error in failed.exceptions if isinstance(error, ApiError)]
-    return min(errors, key=lambda error: (len(error.param or ""), error.param or "")) if errors else failed.exceptions[0]
+    return (
+        min(errors, key=lambda error: (len(error.param or ""), error.param or "")) if errors else failed.exceptions[0]
+    )
 
 
 class _Answer:

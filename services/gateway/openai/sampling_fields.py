@@ -92,8 +92,8 @@ class SamplingFields(OtherServers):
     vllm_xargs: Annotated[
         dict[str, Any] | None,
         supported(
-            "`ngram_size`, `window_size` (default: 100) and `whitelist_token_ids` of vLLM's `NGramPerReqLogitsProcessor` "
-            "are `no_repeat_ngram`; others are refused."
+            "`ngram_size`, `window_size` (default: 100) and `whitelist_token_ids`, as vLLM's "
+            "`NGramPerReqLogitsProcessor` has them, are `no_repeat_ngram`; others are refused."
         ),
     ] = None
     no_repeat_ngram_size: Annotated[

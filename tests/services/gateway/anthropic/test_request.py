@@ -143,8 +143,8 @@ def test_a_conversation_goes_on_that_has_calls_of_anthropics_own_tools() -> None
         (
             "assistant",
             {"type": "container_upload"},
-            "a block of type 'container_upload' is not supported: expected thinking, tool_use, image, text, search_result, "
-            "or a document of plain text",
+            "a block of type 'container_upload' is not supported: expected thinking, tool_use, image, text, "
+            "search_result, or a document of plain text",
         ),
     ],
 )

@@ -237,7 +237,10 @@ async def test_a_redirect_to_a_name_with_a_private_address() -> None:
         (answer(content_length="99"), "the picture cannot be fetched: no whole answer in HTTP: peer closed"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "the picture cannot be fetched: no whole answer in HTTP: illegal status line"),
         (b"", "the picture cannot be fetched: no whole answer in HTTP"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20000, "the picture cannot be fetched: no whole answer in HTTP: Receiv"),
+        (
+            b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20000,
+            "the picture cannot be fetched: no whole answer in HTTP: Receiv",
+        ),
     ],
 )
 async def test_answers_that_are_no_picture(given: bytes, problem: str) -> None:
