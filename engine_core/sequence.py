@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import sys
+from bisect import bisect_left
 from dataclasses import InitVar, dataclass, field, replace
 
 from engine_core.config import ModelSpec
 from engine_core.kv_cache_interface import NO_STATE
+from engine_core.media import Picture, Placeholder, embedding_key
 from engine_core.request import Request, SamplingParams
 
 NEVER = sys.maxsize
@@ -73,6 +75,10 @@ class SequenceGroup:
     tenant: str
 
     num_prompt_tokens: int = field(init=False)
+    placeholders: tuple[Placeholder, ...] = field(init=False)
+    """The prompt's pictures, by ascending offset."""
+    _whole: tuple[Placeholder, ...] = field(init=False)
+    """Those of them inside of which nothing may begin or end."""
     stop_ids: frozenset[int] = field(init=False)
     """Tokens that end a choice once it has ``min_tokens`` tokens."""
     final_ids: frozenset[int] = field(init=False)
@@ -120,6 +126,13 @@ class SequenceGroup:
     def __post_init__(self, model: ModelSpec, block_size: int) -> None:
         params = self.plain_params = self.request.params
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        salt = self.request.cache_salt
+        self.placeholders = tuple(
+            Placeholder(embedding_key(item.picture.digest, salt), item.offset, item.picture.shape)
+            for item in self.request.media
+        )
+        both_ways = model.vision is not None and model.vision.attends_both_ways
+        self._whole = self.placeholders if both_ways else ()
         self.stop_ids = params.stop_token_ids
         self.final_ids = frozenset() if params.grammar is None else frozenset(model.eos_token_ids)
         if not params.ignore_eos:
@@ -128,12 +141,34 @@ class SequenceGroup:
         self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
         self.max_computed = self.num_prompt_tokens + self.max_output - 1
         # Each choice computes at least one token, because sampling needs its logits.
-        self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size
+        self.num_shared_blocks = self.whole_blocks((self.num_prompt_tokens - 1) // block_size, block_size)
         self.share_at = self.num_shared_blocks * block_size
         if params.prompt_logprobs is not None:
             self.plain_params = replace(params, prompt_logprobs=None)
             # A choice that starts from shared blocks cannot report prompt log probabilities: the leader computes all.
             self.share_at = self.num_prompt_tokens - 1
+
+    def whole_blocks(self, num_blocks: int, block_size: int) -> int:
+        """``num_blocks``, or fewer: so many leading blocks that none ends inside a picture that must stay whole."""
+        if not self._whole:
+            return num_blocks
+        while num_blocks:
+            end = num_blocks * block_size
+            index = bisect_left(self._whole, end, key=lambda place: place.offset) - 1
+            if index < 0 or self._whole[index].end <= end:
+                break
+            num_blocks = self._whole[index].offset // block_size
+        return num_blocks
+
+    def picture_at(self, offset: int) -> Picture:
+        """The picture whose first token is at ``offset``."""
+        media = self.request.media
+        return media[bisect_left(media, offset, key=lambda item: item.offset)].picture
+
+    @property
+    def end_of_pictures(self) -> int:
+        """Index behind the last token of the last picture; 0 without pictures."""
+        return self.placeholders[-1].end if self.placeholders else 0
 
     @property
     def num_waiting(self) -> int:
@@ -194,6 +229,8 @@ class Sequence:
     """Correct drafts since the last wrong one; None if none was wrong."""
     is_drafted: bool = False
     """Whether a step in flight computes its drafts; until the results arrive, it is planned in no other step."""
+    partial_picture: bytes | None = None
+    """The key of the picture of which the steps so far compute a part of the rows (``scheduling.encoder_cache``)."""
     grammar_seconds: float = 0.0
     """Time that its grammar took in its last step, if slow, or may take in its first (``scheduling.pacing``)."""
 

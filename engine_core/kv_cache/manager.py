@@ -83,16 +83,16 @@ class KVCacheManager:
         held: BlockTables = [[] for _ in self._groups] if shared is None else shared
         if outdated or not self.looks_up_prefix(seq.group):
             return Prefix(0 if shared is None else seq.group.num_shared_blocks, held, seq.group.shared_state)
-        limit = (seq.num_tokens - 1) // self.block_size
+        limit = seq.group.whole_blocks((seq.num_tokens - 1) // self.block_size, self.block_size)
         self._extend_hashes(seq, limit)
         hashes = seq.block_hashes[:limit]
         cached = [_CachedBlocks(self.pool, group, hashes, held[group.number]) for group in self._groups]
         longest = min([limit, *(len(blocks.leading) for blocks in cached if blocks.group.window is None)])
-        longest = length = _shortened(cached, longest)
+        longest = length = self._usable(seq.group, cached, longest)
         state = NO_STATE
         if self.states is not None:
             length, state = self._find_state(self.states, seq.group, hashes[:length])
-            while (shorter := _shortened(cached, length)) < length:
+            while (shorter := self._usable(seq.group, cached, length)) < length:
                 length, state = self._find_state(self.states, seq.group, hashes[:shorter])
             if self._seen is not None:
                 longest = self._seen.leading(hashes)
@@ -100,6 +100,12 @@ class KVCacheManager:
         if self.states is None or length >= longest:
             return Prefix(length, tables, state)
         return Prefix(length, tables, state, longest * self.block_size, self.states.is_awaited(hashes[longest - 1]))
+
+    def _usable(self, group: SequenceGroup, cached: Items[_CachedBlocks], length: int) -> int:
+        """``length``, or fewer blocks: as many as windows do not lack any of, and do not end inside a whole picture."""
+        while (shorter := _shortened(cached, group.whole_blocks(length, self.block_size))) < length:
+            length = shorter
+        return length
 
     def _find_state(self, states: StateSlots, group: SequenceGroup, hashes: Items[bytes]) -> tuple[int, int]:
         """Of the blocks with these ``hashes``, how many have a state behind them, and its slot."""
@@ -326,15 +332,18 @@ class KVCacheManager:
         """Extend the hashes of ``seq`` to its first ``count`` full blocks; the prompt is hashed once per group."""
         group = seq.group
         if group.prompt_hashes is None:
-            prompt = group.request.prompt_token_ids
-            group.prompt_hashes = block_hashes(self._root(group), prompt, self.block_size)
+            request = group.request
+            group.prompt_hashes = block_hashes(
+                self._root(group), request.prompt_token_ids, self.block_size, request.media
+            )
         if len(seq.block_hashes) < len(group.prompt_hashes):
             seq.block_hashes = list(group.prompt_hashes)
         known = len(seq.block_hashes)
         if known < count:
             parent = seq.block_hashes[-1] if known else self._root(group)
             fresh = seq.tokens(known * self.block_size, count * self.block_size)
-            seq.block_hashes.extend(block_hashes(parent, fresh, self.block_size))
+            more = block_hashes(parent, fresh, self.block_size, group.request.media, known * self.block_size)
+            seq.block_hashes.extend(more)
 
     def _root(self, group: SequenceGroup) -> bytes:
         return root_hash(*self._identity, group.request.cache_salt)

@@ -1,7 +1,8 @@
 """Hashes of prefixes, by block: equal hashes mean equal tokens, computed alike, of requests that may share them.
 
-A block's hash covers its parent's hash and its token ids; the root's, the model, its type, the cache's layout and the
-request's salt. It is cryptographic because the salt separates tenants. The scheme is vLLM's automatic prefix caching.
+A block's hash covers its parent's hash and its token ids, and the digests and places of pictures that it holds tokens
+of; the root's, the model, its type, the cache's layout and the request's salt. It is cryptographic because the salt
+separates tenants. The scheme is vLLM's automatic prefix caching.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import islice
+
+from engine_core.media import MediaItem
 
 _DIGEST_SIZE = 32
 
@@ -23,14 +27,28 @@ def root_hash(*ingredients: bytes) -> bytes:
     return digest.digest()
 
 
-def block_hashes(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
-    """The chain of hashes over the full blocks of ``token_ids``, starting after ``parent``."""
+def block_hashes(
+    parent: bytes, token_ids: Sequence[int], block_size: int, media: Sequence[MediaItem] = (), start: int = 0
+) -> list[bytes]:
+    """The chain of hashes over the full blocks of ``token_ids``, starting after ``parent``.
+
+    ``media``: the pictures of the sequence, by ascending offset; ``start``: the first token's index there.
+    """
     packed = memoryview(array("I", token_ids)).cast("B")
     width = 4 * block_size
     chain = []
-    for start in range(0, len(token_ids) // block_size * width, width):
+    first = 0  # the first picture that does not end before the block
+    for index in range(len(token_ids) // block_size):
         digest = blake2b(parent, digest_size=_DIGEST_SIZE)
-        digest.update(packed[start : start + width])
+        digest.update(packed[index * width : (index + 1) * width])
+        begin = start + index * block_size
+        while first < len(media) and media[first].end <= begin:
+            first += 1
+        for item in islice(media, first, None):
+            if item.offset >= begin + block_size:
+                break
+            digest.update(item.picture.digest)
+            digest.update((item.offset - begin).to_bytes(8, "little", signed=True))
         parent = digest.digest()
         chain.append(parent)
     return chain

@@ -49,11 +49,15 @@ class TenantShares:
         self._now = now
         self._planned.clear()
 
-    def prompt_room(self, tenant: str, wanted: int) -> int:
-        """How many of ``wanted`` further prompt tokens the step may compute for ``tenant``."""
+    def prompt_room(self, tenant: str, wanted: int, least: int = 1) -> int:
+        """How many of ``wanted`` further prompt tokens the step may compute for ``tenant``.
+
+        Fewer than ``least`` cannot be computed: the tenant's first in a step may be as many, whatever its part.
+        """
         if not self.others_came(tenant):
             return wanted
-        return min(wanted, max(0, self._prompt_tokens - self._planned[tenant]))
+        planned = self._planned[tenant]
+        return min(wanted, max(0, self._prompt_tokens - planned, 0 if planned else least))
 
     def plan_prompt(self, tenant: str, tokens: int) -> None:
         """Count ``tokens`` of a prompt of ``tenant`` in the step."""

@@ -19,6 +19,7 @@ from itertools import count
 from engine_core.config import ModelSpec
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.request import Finish, Request
+from engine_core.scheduling.encoder_cache import EncoderCacheManager
 from engine_core.scheduling.outputs import end_of, output_of_end
 from engine_core.scheduling.request_queue import Deadlines, WaitingQueue
 from engine_core.scheduling.stats import Counters
@@ -36,10 +37,13 @@ class Lifecycle:
         queue: WaitingQueue,
         model: ModelSpec,
         counters: Counters,
+        encoder: EncoderCacheManager | None = None,
         *,
         fair: bool,
     ) -> None:
-        """``fair``: order requests by priority and tenant; otherwise by arrival alone."""
+        """``fair``: order requests by priority and tenant; otherwise by arrival alone. ``encoder``: None if the model
+        takes no pictures.
+        """
         self.groups: dict[str, SequenceGroup] = {}
         self.running: list[Sequence] = []
         """Running sequences, in order of rank."""
@@ -58,6 +62,7 @@ class Lifecycle:
         self._queue = queue
         self._model = model
         self._counters = counters
+        self._encoder = encoder
         self._fair = fair
         self._holding: dict[str, SequenceGroup] = {}
         """Groups that hold their prompt's blocks for waiting choices."""
@@ -204,6 +209,8 @@ class Lifecycle:
         if group.leader is seq:
             self._release_followers(group)
         self.released.append(seq.seq_id)
+        if self._encoder is not None:
+            self._encoder.stop(seq)
         last = self.in_flight.get(seq.last_step) if seq.last_step is not None else None
         slots = self._kv.stop_states(seq)
         if last is None:

@@ -29,13 +29,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from engine_core.config import CacheConfig, ModelSpec, SchedulerConfig
-from engine_core.errors import ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
+from engine_core.config import CacheConfig, ModelSpec, SchedulerConfig, encoder_cache_tokens, encoder_step_tokens
+from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
 from engine_core.kv_cache.manager import KVCacheManager, Prefix
 from engine_core.kv_cache.state_slots import StateUse
 from engine_core.kv_cache_interface import SPARE_SLOTS, KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.scheduling import drafting
+from engine_core.scheduling.encoder_cache import EncoderCacheManager
 from engine_core.scheduling.fairness import TenantShares
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
@@ -83,7 +84,8 @@ class Scheduler:
         self._places = kv_cache_config.most_running(config.max_num_seqs)
         self._tenants = TenantShares(self._places, kv_cache_config.num_blocks, prompt_tokens)
         self._fair = config.policy == "priority"
-        self._lifecycle = Lifecycle(self._kv, self._queue, model, self._counters, fair=self._fair)
+        self._encoder = _encoder_of(config, cache, model, self._counters)
+        self._lifecycle = Lifecycle(self._kv, self._queue, model, self._counters, self._encoder, fair=self._fair)
         self._step_ids = count()
         self._pacing = Pacing()
 
@@ -146,6 +148,8 @@ class Scheduler:
         for request_id in self._lifecycle.deadlines.expired(now):
             self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
         self._tenants.begin_step(now)
+        if self._encoder is not None:
+            self._encoder.begin_step()
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         others_only = self._pacing.is_turn_of_others(now)
         self._schedule_running(step, others_only)
@@ -180,6 +184,8 @@ class Scheduler:
         for block_tables in step.deferred:
             self._kv.release(block_tables)
         self._kv.release_states(step.deferred_states)
+        if self._encoder is not None:
+            self._encoder.end_step(step)
         if self._kv.states is not None:
             self._kv.states.release_sources(step.state_uses.values())
         outputs = []
@@ -237,6 +243,12 @@ class Scheduler:
             prefix_hit_tokens=counters.prefix_hit_tokens,
             state_slots=0 if slots is None else slots.num_blocks,
             state_slots_used=0 if slots is None else slots.num_blocks - slots.num_free,
+            encoder_cache_tokens=0 if self._encoder is None else self._encoder.capacity,
+            encoder_cache_tokens_held=0 if self._encoder is None else self._encoder.num_held,
+            encoded_pictures=counters.encoded_pictures,
+            encoded_picture_tokens=counters.encoded_picture_tokens,
+            encoder_cache_uses=counters.encoder_cache_uses,
+            encoder_cache_hits=counters.encoder_cache_hits,
         )
 
     def _schedule_running(self, step: StepInFlight, others_only: bool = False) -> None:
@@ -254,19 +266,38 @@ class Scheduler:
             if seq.num_computed == seq.group.max_computed or (seq.drafts and self._waits(seq)):
                 continue  # All tokens are computed, or the pending token must be known first.
             wanted = seq.num_tokens - seq.num_computed
-            if wanted > 1:
-                # Leave a token for each later sequence, so that a long prompt does not interrupt decoding.
-                wanted = min(wanted, max(1, step.budget - (len(sequences) - index)))
-                wanted = self._tenants.prompt_room(seq.group.tenant, wanted)
+            if wanted > 1 or seq.num_computed < seq.group.end_of_pictures:
+                wanted = self._chunk(seq, wanted, step, num_later=len(sequences) - index)
                 if not wanted:
                     continue
-                self._tenants.plan_prompt(seq.group.tenant, wanted)
             if seq.num_computed + wanted > seq.capacity:
                 added = self._make_room(seq, seq.num_computed + wanted, step)
                 if added is None:
                     continue
                 step.append_blocks(seq, added)
-            step.add(seq, wanted)
+            self._add(step, seq, wanted)
+
+    def _chunk(self, seq: Sequence, wanted: int, step: StepInFlight, num_later: int) -> int:
+        """How many of the ``wanted`` tokens of a running ``seq`` the step computes; ``num_later``: sequences after it.
+
+        Counts them for the tenant.
+        """
+        tenant, start, least = seq.group.tenant, seq.num_computed, self._least_chunk(seq, seq.num_computed)
+        if wanted > 1:
+            # Leave a token for each later sequence, so that a long prompt does not interrupt decoding.
+            wanted = min(wanted, max(least, step.budget - num_later), step.budget)
+            wanted = self._tenants.prompt_room(tenant, wanted, least)
+        if self._encoder is not None:
+            wanted = self._encoder.reach(seq.group, start, start + wanted) - start
+        if wanted > 1:
+            self._tenants.plan_prompt(tenant, wanted)
+        return wanted
+
+    def _add(self, step: StepInFlight, seq: Sequence, wanted: int) -> None:
+        """Plan to compute the next ``wanted`` tokens of ``seq``, which has blocks for them, and their pictures."""
+        if self._encoder is not None:
+            self._encoder.take(seq, seq.num_computed, seq.num_computed + wanted, step)
+        step.add(seq, wanted)
 
     def _sequences_in_turn(self, running: list[Sequence]) -> list[Sequence]:
         """The ``running`` sequences that a step may compute with several stages, in order of rank: prompts, and one
@@ -375,12 +406,13 @@ class Scheduler:
                 self._lifecycle.wait_for_leader(seq)
                 continue
             tenant = seq.group.tenant
-            room = self._tenants.prompt_room(tenant, step.budget)
-            if not room or free <= self._tenants.places_kept(tenant, running):
+            if not self._tenants.prompt_room(tenant, step.budget) or free <= self._tenants.places_kept(tenant, running):
                 passed.add(tenant)
                 continue
             prefix = self._kv.find_prefix(seq)
-            missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
+            start = prefix.num_blocks * self._kv.block_size
+            missing = seq.num_tokens - start
+            room = self._room_for_prompt(seq, start, step)
             if room < missing and not self._config.enable_chunked_prefill:
                 return
             if prefix.is_awaited:
@@ -389,6 +421,13 @@ class Scheduler:
             # If a single token is missing, nothing can be computed before it: it waits only for room in the step.
             held = self._pacing.holds_back(seq, others_only=others_only and missing > 1)
             if held and missing == 1:
+                passed.add(tenant)
+                continue
+            wanted = self._first_chunk(seq, start, min(missing - held, room))
+            if self._least_chunk(seq, start) > step.budget:
+                return  # It needs a larger part of a step than others leave while they go on coming.
+            if not wanted or (seq.group.end_of_pictures > start and step.short_of_pictures):
+                step.short_of_pictures = True  # It comes before all others that need the encoder.
                 passed.add(tenant)
                 continue
             kept = self._blocks_kept(tenant, running)
@@ -401,9 +440,25 @@ class Scheduler:
             self._lifecycle.start(seq, now)
             running[tenant] += 1
             step.introduce(seq)
-            wanted = min(missing - held, room)
-            step.add(seq, wanted)
+            self._add(step, seq, wanted)
             self._tenants.plan_prompt(tenant, wanted)
+
+    def _least_chunk(self, seq: Sequence, start: int) -> int:
+        """The fewest tokens of ``seq`` from ``start`` on that a step can compute."""
+        return 1 if self._encoder is None else self._encoder.undivided(seq.group, start)
+
+    def _room_for_prompt(self, seq: Sequence, start: int, step: StepInFlight) -> int:
+        """How many tokens of a prompt that starts at ``start`` the step may compute."""
+        least = self._least_chunk(seq, start)
+        return self._tenants.prompt_room(seq.group.tenant, step.budget, least)
+
+    def _first_chunk(self, seq: Sequence, start: int, wanted: int) -> int:
+        """How many of the ``wanted`` tokens from ``start`` on the pictures of a waiting ``seq`` allow."""
+        if self._encoder is None:
+            return wanted
+        reached = self._encoder.reach(seq.group, start, start + wanted) - start
+        # Without chunks a prompt waits until all its pictures can be had.
+        return reached if reached == wanted or self._config.enable_chunked_prefill else 0
 
     @property
     def _headroom(self) -> int:
@@ -430,9 +485,23 @@ class Scheduler:
         return True
 
 
+def _encoder_of(
+    config: SchedulerConfig, cache: CacheConfig, model: ModelSpec, counters: Counters
+) -> EncoderCacheManager | None:
+    """None if the model takes no pictures. Raises ``ConfigError``."""
+    if (vision := model.vision) is None:
+        return None
+    capacity, step_tokens = encoder_cache_tokens(cache, config, vision), encoder_step_tokens(config, vision)
+    return EncoderCacheManager(capacity, step_tokens, counters, attends_both_ways=vision.attends_both_ways)
+
+
 def _check_limits(config: SchedulerConfig, kv_cache: KVCacheConfig, model: ModelSpec) -> None:
     budget, longest = config.max_num_batched_tokens, model.max_model_len
     config.require_step_for(longest)
+    vision = model.vision
+    if vision is not None and vision.attends_both_ways and budget < vision.max_tokens:
+        accepted = f"at least {vision.max_tokens}, the tokens of this model's largest picture, which one step computes"
+        raise ConfigError("max_num_batched_tokens", budget, accepted)
     needed = blocks_of_longest(kv_cache.groups, longest, budget, kv_cache.block_size)
     if kv_cache.num_blocks < needed:
         raise OutOfMemoryError(

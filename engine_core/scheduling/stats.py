@@ -15,6 +15,10 @@ class Counters:
     preemptions: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    encoded_pictures: int = 0
+    encoded_picture_tokens: int = 0
+    encoder_cache_uses: int = 0
+    encoder_cache_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,16 @@ class SchedulerStats:
     """Slots for the states of sequences; 0: no layer keeps a state."""
     state_slots_used: int = 0
     """Slots with holders; snapshots without holders count as free."""
+    encoder_cache_tokens: int = 0
+    """Tokens of pictures for whose embeddings there is room; 0: the model takes no pictures."""
+    encoder_cache_tokens_held: int = 0
+    """Of embeddings that sequences and steps in flight need; others are kept until their room is needed."""
+    encoded_pictures: int = 0
+    encoded_picture_tokens: int = 0
+    encoder_cache_uses: int = 0
+    """Pictures whose embeddings a sequence began to read."""
+    encoder_cache_hits: int = 0
+    """Of these, found: not encoded for that sequence."""
 
     @property
     def kv_usage(self) -> float:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from engine_core.errors import ExecutorError
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.kv_cache.state_slots import StateUse
+from engine_core.media import Picture
 from engine_core.sequence import BlockTables, Sequence
-from engine_core.step import NewSequence, StatePlan, StepPlan, StepResult
+from engine_core.step import EncoderPlan, NewSequence, StatePlan, StepPlan, StepResult
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -24,6 +25,8 @@ class StepInFlight:
     """Tokens that may still be planned."""
     short_of_blocks: bool = False
     """Whether a running sequence lacked blocks; if so, this step admits no sequence."""
+    short_of_pictures: bool = False
+    """Whether a waiting sequence lacked embeddings; if so, this step admits no other that needs some."""
     sequences: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
@@ -45,6 +48,12 @@ class StepInFlight:
     """seq_id → slots, of sequences that use others than their working slot."""
     deferred_states: list[int] = field(default_factory=list)
     """Slots to release when the step is over."""
+    pictures: set[bytes] = field(default_factory=set)
+    """Keys of the embeddings that the step reads, and holds until it is over."""
+    forgotten_pictures: list[bytes] = field(default_factory=list)
+    """As in ``EncoderPlan``."""
+    encoded_pictures: list[tuple[bytes, Picture]] = field(default_factory=list)
+    """As in ``EncoderPlan``."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Plan to compute the next ``num_tokens`` of ``seq``, and to sample if that reaches its end."""
@@ -129,6 +138,7 @@ class StepInFlight:
                 num_computed_tokens=seq.num_computed,
                 block_ids=[list(table) for table in seq.block_tables],
                 params=group.params,
+                media=group.placeholders,
             )
         )
 
@@ -144,4 +154,5 @@ class StepInFlight:
             new_block_ids=self.new_block_ids,
             draft_token_ids=self.draft_token_ids,
             states=self.states,
+            encoder=EncoderPlan(self.forgotten_pictures, self.encoded_pictures) if self.encoded_pictures else None,
         )

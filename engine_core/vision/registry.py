@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from engine_core.models.vision_model import VisionModel
+from engine_core.vision.deepseek_ocr import DeepseekOcrVision
+from engine_core.vision.gemma3 import Gemma3Vision
+from engine_core.vision.idefics3 import Idefics3Vision, SmolVLMVision
 
-VISION_MODELS: dict[str, type[VisionModel]] = {}
+VISION_MODELS: dict[str, type[VisionModel]] = {
+    "DeepseekOCRForCausalLM": DeepseekOcrVision,
+    "Gemma3ForConditionalGeneration": Gemma3Vision,
+    "Idefics3ForConditionalGeneration": Idefics3Vision,
+    "SmolVLMForConditionalGeneration": SmolVLMVision,
+}
 """By the class around both, as config.json names it. The text model of a class that is not here is served alone."""

@@ -338,9 +338,6 @@ class PictureSettings(_Section):
         unit="seconds",
     )
 
-    def __post_init__(self) -> None:
-        check_section(self)
-
 
 @dataclass(frozen=True, slots=True)
 class MediaSettings(_Section):
