@@ -7,7 +7,7 @@ from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from ringline import AsyncClient, Message, RingError
@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from services.gateway.http.api_error import ApiError, invalid
 from services.gateway.http.large import SMALL_ENTRIES, LargeBodies, check_values, is_small
-from services.gateway.media.fetch import PictureFetcher
 
 _Body = TypeVar("_Body")
 _T = TypeVar("_T")
@@ -35,6 +34,13 @@ class TokenCount:
 
     prompt: int = 0
     output: int = 0
+
+
+class Pictures(Protocol):
+    """Fetches pictures that requests name by URL."""
+
+    async def fill(self, messages: Sequence[Message], client: str, hold: Callable[[int], None]) -> None:
+        """Put them into the messages. Raises ``ApiError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class Call:
     """Whether any processor has a model to serve."""
     tokens: TokenCount = field(default_factory=TokenCount)
     """For metrics; endpoints add to it."""
-    pictures: PictureFetcher = field(default_factory=PictureFetcher)
+    pictures: Pictures | None = None
     hold: Callable[[int], None] = lambda size: None
     """Counts further bytes that are kept until the answer. Raises ``ApiError`` for too many."""
 
@@ -72,7 +78,7 @@ class Call:
 
     async def fetch_pictures(self, messages: Sequence[Message] | None) -> None:
         """Put the pictures that URLs name into the messages. Raises ``ApiError``."""
-        if messages is not None:
+        if messages is not None and self.pictures is not None:
             await self.pictures.fill(messages, self.address, self.hold)
 
     @property

@@ -69,8 +69,8 @@ def check_plain_bytes(body: bytes, limit: int) -> None:
     while (begins := _BASE64_BEGINS.search(body, at, at + limit - plain + 1)) is not None:
         plain += begins.end() - at
         at = begins.end()
-        while (end := _BASE64.match(body, at, at + _WINDOW).end()) > at:
-            at = end
+        while (run := _BASE64.match(body, at, at + _WINDOW)) is not None and run.end() > at:
+            at = run.end()
     if plain + len(body) - at > limit:
         problem = f"the body has more than {limit} bytes beside pictures, the limit: send less, or raise"
         raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{problem} --max-message-bytes", code="too_large")

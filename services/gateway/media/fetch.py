@@ -34,8 +34,9 @@ from services.gateway.media.hosts import (
     target_of,
 )
 from services.gateway.media.pictures import RemotePicture, remote_pictures
-from text_core.pictures.limits import MAX_PICTURE_BYTES as MAX_BYTES
 
+MAX_BYTES = 20 << 20
+"""Of one picture, as processors take by default."""
 SECONDS = 10.0
 """For one picture, from its turn to its last byte."""
 MAX_PER_REQUEST = 64

@@ -19,6 +19,7 @@ from services.gateway.http.api_error import ApiError
 from services.gateway.media import fetch, hosts
 from services.gateway.media.fetch import PictureFetcher
 from services.gateway.media.pictures import RemotePicture
+from text_core.pictures.limits import MAX_PICTURE_BYTES
 
 PATH = "messages[0].content[1].image_url.url"
 PICTURE = b"\x89PNG and more"
@@ -108,6 +109,10 @@ async def refused(fetcher: PictureFetcher, *urls: str, **options: Any) -> str:
     assert failed.value.param == PATH
     assert failed.value.message.startswith(f"{PATH}: ")
     return failed.value.message.removeprefix(f"{PATH}: ")
+
+
+def test_a_picture_that_is_fetched_has_the_limit_of_others() -> None:
+    assert fetch.MAX_BYTES == MAX_PICTURE_BYTES
 
 
 @pytest.mark.usefixtures("local")
