@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from engine_core.models.vision_model import VisionModel
+from engine_core.vision.deepseek_ocr import DeepseekOcrVision
 from engine_core.vision.gemma3 import Gemma3Vision
+from engine_core.vision.gemma4 import Gemma4Vision
 from engine_core.vision.idefics3 import Idefics3Vision, SmolVLMVision
 
 VISION_MODELS: dict[str, type[VisionModel]] = {
+    "DeepseekOCRForCausalLM": DeepseekOcrVision,
     "Gemma3ForConditionalGeneration": Gemma3Vision,
+    "Gemma4ForConditionalGeneration": Gemma4Vision,
     "Idefics3ForConditionalGeneration": Idefics3Vision,
     "SmolVLMForConditionalGeneration": SmolVLMVision,
 }
