@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from engine_core.models.vision_model import VisionModel
 from engine_core.vision.deepseek_ocr import DeepseekOcrVision
+from engine_core.vision.deepseek_ocr2 import DeepseekOcr2Vision, TransformersDeepseekOcr2Vision
 from engine_core.vision.gemma3 import Gemma3Vision
 from engine_core.vision.idefics3 import Idefics3Vision, SmolVLMVision
 
 VISION_MODELS: dict[str, type[VisionModel]] = {
+    "DeepseekOCR2ForCausalLM": DeepseekOcr2Vision,
     "DeepseekOCRForCausalLM": DeepseekOcrVision,
+    "DeepseekOcr2ForConditionalGeneration": TransformersDeepseekOcr2Vision,
     "Gemma3ForConditionalGeneration": Gemma3Vision,
     "Idefics3ForConditionalGeneration": Idefics3Vision,
     "SmolVLMForConditionalGeneration": SmolVLMVision,
