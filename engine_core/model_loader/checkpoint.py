@@ -319,8 +319,10 @@ def _vision_of(path: Path, architecture: str | None, options: ModelConfig, load:
     if model is None:
         return None
     config = _whole_config(path, architecture)
-    if config.model_type != model.model_type or not _has_vision(path, model, load):
-        return None  # a text model by itself that keeps the class of the whole
+    if config.model_type != model.model_type or getattr(config, "vision_config", True) is None:
+        return None
+    if not _has_vision(path, model, load):  # a text model by itself that keeps the class of the whole
+        return None
     preprocessor = {**_preprocessor(path), **overrides}
     return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor))
 

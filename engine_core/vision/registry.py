@@ -6,6 +6,7 @@ from engine_core.models.vision_model import VisionModel
 from engine_core.vision.deepseek_ocr import DeepseekOcrVision
 from engine_core.vision.deepseek_ocr2 import DeepseekOcr2Vision, TransformersDeepseekOcr2Vision
 from engine_core.vision.gemma3 import Gemma3Vision
+from engine_core.vision.gemma4 import Gemma4Vision
 from engine_core.vision.idefics3 import Idefics3Vision, SmolVLMVision
 
 VISION_MODELS: dict[str, type[VisionModel]] = {
@@ -13,6 +14,7 @@ VISION_MODELS: dict[str, type[VisionModel]] = {
     "DeepseekOCRForCausalLM": DeepseekOcrVision,
     "DeepseekOcr2ForConditionalGeneration": TransformersDeepseekOcr2Vision,
     "Gemma3ForConditionalGeneration": Gemma3Vision,
+    "Gemma4ForConditionalGeneration": Gemma4Vision,
     "Idefics3ForConditionalGeneration": Idefics3Vision,
     "SmolVLMForConditionalGeneration": SmolVLMVision,
 }

@@ -151,19 +151,18 @@ class PictureProcess:
                 raise _Ended from None
 
     def _read(self, size: int, deadline: float) -> bytes:
-        data = bytearray(size)
-        with memoryview(data) as rest:
-            filled = 0
-            while filled < size:
-                _wait(self._answers, select.POLLIN, deadline)
-                try:
-                    count = os.readv(self._answers, [rest[filled:]])
-                except BlockingIOError:
-                    continue
-                if not count:
-                    raise _Ended
-                filled += count
-        return bytes(data)
+        pieces = []
+        while size:
+            _wait(self._answers, select.POLLIN, deadline)
+            try:
+                piece = os.read(self._answers, min(size, _PIPE_BYTES))
+            except BlockingIOError:
+                continue
+            if not piece:
+                raise _Ended
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
 
     def _end(self) -> int:
         """Its exit code; ends it if it has not ended by itself."""
