@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from engine_core.models.vision_model import VisionModel
 from engine_core.vision.deepseek_ocr import DeepseekOcrVision
+from engine_core.vision.deepseek_ocr2 import DeepseekOcr2Vision, TransformersDeepseekOcr2Vision
 from engine_core.vision.gemma3 import Gemma3Vision
 from engine_core.vision.gemma4 import Gemma4Vision
 from engine_core.vision.idefics3 import Idefics3Vision, SmolVLMVision
 from engine_core.vision.qwen_vl import Qwen2_5VL, Qwen2VL, Qwen3_5, Qwen3_5Moe, Qwen3VL, Qwen3VLMoe
 
 VISION_MODELS: dict[str, type[VisionModel]] = {
+    "DeepseekOCR2ForCausalLM": DeepseekOcr2Vision,
     "DeepseekOCRForCausalLM": DeepseekOcrVision,
+    "DeepseekOcr2ForConditionalGeneration": TransformersDeepseekOcr2Vision,
     "Gemma3ForConditionalGeneration": Gemma3Vision,
     "Gemma4ForConditionalGeneration": Gemma4Vision,
     "Idefics3ForConditionalGeneration": Idefics3Vision,
