@@ -353,7 +353,9 @@ class _Loaded:
 def _text_alone(checkpoint: Checkpoint) -> str:
     """What is not served of a multimodal model, for people; empty for another."""
     wanted = "(--language-model-only says that this is wanted)"
-    if checkpoint.text_of is not None and checkpoint.vision is None:
+    if checkpoint.vision is not None:
+        return ""
+    if checkpoint.text_of is not None:
         return f"only the text of {checkpoint.text_of} is served; pictures and sound are refused {wanted}"
     found = projectors_beside(checkpoint.path) if checkpoint.is_gguf else []
     if not found:
