@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
@@ -20,6 +19,7 @@ from engine_core.models.model_config import positive
 from engine_core.models.vision_model import Encoded, VisionModel
 from engine_core.vision.parts import StoredMatrix
 from engine_core.vision.pixels import Normalization, check_single_view, gray_picture, patches_of
+from engine_core.vision.pooling import mean_of_squares
 from engine_core.vision.siglip import SiglipShape, SiglipTower
 
 _TOWER = "vision_tower.vision_model"
@@ -74,16 +74,6 @@ class Gemma3Vision(VisionModel):
     def example(self, num_tokens: int) -> Picture:
         side = self._tower.shape.image_size
         return gray_picture(PictureShape(self.shape.max_tokens), side, side)
-
-
-def mean_of_squares(hidden: torch.Tensor, columns: int, side: int) -> torch.Tensor:
-    """The means over squares of ``side`` × ``side`` neighbours in ``hidden`` [rows · ``columns``, H]."""
-    squares = hidden.view(-1, side, columns // side, side, hidden.shape[1]).float()
-    # added one by one: in torch's own mean the order depends on the number of threads
-    total = squares[:, 0, :, 0].clone()
-    for place in range(1, side * side):
-        total += squares[:, place // side, :, place % side]
-    return (total / (side * side)).flatten(0, 1).to(hidden.dtype)
 
 
 def _tower(config: PretrainedConfig) -> SiglipShape:

@@ -19,6 +19,7 @@ from engine_core.media import Picture, PictureShape, VisionShape
 from engine_core.models.model_config import positive
 from engine_core.models.vision_model import Encoded, VisionModel
 from engine_core.vision.pixels import Normalization, check_single_view, gray_picture, patches_of
+from engine_core.vision.pooling import squares_of
 from engine_core.vision.siglip import SiglipShape, SiglipTower
 from engine_core.weights.features import Features
 
@@ -84,12 +85,6 @@ class SmolVLMVision(Idefics3Vision):
     """Of ``SmolVLMForConditionalGeneration``."""
 
     model_type = "smolvlm"
-
-
-def squares_of(hidden: torch.Tensor, columns: int, side: int) -> torch.Tensor:
-    """[rows · columns / side², side² · H]: the rows of each square of neighbours in ``hidden`` [rows · columns, H]."""
-    squares = hidden.view(-1, side, columns // side, side, hidden.shape[1]).transpose(1, 2)
-    return squares.reshape(-1, side * side * hidden.shape[1])
 
 
 def _places(side: int) -> torch.Tensor:

@@ -92,6 +92,71 @@ class StoredMatrix(Part):
         return self.op(padded, residual=residual)
 
 
+class StoredTensor(Part):
+    """A tensor that is used as it is, but for padding of its last dimension."""
+
+    values: torch.Tensor
+
+    def __init__(self, name: str, shape: tuple[int, ...], parts: PartFactory) -> None:
+        self._name = name
+        self._shape = shape
+        self._backend = parts.backend
+        parts.parts.append(self)
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return {self._name: self._shape}
+
+    def load(self, weights: Weights) -> None:
+        padded = Features(1, self._shape[-1]).padded(self._backend)
+        self.values = torch.nn.functional.pad(weights.take(self._name), (0, padded - self._shape[-1])).clone()
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+
+class Bounds(Part):
+    """Limits of a layer's inputs and outputs, learned with it: four tensors of one number each."""
+
+    def __init__(self, name: str, parts: PartFactory) -> None:
+        self._names = tuple(f"{name}.{side}_{end}" for side in ("input", "output") for end in ("min", "max"))
+        self._values: list[float] = []
+        parts.parts.append(self)
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self._names, ())
+
+    def load(self, weights: Weights) -> None:
+        self._values = [weights.take(name).item() for name in self._names]
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def of_inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` within the limits."""
+        return x.clamp(*self._values[:2])
+
+    def of_outputs(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` within the limits."""
+        return x.clamp(*self._values[2:])
+
+
+class ClippedLinear:
+    """A linear layer without bias; if it is clipped, inputs and outputs are kept within learned limits."""
+
+    def __init__(self, name: str, inputs: Features, outputs: Features, parts: PartFactory, *, is_clipped: bool) -> None:
+        """``name``: the module's, whose weight is that of ``linear`` inside."""
+        self._linear = parts.linear(f"{name}.linear", inputs, outputs)
+        self._bounds = Bounds(name, parts) if is_clipped else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K]."""
+        if (bounds := self._bounds) is None:
+            return self._linear(x)
+        return bounds.of_outputs(self._linear(bounds.of_inputs(x)))
+
+
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """[T, Hq · D]: every row of ``query`` [T, Hq, D] attends to all of ``key`` and ``value`` [T, Hkv, D]."""
     queries, keys, values = (x[None].transpose(1, 2) for x in (query, key, value))

@@ -22,11 +22,13 @@ from text_core.pictures.prepared import CHANNELS, PreparedItem, PreparedPicture,
 
 START_SECONDS = 60.0
 """Time for a process to start, on a machine that has much else to do."""
-WALL_FACTOR = 4.0
+WALL_FACTOR = 6.0
 """A picture may take so many times its time of the CPU, because the process shares the machine."""
 _EXIT_SECONDS = 5.0
 _PIPE_BYTES = 1 << 20
 _MAX_MIME = 256
+_ENVIRONMENT = {"LANG": "C.UTF-8"}
+"""Not empty, because setproctitle finds the title by it."""
 _BOOT = "import sys; sys.path[:0] = sys.argv[2:]; from text_core.pictures.child import run; run(sys.argv[1])"
 
 
@@ -58,7 +60,7 @@ class PictureProcess:
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
-                _command(limits), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, env={}, cwd="/"
+                _command(limits), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, env=_ENVIRONMENT, cwd="/"
             )
         except OSError as error:
             raise ProcessFailed(f"it could not be started: {error}") from None
@@ -151,19 +153,18 @@ class PictureProcess:
                 raise _Ended from None
 
     def _read(self, size: int, deadline: float) -> bytes:
-        data = bytearray(size)
-        with memoryview(data) as rest:
-            filled = 0
-            while filled < size:
-                _wait(self._answers, select.POLLIN, deadline)
-                try:
-                    count = os.readv(self._answers, [rest[filled:]])
-                except BlockingIOError:
-                    continue
-                if not count:
-                    raise _Ended
-                filled += count
-        return bytes(data)
+        pieces = []
+        while size:
+            _wait(self._answers, select.POLLIN, deadline)
+            try:
+                piece = os.read(self._answers, min(size, _PIPE_BYTES))
+            except BlockingIOError:
+                continue
+            if not piece:
+                raise _Ended
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
 
     def _end(self) -> int:
         """Its exit code; ends it if it has not ended by itself."""
