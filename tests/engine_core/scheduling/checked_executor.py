@@ -131,7 +131,7 @@ class _Worker:
     tables: list[list[int]]
     computed: int
     pictures: dict[bytes, Picture]
-    """All that were ever encoded, by key."""
+    """All that requests have, by key."""
     digests: list[bytes] = field(default_factory=list)
 
     def expected(self, position: int) -> bytes:
@@ -185,7 +185,7 @@ class CheckedExecutor(Executor):
         self.pictures: dict[bytes, Picture] = {}
         """Whose embeddings are kept, by key."""
         self.known_pictures: dict[bytes, Picture] = {}
-        """All that were ever encoded."""
+        """All that requests have, by key: with windows of one token, no request may ever have computed a cached one."""
         self.pictures_in_use: dict[int, set[bytes]] = {}
         """Of the steps in flight, by step id."""
         self.stages = stages
@@ -214,6 +214,11 @@ class CheckedExecutor(Executor):
         """Sequences that the steps in flight sample a token of, by step id."""
         self.last_step_id = -1
         self.plans: list[StepPlan] = []
+
+    def expect(self, request: Request) -> None:
+        """Know the pictures of ``request``, which will be added."""
+        for item in request.media:
+            self.known_pictures[embedding_key(item.picture.digest, request.cache_salt)] = item.picture
 
     def start(self, *_):
         raise NotImplementedError
@@ -281,8 +286,7 @@ class CheckedExecutor(Executor):
             encoded = 0
             for key, picture in plan.encoder.encoded:
                 assert key not in self.pictures, "encoded in vain"
-                assert key in (embedding_key(picture.digest, b""), embedding_key(picture.digest, b"s"))
-                self.pictures[key] = self.known_pictures[key] = picture
+                self.pictures[key] = picture
                 encoded += picture.shape.num_tokens
             assert encoded
             assert encoded <= max(self.limits.max_num_batched_tokens, self.model.vision.max_tokens)
@@ -294,6 +298,7 @@ class CheckedExecutor(Executor):
             for place in worker.new.media:
                 if place.offset < end and start < place.end:
                     assert place.key in self.pictures, "a row is computed of a picture that is not there"
+                    assert self.pictures[place.key] == self.known_pictures[place.key]
                     assert self.pictures[place.key].shape == place.shape
                     used.add(place.key)
                     if self.model.vision.attends_both_ways:

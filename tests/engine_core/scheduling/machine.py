@@ -220,6 +220,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if pictures and self.model.vision is not None:
             prompt, media = with_pictures(prompt, pictures)
         request = Request(f"r{self.serial}", prompt, params, tenant=tenant, media=media, **options)
+        self.executor.expect(request)
         waiting = [group for group in self.scheduler._lifecycle.groups.values() if group.admission is None]
         limit = self.config.max_num_queued_reqs
         assert self.scheduler.stats().waiting_reqs == len(waiting)
