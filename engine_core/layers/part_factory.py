@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 from typing import TypeVar
@@ -14,6 +15,7 @@ from engine_core.distributed.ranks import Rank
 from engine_core.kv_cache_interface import RecurrentSpec
 from engine_core.layers.altup import AltUp, AltUpShape
 from engine_core.layers.attention import Attention, HeadNormNames
+from engine_core.layers.convolution import Convolution, ConvolutionShape, LearnedTensors
 from engine_core.layers.embedding import VocabParallelEmbedding
 from engine_core.layers.fused_moe import FusedMoE, RoutedExperts, RouterTensors
 from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead, SigmoidGate
@@ -214,6 +216,13 @@ class PartFactory:
     def layer_norm(self, name: str | None, features: int | Features, eps: float) -> LayerNorm:
         """Layer norm over all ``features``; without a name, weights are ones and biases zeros."""
         return self._add(LayerNorm(name, _features(features), eps, self.backend, self.device))
+
+    def convolution(self, name: str, shape: ConvolutionShape) -> Convolution:
+        return self._add(Convolution(name, shape, self.backend))
+
+    def learned(self, shapes: Mapping[str, tuple[int, ...]]) -> LearnedTensors:
+        """Tensors of those ``shapes``, by name, whose last dimension is padded."""
+        return self._add(LearnedTensors(shapes, self.backend))
 
     def altup(self, name: str, shape: AltUpShape, norm: RMSNorm) -> AltUp:
         """The coefficients of a layer's streams; ``norm`` is of the router's input."""

@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfig
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.media import VisionShape
-from engine_core.model_loader import multimodal
+from engine_core.model_loader import deepseek_ocr, multimodal
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import pools_hidden_states
 from engine_core.model_loader.generation_config import default_sampling
@@ -32,11 +32,11 @@ from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.json_files import read_object
 from engine_core.model_loader.location import find_checkpoint, find_path, served_name
-from engine_core.model_loader.multimodal import TextModel
 from engine_core.model_loader.picture_options import picture_limit, preprocessor_overrides, resolved
 from engine_core.model_loader.safetensors_reader import find_tensors, has_tensors
 from engine_core.model_loader.stored_quantization import require_stored_codes, stored_quantization, with_quantization
 from engine_core.model_loader.stored_tensor import StoredTensor
+from engine_core.model_loader.text_model import TextModel
 from engine_core.models.kinds import not_supported
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import (
@@ -166,7 +166,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     if text_of is not None:
         text = _text_model(path, raw, text_of, load)
         architecture, raw = text.architecture, text.fields
-    vision = _vision_of(path, text_of, config)
+    vision = _vision_of(path, text_of, config, load)
     choice = choose_model(architecture, raw, config.model_impl)
     if pools_hidden_states(path):
         raise not_supported(architecture, "it is a model for embeddings (modules.json), which generates no text")
@@ -282,7 +282,7 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
 
 def _class_around(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> str | None:
     """The multimodal class whose layout the checkpoint has: its own, or that around a text model by itself."""
-    if architecture in multimodal.CLASSES:
+    if architecture in multimodal.CLASSES | deepseek_ocr.CLASSES | {deepseek_ocr.OF_TRANSFORMERS}:
         return architecture
     around = multimodal.class_around(raw.get("model_type"))
     if around is None or not multimodal.keeps_layout(raw["model_type"], _tensors(path, None, load)):
@@ -293,15 +293,21 @@ def _class_around(path: Path, raw: Mapping[str, Any], architecture: str, load: L
 def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> TextModel:
     """The text model of a multimodal checkpoint. Raises ``CheckpointError``."""
     _check_counts(raw)
-    config, stored = _read_by_transformers(path), _tensors(path, architecture, load)
+    stored = _tensors(path, architecture, load)
+    has_head = "lm_head.weight" in stored
+    if architecture in deepseek_ocr.CLASSES:
+        return deepseek_ocr.text_model(raw, has_head=has_head)
+    config = _read_by_transformers(path)
     stacks_experts = any(name.endswith(multimodal.STACKED) for name in stored)
     try:
-        return multimodal.text_model(raw, config, has_head="lm_head.weight" in stored, stacks_experts=stacks_experts)
+        if architecture == deepseek_ocr.OF_TRANSFORMERS:
+            return deepseek_ocr.text_model_of_transformers(config, has_head=has_head)
+        return multimodal.text_model(raw, config, has_head=has_head, stacks_experts=stacks_experts)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: its text model is not usable: {_reason(error)}") from error
 
 
-def _vision_of(path: Path, architecture: str | None, options: ModelConfig) -> VisionChoice | None:
+def _vision_of(path: Path, architecture: str | None, options: ModelConfig, load: LoadConfig) -> VisionChoice | None:
     """The vision model of a checkpoint of the multimodal class ``architecture``; None if pictures are not taken.
 
     Its shape is not resolved yet. Raises as ``read_shape`` does, and ``ConfigError``.
@@ -312,11 +318,27 @@ def _vision_of(path: Path, architecture: str | None, options: ModelConfig) -> Vi
     model = None if architecture is None else VISION_MODELS.get(architecture)
     if model is None:
         return None
-    config = _read_by_transformers(path)
-    if config.model_type != model.model_type:  # a text model by itself that keeps the class of the whole
+    config = _whole_config(path, architecture)
+    if config.model_type != model.model_type or getattr(config, "vision_config", True) is None:
+        return None
+    if not _has_vision(path, model, load):  # a text model by itself that keeps the class of the whole
         return None
     preprocessor = {**_preprocessor(path), **overrides}
     return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor))
+
+
+def _has_vision(path: Path, model: type[VisionModel], load: LoadConfig) -> bool:
+    """Whether the files have any tensor of the vision model; true where tensors are made up."""
+    if load.load_format == "dummy" or not has_tensors(path, load.load_format):
+        return True
+    return any(model.renamed(name) is not None for name in find_tensors(path, load.load_format))
+
+
+def _whole_config(path: Path, architecture: str | None) -> PretrainedConfig:
+    """The configuration of a multimodal checkpoint. Raises ``CheckpointError``."""
+    if architecture in deepseek_ocr.CLASSES:
+        return deepseek_ocr.read_config(read_object(path / "config.json"))
+    return _read_by_transformers(path)
 
 
 def _preprocessor(path: Path) -> Mapping[str, Any]:

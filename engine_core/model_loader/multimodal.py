@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -18,6 +17,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from engine_core.errors import CheckpointError
+from engine_core.model_loader.text_model import TextModel
 from engine_core.models.qwen3_5_moe import STACKED_EXPERTS
 from engine_core.models.qwen3_moe import TRANSPOSED_EXPERTS
 
@@ -120,16 +120,6 @@ _IN_PATTERN = re.compile(
     r"thinker(?:\\?\.)(?=model)|(?P<text>model\\?\.(?:language|text)_model|language_model\\?\.model|(?:language|text)_model)"
 )
 _OF_TEXT = re.compile(r"model\.(?:layers|embed_tokens\w*|norm|(?:per_layer|altup)_\w+)\.|lm_head\.")
-
-
-@dataclass(frozen=True, slots=True)
-class TextModel:
-    """What a multimodal checkpoint says of its text model."""
-
-    architecture: str
-    """Class of the causal language model that computes it."""
-    fields: Mapping[str, Any]
-    """Its config.json, as if it were published alone."""
 
 
 def text_model(

@@ -30,14 +30,23 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
 
     @classmethod
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
-        check_only(raw, {"scoring_func": "softmax", "moe_layer_freq": 1})
+        check_only(raw, DEEPSEEK_V2_ONLY)
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> DeepseekConfig:
         fields = deepseek_fields(config, interleaved=True)
-        experts = routed_experts(config, fields)
-        routing, is_sparse = _routing(config, experts), sparse_from(config, fields["num_layers"])
-        return DeepseekConfig(**fields, mixture=Mixture(experts, routing, is_sparse, shared_size(config, experts)))
+        return DeepseekConfig(**fields, mixture=read_mixture(config, fields))
+
+
+DEEPSEEK_V2_ONLY = {"scoring_func": "softmax", "moe_layer_freq": 1}
+"""The only values of these fields in DeepSeek V2."""
+
+
+def read_mixture(config: PretrainedConfig, fields: dict[str, Any]) -> Mixture:
+    """The experts. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    experts = routed_experts(config, fields)
+    is_sparse = sparse_from(config, fields["num_layers"])
+    return Mixture(experts, _routing(config, experts), is_sparse, shared_size(config, experts))
 
 
 def _routing(config: PretrainedConfig, experts: ExpertsShape) -> Routing:

@@ -7,9 +7,23 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from text_core.pictures.base import FACTS_FILE, PictureFacts, PictureProcessor
+from text_core.pictures.deepseek_ocr import DeepSeekOcr, DeepSeekOcr2
+from text_core.pictures.gemma3 import Gemma3
+from text_core.pictures.gemma4 import Gemma4
+from text_core.pictures.idefics3 import Idefics3
 from text_core.pictures.qwen_vl import QwenVL
 
 PROCESSORS: dict[str, type[PictureProcessor]] = {
+    "DeepseekOCRForCausalLM": DeepSeekOcr,
+    "UnlimitedOCRForCausalLM": DeepSeekOcr,
+    "UnlimitedOcrForConditionalGeneration": DeepSeekOcr,
+    "DeepseekOCR2ForCausalLM": DeepSeekOcr2,
+    "DeepseekOcr2ForConditionalGeneration": DeepSeekOcr2,
+    "Gemma3ForConditionalGeneration": Gemma3,
+    "Gemma4ForConditionalGeneration": Gemma4,
+    "Gemma4UnifiedForConditionalGeneration": Gemma4,
+    "Idefics3ForConditionalGeneration": Idefics3,
+    "SmolVLMForConditionalGeneration": Idefics3,
     "Qwen2VLForConditionalGeneration": QwenVL,
     "Qwen2_5_VLForConditionalGeneration": QwenVL,
     "Qwen3VLForConditionalGeneration": QwenVL,

@@ -1,0 +1,127 @@
+"""SmolVLM's and Idefics3's embeddings of tiles: those of transformers, whatever the number of threads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Idefics3Config, PreTrainedModel, SmolVLMConfig
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from engine_core.errors import EngineError, InvalidRequestError
+from engine_core.media import Picture, PictureShape, VisionShape
+from engine_core.vision.idefics3 import Idefics3Vision
+from tests.engine_core.models.driver import build_model, load, open_at
+from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, save
+
+TEXT = {
+    "model_type": "llama",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 200,
+    "pad_token_id": 0,
+}
+SIZES = [("Idefics3", 52, 2, 2), ("SmolVLM", 64, 8, 4), ("SmolVLM", 56, 9, 3)]
+"""Class, pixels of a tile's side and of a patch's, and scale: in the first, float32 puts patches at other places; the
+last patches of the last one are not whole."""
+
+
+def made(architecture: str, side: int, patch: int, scale: int) -> PreTrainedModel:
+    vision = {
+        "hidden_size": 72,
+        "intermediate_size": 100,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "image_size": side,
+        "patch_size": patch,
+    }
+    kind = Idefics3Config if architecture == "Idefics3" else SmolVLMConfig
+    config = kind(vision_config=vision, text_config=TEXT, scale_factor=scale, image_token_id=199)
+    return make(config, f"{architecture}ForConditionalGeneration")
+
+
+def saved(model: PreTrainedModel, side: int, directory: Path) -> Path:
+    return save(model, directory, {"max_image_size": {"longest_edge": side}, "image_mean": [0.5, 0.4, 0.3]})
+
+
+def expected(model: PreTrainedModel, picture: Picture) -> torch.Tensor:
+    side = picture.views[0].height
+    processor = SmolVLMImageProcessorPil(
+        size={"longest_edge": side}, max_image_size={"longest_edge": side}, image_mean=[0.5, 0.4, 0.3]
+    )
+    given = processor([[image_of(picture.views[0])]], return_tensors="pt")
+    assert given["pixel_values"].shape == (1, 1, 3, side, side)
+    with torch.no_grad():
+        found = model.model.get_image_features(given["pixel_values"], given["pixel_attention_mask"]).pooler_output
+    return found[0].reshape(-1, found[0].shape[-1])
+
+
+@pytest.mark.parametrize(("architecture", "side", "patch", "scale"), SIZES)
+def test_embeddings_are_those_of_transformers(
+    architecture: str, side: int, patch: int, scale: int, tmp_path: Path
+) -> None:
+    model = made(architecture, side, patch, scale)
+    vision = load(saved(model, side, tmp_path)).vision
+    assert vision is not None
+    assert vision.shape == VisionShape(max_tokens=(side // patch // scale) ** 2)
+    picture = random_picture(PictureShape(vision.shape.max_tokens), side, side)
+    assert_close(vision.encode(picture).embeddings, expected(model, picture))
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
+    _, side, patch, scale = SIZES[1]
+    vision = load(saved(made("SmolVLM", side, patch, scale), side, tmp_path), "bfloat16").vision
+    assert vision is not None
+    picture = random_picture(PictureShape(vision.shape.max_tokens), side, side)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(vision.encode(picture).embeddings)
+    finally:
+        torch.set_num_threads(before)
+    assert all(each.equal(found[0]) for each in found)
+
+
+def test_pictures_of_another_shape_are_refused(tmp_path: Path) -> None:
+    _, side, patch, scale = SIZES[1]
+    directory = saved(made("SmolVLM", side, patch, scale), side, tmp_path)
+    vision = build_model(open_at(directory, "dummy", dtype="float32")).vision
+    assert vision is not None
+    vision.check(vision.example(1))
+    for picture in (random_picture(PictureShape(4), side, 2 * side), random_picture(PictureShape(5), side, side)):
+        with pytest.raises(InvalidRequestError, match=r"media: .*expected"):
+            vision.check(picture)
+
+
+@pytest.mark.parametrize("changed", ["scale_factor", "max_image_size"])
+def test_configurations_that_are_not_usable_are_refused(changed: str, tmp_path: Path) -> None:
+    _, side, patch, scale = SIZES[1]
+    directory = saved(made("SmolVLM", side, patch, scale), side, tmp_path)
+    if changed == "scale_factor":
+        fields = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(fields | {"scale_factor": 3}))
+    else:
+        (directory / "preprocessor_config.json").write_text(json.dumps({"max_image_size": {"longest_edge": 65}}))
+    with pytest.raises(EngineError, match=changed):
+        open_at(directory, "dummy", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("model.vision_model.embeddings.patch_embedding.weight", "vision_model.embeddings.patch_embedding.weight"),
+        ("vision_model.post_layernorm.bias", "vision_model.post_layernorm.bias"),
+        ("model.connector.modality_projection.proj.weight", "connector.modality_projection.proj.weight"),
+        ("model.text_model.layers.0.mlp.up_proj.weight", None),
+        ("lm_head.weight", None),
+    ],
+)
+def test_names(name: str, own: str | None) -> None:
+    assert Idefics3Vision.renamed(name) == own
