@@ -326,7 +326,7 @@ class PictureSettings(_Section):
     max_picture_pixels: int = option(
         MAX_PICTURE_PIXELS,
         "Most pixels of a picture, width times height, before it is resized; a larger one is refused with "
-        "INVALID_ARGUMENT. A process that decodes takes up to 16 bytes for each.",
+        "INVALID_ARGUMENT. A process that decodes takes up to 20 bytes for each.",
         minimum=1024,
         maximum=2**30,
     )
