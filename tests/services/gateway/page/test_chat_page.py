@@ -229,8 +229,8 @@ class MadeUp:
 def made_up() -> Iterator[tuple[MadeUp, str]]:
     gateway = MadeUp()
     callers = Callers(AsyncClient("127.0.0.1:1"), "x-ringline-tenant")
-    load = Load(max_requests=100, max_connections_per_client=100, max_body_bytes=1 << 20)
-    app = Gateway(callers, load, GatewayMetrics(), max_body_bytes=1 << 20).application(gateway.endpoints, {})
+    load = Load(max_requests=100, max_connections_per_client=100, max_body_bytes=16 << 20)
+    app = Gateway(callers, load, GatewayMetrics(), max_body_bytes=16 << 20).application(gateway.endpoints, {})
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
