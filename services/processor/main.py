@@ -107,7 +107,6 @@ def _received_bytes(settings: ProcessorSettings) -> int:
     return min(settings.server.max_message_bytes + settings.media.max_media_bytes, _MOST_BYTES)
 
 
-
 class _Processor:
     """The process's parts, constructed bottom up: a part calls only those constructed before it."""
 
