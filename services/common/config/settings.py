@@ -345,7 +345,8 @@ class MediaSettings(_Section):
 
     max_media_bytes: int = option(
         32 * 2**20,
-        "Most bytes of the pictures of one request, in base64 if they come so, beside --max-message-bytes.",
+        "Most bytes of the pictures of one request, in base64 if they come so, beside --max-message-bytes. "
+        "A processor and its gateways need the same.",
         minimum=0,
         maximum=2**30,
         unit="bytes",
@@ -373,6 +374,7 @@ class ProcessorSettings(ServiceSettings):
     auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
     pictures: PictureSettings = field(default_factory=PictureSettings)
+    media: MediaSettings = field(default_factory=MediaSettings)
     model_aliases: tuple[str, ...] = option(
         (),
         "Further names of the served model, separated by commas: requests may use them, and models are listed under "
