@@ -6,9 +6,7 @@ from typing import Any
 
 from engine_core.config import ModelConfig
 from engine_core.model_loader.checkpoint import Checkpoint
-
-_DEFAULT_LIMIT = 64
-"""Pictures of a prompt, unless ``limit_mm_per_prompt`` says otherwise."""
+from engine_core.model_loader.picture_options import picture_limit
 
 
 def picture_facts(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any] | None:
@@ -16,11 +14,10 @@ def picture_facts(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]
     vision = checkpoint.vision
     if vision is None:
         return None
-    limits = getattr(config, "limit_mm_per_prompt", None) or {}
     return {
         "architecture": checkpoint.text_of,
         "config": vision.model.facts(checkpoint.fields),
         "preprocessor": vision.preprocessor,
-        "limit": limits.get("image", _DEFAULT_LIMIT),
+        "limit": picture_limit(config),
         "max_tokens": vision.shape.max_tokens,
     }
