@@ -1,4 +1,4 @@
-"""The chat template of --chat-template: a file, or the template's own text."""
+"""The chat template of --chat-template: a file, or the template's own text; else the checkpoint's, else Ringline's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from engine_core.config import ModelConfig
 from engine_core.errors import ConfigError
+from engine_core.model_loader.builtin_templates import builtin_template, has_template
+from engine_core.model_loader.location import find_checkpoint
 
 _FILE = "chat_template.jinja"
 _ADDITIONAL = "additional_chat_templates/"
@@ -17,8 +19,14 @@ _MARKS = ("{{", "{%")
 
 
 def with_template(files: Mapping[str, bytes], config: ModelConfig) -> dict[str, bytes]:
-    """``files`` of a tokenizer, with the option's template instead of theirs."""
+    """``files`` of a tokenizer, with the option's template instead of theirs, or with Ringline's if they have none.
+
+    Raises ``CheckpointError``.
+    """
     template = read_template(config)
+    if template is None and files and not has_template(files):
+        model = find_checkpoint(config.model, config.revision, config.download_dir, weights=False)
+        template = builtin_template(model)
     if template is None:
         return dict(files)
     return {name: data for name, data in files.items() if not name.startswith(_ADDITIONAL)} | {_FILE: template}

@@ -290,7 +290,7 @@ def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
 
 def _class_around(path: Path, raw: Mapping[str, Any], architecture: str, load: LoadConfig) -> str | None:
     """The multimodal class whose layout the checkpoint has: its own, or that around a text model by itself."""
-    if architecture in multimodal.CLASSES | deepseek_ocr.CLASSES:
+    if architecture in multimodal.CLASSES | deepseek_ocr.CLASSES | {deepseek_ocr.OF_TRANSFORMERS}:
         return architecture
     around = multimodal.class_around(raw.get("model_type"))
     if around is None or not multimodal.keeps_layout(raw["model_type"], _tensors(path, None, load)):
@@ -308,6 +308,8 @@ def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: Loa
     config = _read_by_transformers(path)
     stacks_experts = any(name.endswith(multimodal.STACKED) for name in stored)
     try:
+        if architecture == deepseek_ocr.OF_TRANSFORMERS:
+            return deepseek_ocr.text_model_of_transformers(config, has_head=has_head)
         return multimodal.text_model(raw, config, has_head=has_head, stacks_experts=stacks_experts)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: its text model is not usable: {_reason(error)}") from error

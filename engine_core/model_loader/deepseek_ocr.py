@@ -16,6 +16,10 @@ from engine_core.model_loader.text_model import TextModel
 MODEL_TYPE = "deepseek_vl_v2"
 CLASSES = frozenset({"DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM"})
 """Published classes of DeepSeek-OCR and DeepSeek-OCR 2."""
+OF_TRANSFORMERS = "DeepseekOcr2ForConditionalGeneration"
+"""Transformers' class of DeepSeek-OCR 2, with a configuration of its own; the tensors have the published names."""
+_OWN_FIELDS = ("mlp_layer_types", "head_dim", "layer_types")
+"""Fields of transformers' text model that DeepSeek V2's configuration lacks, or means otherwise."""
 _OF_LATENTS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Fields of latent attention: null or 0 where there is none, which transformers refuses."""
 
@@ -46,3 +50,21 @@ def text_model(raw: Mapping[str, Any], *, has_head: bool) -> TextModel:
     fixed = {"architectures": [architecture], "model_type": "deepseek_v2", "use_mla": bool(uses_latents)}
     tied = bool(own.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)))
     return TextModel(architecture, {**inherited, **own, **fixed, "tie_word_embeddings": tied and not has_head})
+
+
+def text_model_of_transformers(config: PretrainedConfig, *, has_head: bool) -> TextModel:
+    """The text model of ``OF_TRANSFORMERS``. Raises ``CheckpointError``."""
+    fields = config.get_text_config(decoder=True).to_dict()
+    kinds = fields.get("mlp_layer_types")
+    dense = kinds.count("dense") if isinstance(kinds, list) else -1
+    if dense < 0 or kinds != ["dense"] * dense + ["sparse"] * (fields["num_hidden_layers"] - dense):
+        raise CheckpointError(f"mlp_layer_types={kinds!r} is not usable: expected dense layers, then sparse ones")
+    own = {name: value for name, value in fields.items() if name not in _OWN_FIELDS and value is not None}
+    fixed = {
+        "architectures": ["DeepseekForCausalLM"],
+        "model_type": "deepseek_v2",
+        "use_mla": False,
+        "first_k_dense_replace": dense,
+        "tie_word_embeddings": bool(own.get("tie_word_embeddings") or config.tie_word_embeddings) and not has_head,
+    }
+    return TextModel("DeepseekForCausalLM", {**own, **fixed})

@@ -16,7 +16,8 @@ TILE = 256
 """Queries at once. A bias for 4,096 keys and 12 heads then takes 50 MB in float32."""
 
 BiasOf = Callable[[int, int], torch.Tensor]
-"""Called with the first query and the one behind the last; returns what is added to their scores [B, heads, n, K]."""
+"""Called with the first query and the one behind the last; returns what is added to their scores [B, heads, n, K], or
+which keys each sees [n, K]."""
 
 
 def widened(heads: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The sizes of DeepSeek-OCR's encoders in its published config.json."""
+"""The sizes of DeepSeek-OCR's encoders in config.json, as published or, of the second model, by transformers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.vision.clip import ClipShape
-from engine_core.vision.sam import PIXELS_PER_TOKEN, SamShape
+from engine_core.vision.query_encoder import QueryEncoderShape
+from engine_core.vision.sam import PATCH, PIXELS_PER_TOKEN, SamShape
 
 MOST_LAYERS = 256
 _MOST = 1 << 15
 """Of a width, or pixels along a side."""
 _SAM = "vision_config.width.sam_vit_b"
 _CLIP = "vision_config.width.clip-l-14-224"
+_QUERIES = "vision_config.width.qwen2-0-5b"
+_LARGEST = 1e30
 
 
 def read_sam(config: PretrainedConfig) -> SamShape:
@@ -30,7 +33,7 @@ def read_sam(config: PretrainedConfig) -> SamShape:
     channels = _list(config, f"{_SAM}.downsample_channels", 1, _MOST)
     if len(channels) != 2:
         raise _unusable(f"{_SAM}.downsample_channels", channels, "two numbers")
-    return SamShape(image_size, width, layers, heads, seeing_all, (channels[0], channels[1]))
+    return SamShape(image_size, width, layers, heads, seeing_all, (channels[0], channels[1]), 4 * width)
 
 
 def read_clip(config: PretrainedConfig) -> ClipShape:
@@ -42,6 +45,59 @@ def read_clip(config: PretrainedConfig) -> ClipShape:
     if not side:
         raise _unusable(f"{_CLIP}.patch_size", patch, "at most image_size")
     return ClipShape(side, width, read_number(config, f"{_CLIP}.layers", most=MOST_LAYERS), heads)
+
+
+def read_query_encoder(config: PretrainedConfig) -> QueryEncoderShape:
+    """Raises ``CheckpointError``."""
+    shape = QueryEncoderShape(read_number(config, f"{_QUERIES}.dim"))
+    _require_heads(_QUERIES, shape.width, shape.num_heads)
+    return shape
+
+
+def read_transformers_sam(config: PretrainedConfig) -> SamShape:
+    """Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    path = "vision_config.sam_config"
+    fixed = {"patch_size": PATCH, "num_channels": 3, "hidden_act": "gelu", "layer_norm_eps": 1e-6}
+    _require(config, path, fixed | dict.fromkeys(("qkv_bias", "use_abs_pos", "use_rel_pos"), True))
+    width, heads = read_number(config, f"{path}.hidden_size"), read_number(config, f"{path}.num_attention_heads")
+    _require_heads(path, width, heads, "num_attention_heads")
+    image_size = read_number(config, f"{path}.image_size")
+    if image_size % PIXELS_PER_TOKEN:
+        raise _unusable(f"{path}.image_size", image_size, f"a multiple of {PIXELS_PER_TOKEN}")
+    channels = _list(config, f"{path}.downsample_channels", 1, _MOST)
+    if len(channels) != 2:
+        raise _unusable(f"{path}.downsample_channels", channels, "two numbers")
+    return SamShape(
+        image_size,
+        width,
+        read_number(config, f"{path}.num_hidden_layers", most=MOST_LAYERS),
+        heads,
+        _list(config, f"{path}.global_attn_indexes", 0, MOST_LAYERS),
+        (channels[0], channels[1]),
+        read_number(config, f"{path}.mlp_dim"),
+        read_number(config, f"{path}.output_channels"),
+        read_number(config, f"{path}.window_size"),
+    )
+
+
+def read_transformers_query_encoder(config: PretrainedConfig) -> QueryEncoderShape:
+    """Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    path = "vision_config.encoder_config"
+    _require(config, path, {"hidden_act": "silu", "sliding_window": None, "rope_parameters.rope_type": "default"})
+    width, heads = read_number(config, f"{path}.hidden_size"), read_number(config, f"{path}.num_attention_heads")
+    _require_heads(path, width, heads, "num_attention_heads")
+    kv_heads = read_number(config, f"{path}.num_key_value_heads")
+    if heads % kv_heads:
+        raise _unusable(f"{path}.num_key_value_heads", kv_heads, f"a divisor of num_attention_heads={heads}")
+    return QueryEncoderShape(
+        width,
+        read_number(config, f"{path}.num_hidden_layers", most=MOST_LAYERS),
+        heads,
+        kv_heads,
+        read_number(config, f"{path}.intermediate_size"),
+        _positive(config, f"{path}.rms_norm_eps"),
+        _positive(config, f"{path}.rope_parameters.rope_theta"),
+    )
 
 
 def read_projector(config: PretrainedConfig, width: int) -> int:
@@ -56,10 +112,9 @@ def read_projector(config: PretrainedConfig, width: int) -> int:
 
 def read(config: PretrainedConfig, path: str) -> Any:
     """The value at ``path``, whose names dots join; None if it is not there."""
-    first, *names = path.split(".")
-    value = getattr(config, first, None)
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
+    value: Any = config
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     return value
 
 
@@ -81,9 +136,23 @@ def _list(config: PretrainedConfig, path: str, least: int, most: int) -> tuple[i
     return tuple(values)
 
 
-def _require_heads(name: str, width: int, heads: int) -> None:
-    if width % heads:
-        raise _unusable(f"{name}.heads", heads, f"a divisor of width={width}")
+def _positive(config: PretrainedConfig, path: str) -> float:
+    value = read(config, path)
+    if type(value) not in (int, float) or not 0 < value < _LARGEST:
+        raise _unusable(path, value, "a positive number")
+    return float(value)
+
+
+def _require(config: PretrainedConfig, path: str, expected: Mapping[str, Any]) -> None:
+    """Raise ``UnsupportedModelError`` for another value of a field below ``path``."""
+    for name, value in expected.items():
+        if (given := read(config, f"{path}.{name}")) != value:
+            raise UnsupportedModelError(f"config.json: {path}.{name}={given!r} is not supported: expected {value!r}")
+
+
+def _require_heads(name: str, width: int, heads: int, field: str = "heads") -> None:
+    if width % heads or (width // heads) % 2:
+        raise _unusable(f"{name}.{field}", heads, f"a divisor of the width {width}, to heads of even size")
 
 
 def _unusable(path: str, value: Any, expected: str) -> CheckpointError:

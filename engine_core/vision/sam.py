@@ -40,6 +40,7 @@ class SamShape:
     global_layers: tuple[int, ...]
     """Indices of the layers that attend to the whole picture; the others attend within windows."""
     downsample_channels: tuple[int, int]
+    intermediate_size: int
     neck: int = NECK
     window: int = WINDOW
 
@@ -95,8 +96,8 @@ class SamLayer:
         self.norm1 = parts.layer_norm(f"{prefix}.norm1", width, _EPS)
         self.attn = SamAttention(shape, f"{prefix}.attn", parts, is_global=index in shape.global_layers)
         self.norm2 = parts.layer_norm(f"{prefix}.norm2", width, _EPS)
-        self.lin1 = parts.linear(f"{prefix}.mlp.lin1", width, 4 * width, bias=True)
-        self.lin2 = parts.linear(f"{prefix}.mlp.lin2", 4 * width, width, bias=True)
+        self.lin1 = parts.linear(f"{prefix}.mlp.lin1", width, shape.intermediate_size, bias=True)
+        self.lin2 = parts.linear(f"{prefix}.mlp.lin2", shape.intermediate_size, width, bias=True)
         self._activate = parts.backend.activate
 
     def __call__(self, hidden: torch.Tensor, side: int) -> torch.Tensor:

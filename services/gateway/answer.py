@@ -177,6 +177,7 @@ class Answer:
             sum(one.cached_tokens for one in each),
             sum(one.completion_tokens for one in each),
             sum(one.reasoning_tokens for one in each),
+            sum(one.media_tokens for one in each),
         )
 
     async def close(self) -> None:

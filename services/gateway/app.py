@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 
 import structlog
@@ -23,8 +24,9 @@ from services.gateway.http.body import check_body_headers, check_origin, read_bo
 from services.gateway.http.call import REQUEST_ID, AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
 from services.gateway.http.disconnect import Disconnected, cancel_when_gone
-from services.gateway.http.large import LargeBodies
-from services.gateway.http.load import Load
+from services.gateway.http.large import LargeBodies, check_plain_bytes
+from services.gateway.http.load import Load, Request
+from services.gateway.media.fetch import PictureFetcher
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import Operation
@@ -50,17 +52,23 @@ class Gateway:
         metrics: GatewayMetrics,
         *,
         max_body_bytes: int,
+        max_media_bytes: int = 0,
         cors_origins: tuple[str, ...] = (),
         ring_serves: Callable[[], bool] = lambda: True,
+        pictures: PictureFetcher | None = None,
     ) -> None:
-        """``ring_serves``: whether any processor has a model to serve."""
+        """``max_media_bytes``: of a body's pictures in base64, beside ``max_body_bytes``. ``ring_serves``: whether any
+        processor has a model to serve.
+        """
         self.callers = callers
         self.load = load
         self.metrics = metrics
-        self.max_body_bytes = max_body_bytes
+        self.max_plain_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes + max_media_bytes
         self.cors_origins = cors_origins
         self.ring_serves = ring_serves
         self.large = LargeBodies()
+        self.pictures = pictures or PictureFetcher()
 
     def application(self, endpoints: Sequence[Endpoint], operations: Mapping[str, Operation]) -> ASGIApp:
         """The ASGI application; ``operations``: by path."""
@@ -133,7 +141,7 @@ class _Path:
                     body = await read_body(receive, gateway.max_body_bytes, gateway.load, request)
                 request.receiving = False
                 client_gone = asyncio.create_task(cancel_when_gone(request, receive))
-                await self._respond(endpoint, headers, exchange, scope, receive, body)
+                await self._respond(endpoint, headers, exchange, scope, receive, body, request)
             except asyncio.CancelledError:
                 if request.refused is not None and not exchange.began:
                     raise request.refused from None
@@ -156,10 +164,19 @@ class _Path:
                     client_gone.cancel()
 
     async def _respond(
-        self, endpoint: Endpoint, headers: Headers, exchange: _Exchange, scope: Scope, receive: Receive, body: bytes
+        self,
+        endpoint: Endpoint,
+        headers: Headers,
+        exchange: _Exchange,
+        scope: Scope,
+        receive: Receive,
+        body: bytes,
+        request: Request,
     ) -> None:
         with self._gateway.callers.serving(headers, asks_ring=endpoint.asks_ring) as caller:
             address, _ = peer_of(scope.get("client"))
+            if len(body) > (limit := self._gateway.max_plain_bytes):
+                await self._gateway.large.run(address, lambda: check_plain_bytes(body, limit))
             call = Call(
                 body,
                 headers,
@@ -170,6 +187,8 @@ class _Path:
                 path_params=scope.get("path_params", {}),
                 query=scope["query_string"].decode("latin-1"),
                 ring_serves=self._gateway.ring_serves(),
+                pictures=self._gateway.pictures,
+                hold=partial(self._gateway.load.hold, request),
             )
             try:
                 response = await endpoint.handler(call)

@@ -75,6 +75,8 @@ class GenerationEndpoint(Generic[_Request]):
         """Answer a call, whole or as events."""
         request, asks = await call.aside(lambda: self._read(call.body))
         call = self.call_of(call, request)
+        for ask in asks:
+            await call.fetch_pictures(ask.messages)
         try:
             answer = await Answer.begin(call, asks, whole=self.is_kept(request))
             writer = await answer.needing(self.writer(call, request, asks, answer))

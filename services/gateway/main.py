@@ -21,6 +21,7 @@ from services.gateway.endpoints import ENDPOINTS
 from services.gateway.http.load import Load
 from services.gateway.http.server import HttpServer
 from services.gateway.http.tls import server_tls
+from services.gateway.media.fetch import PictureFetcher
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import health_pages, operations
@@ -72,8 +73,10 @@ class GatewayProcess:
             self.load,
             self.metrics,
             max_body_bytes=server.max_message_bytes,
+            max_media_bytes=settings.media.max_media_bytes,
             cors_origins=settings.cors_origins,
             ring_serves=lambda: self._readiness.ready,
+            pictures=PictureFetcher(settings.allowed_media_hosts),
         )
         app = gateway.application(ENDPOINTS, operations(self._is_serving, self.metrics.registry))
         self.server = HttpServer(

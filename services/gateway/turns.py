@@ -8,17 +8,19 @@ from typing import Any
 
 from ringline import Message
 
+from services.gateway.media.pictures import Piece, content_of
+
 
 @dataclass(slots=True)
 class _Turn:
     role: str
-    texts: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     tool_call_id: str | None = None
 
     def message(self) -> Message:
-        message: Message = {"role": self.role, "content": "\n".join(self.texts)}
+        message: Message = {"role": self.role, "content": content_of(self.pieces, "\n")}
         if self.reasoning:
             message["reasoning"] = "\n".join(self.reasoning)
         if self.calls:
@@ -29,7 +31,7 @@ class _Turn:
 
 
 class Turns:
-    """Joins consecutive texts of the user, and an assistant's reasoning, texts and calls, into messages.
+    """Joins consecutive texts and pictures of the user, and an assistant's reasoning, texts and calls, into messages.
 
     System texts stay in place: the processor moves them if the model's chat template demands it.
     """
@@ -42,17 +44,17 @@ class Turns:
         """The conversation in the ring's form."""
         return [turn.message() for turn in self._turns]
 
-    def system(self, text: str) -> None:
+    def system(self, piece: Piece) -> None:
         """Add system text."""
-        self._last("system").texts.append(text)
+        self._last("system").pieces.append(piece)
 
-    def user(self, text: str) -> None:
-        """Add user text."""
-        self._last("user").texts.append(text)
+    def user(self, piece: Piece) -> None:
+        """Add a text or picture of the user."""
+        self._last("user").pieces.append(piece)
 
-    def assistant(self, text: str) -> None:
+    def assistant(self, piece: Piece) -> None:
         """Add assistant text."""
-        self._last("assistant").texts.append(text)
+        self._last("assistant").pieces.append(piece)
 
     def reasoning(self, text: str) -> None:
         """Add assistant reasoning."""
@@ -62,9 +64,9 @@ class Turns:
         """Add an assistant's tool call."""
         self._last("assistant").calls.append({"id": call_id, "name": name, "arguments": replayed_arguments(arguments)})
 
-    def result(self, call_id: str, text: str) -> None:
+    def result(self, call_id: str, *pieces: Piece) -> None:
         """Add a tool call's result."""
-        self._turns.append(_Turn("tool", [text], tool_call_id=call_id))
+        self._turns.append(_Turn("tool", list(pieces), tool_call_id=call_id))
 
     def _last(self, role: str) -> _Turn:
         """The last turn if it has ``role``, else a new one."""

@@ -297,7 +297,10 @@ class Served:
 @asynccontextmanager
 async def serving(service: ScriptedInference, address: str | None = None) -> AsyncIterator[Served]:
     """At a port that nobody else is given before the end, even if it is stopped before, or at ``address``."""
-    server, port = grpc.aio.server(options=[("grpc.so_reuseport", 0)]), HeldPort()
+    server, port = (
+        grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]),
+        HeldPort(),
+    )
     add_InferenceServiceServicer_to_server(service, server)
     address = address or f"127.0.0.1:{port.number}"
     server.add_insecure_port(address)

@@ -111,7 +111,7 @@ def test_a_value_of_a_wrong_type_is_a_type_error_that_names_the_option(name, val
     [
         ("Hello", "messages: expected a list of messages, got str"),
         (["Hello"], "messages[0]: expected a dict such as {'role': 'user', 'content': 'Hello'}, got str"),
-        ([{"role": "user", "content": ["Hello"]}], "messages[0].content[0]: expected a dict such as {'type': 'text'"),
+        ([{"role": "user", "content": [3]}], "messages[0].content[0]: expected a dict such as {'type': 'text'"),
         ([{"role": "a", "content": [{"type": "text"}]}], "messages[0].content[0].text: expected str, got NoneType"),
         ([{"role": "a", "content": [{"type": "text", "text": "", "x": 1}]}], "messages[0].content[0]: unknown key 'x'"),
         ([{"role": "a", "tool_calls": ["x"]}], "messages[0].tool_calls[0]: expected a dict such as {'id'"),
@@ -208,10 +208,14 @@ def test_parts_of_type_text_are_one_text():
     ("content", "text"),
     [
         (
-            [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "x"}}],
-            "messages[0].content[1]: a part of type 'image_url' is not supported: expected parts of type text",
+            [{"type": "text", "text": "What is it?"}, {"type": "input_audio", "input_audio": {"data": "x"}}],
+            "messages[0].content[1]: a part of type 'input_audio' is not supported: expected parts of type text, image "
+            "and image_url",
         ),
-        ([{"text": "Hello"}], "messages[0].content[0]: its type is missing: expected parts of type text"),
+        (
+            [{"text": "Hello"}],
+            "messages[0].content[0]: its type is missing: expected parts of type text, image and image_url",
+        ),
         ([], "messages[0].content: an empty list: expected a text, or at least one part of type text"),
     ],
 )

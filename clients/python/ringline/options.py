@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, Protocol, Required, TypedDict
 
 
 class MessageToolCall(TypedDict, total=False):
@@ -24,14 +25,55 @@ class TextPart(TypedDict):
     text: str
 
 
+class PillowImage(Protocol):
+    """A picture of Pillow, or of a library that is used like it."""
+
+    @property
+    def mode(self) -> str:
+        """How its pixels are stored, such as RGB."""
+
+    def save(self, fp: Any, format: str | None = None) -> None:
+        """Write the picture into a file."""
+
+
+Picture = bytes | bytearray | memoryview | os.PathLike[str] | PillowImage
+"""The bytes of a file such as a PNG or JPEG, the path of one, or a picture of Pillow, which is sent as PNG."""
+
+
+class ImagePart(TypedDict, total=False):
+    """A part of a message's content that is a picture."""
+
+    type: Required[Literal["image"]]
+    image: Required[Picture | str]
+    """A text is a ``data:`` URL; a path is a ``pathlib.Path``."""
+    mime_type: str | None
+    """The type that the file must have, such as image/png. Default: any that the server takes."""
+
+
+class ImageUrl(TypedDict, total=False):
+    """Of an ``ImageUrlPart``."""
+
+    url: Required[str]
+    """A ``data:`` URL in base64."""
+    detail: str | None
+    """auto, high or original, which change nothing."""
+
+
+class ImageUrlPart(TypedDict):
+    """A picture in OpenAI's form."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl | str
+
+
 class Message(TypedDict, total=False):
     """One message of a conversation."""
 
     role: Required[str]
     """For example system, user, assistant or tool."""
-    content: str | Sequence[TextPart] | None
-    """Text, possibly empty, or parts of type text, which are joined as they are; None or absent only with tool_calls.
-    """
+    content: str | Sequence[TextPart | ImagePart | ImageUrlPart | Picture | str] | None
+    """Text, possibly empty; or parts, which are texts and pictures in order, as themselves or as dicts with a type.
+    Texts are joined as they are. None or absent only with tool_calls."""
     tool_calls: Sequence[MessageToolCall] | None
     reasoning: str | None
     """The reasoning before an assistant's content, for templates that show it."""
@@ -86,6 +128,19 @@ class Parse(TypedDict, total=False):
     """Names of the tools that may be called. Default: those of ``tools``."""
     content_tokens: bool | None
     """Whether ``Content.tokens`` is set. Default: False."""
+
+
+class NoRepeatNgram(TypedDict, total=False):
+    """A rule against loops: no token completes a run of ``ngram_size`` tokens that the last ``window_size`` tokens of
+    the output have already.
+    """
+
+    ngram_size: Required[int]
+    """From 1 to 1024."""
+    window_size: Required[int]
+    """From 1 to 65536. The prompt does not count."""
+    allowed_token_ids: Sequence[int] | None
+    """Ids that may be drawn all the same, such as those of table cells; at most 1024."""
 
 
 class TokenizeOptions(TypedDict, total=False):
@@ -164,6 +219,7 @@ class Options(TokenizeOptions, total=False):
     repetition_penalty: float | None
     logit_bias: Mapping[int, float] | None
     allowed_token_ids: Sequence[int] | None
+    no_repeat_ngram: NoRepeatNgram | None
     seed: int | None
     n: int | None
     """Number of choices."""

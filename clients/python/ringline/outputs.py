@@ -46,6 +46,8 @@ class Usage:
     """Sum over all choices."""
     reasoning_tokens: int = 0
     """The completion tokens that are reasoning or its markers; counted only if the request asked for parts."""
+    media_tokens: int = 0
+    """The prompt tokens that stand for pictures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from ringline import constraints, tools
+from ringline.content_parts import has_pictures, set_content
 from ringline.errors import invalid
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, MessageToolCall
 from ringline.proto_fields import assign, expect, json_text
-from ringline.types.v1 import part_pb2
+from ringline.types.v1 import part_pb2, sampling_pb2
 
 _REQUEST = frozenset(
     {
@@ -96,6 +97,8 @@ def build_request(
     )
     if "parse" in given:
         _set_parse(request, given.pop("parse"))
+    if "no_repeat_ngram" in given:
+        _set_no_repeat_ngram(request.sampling.no_repeat_ngram, given.pop("no_repeat_ngram"))
     for name, value in given.items():
         if name in _REQUEST:
             assign(request, name, value)
@@ -126,6 +129,8 @@ def needed(request: pb.GenerateRequest) -> list[str]:
         "parse": parses,
         "reasoning_budget": stopping.HasField("max_reasoning_tokens"),
         "content_tokens": request.output.parse.content_tokens,
+        "media": has_pictures(request.chat),
+        "no_repeat_ngram": request.sampling.HasField("no_repeat_ngram"),
         "tools": request.chat.tools,
     }
     return [name for name, needed in asked.items() if needed]
@@ -147,6 +152,21 @@ def _set_parse(request: pb.GenerateRequest, value: object) -> None:
             raise TypeError(f"parse: unknown key {key!r}: expected {', '.join(keys)}")
         if one is not None:
             assign(target, key, one, option=f"parse.{key}")
+
+
+def _set_no_repeat_ngram(target: sampling_pb2.NoRepeatNgram, value: object) -> None:
+    expect(Mapping, "a dict such as {'ngram_size': 30, 'window_size': 90}", value, "no_repeat_ngram")
+    target.SetInParent()
+    given = dict(value)  # type: ignore[call-overload]
+    for key, one in given.items():
+        if key not in target.DESCRIPTOR.fields_by_name:
+            expected = ", ".join(target.DESCRIPTOR.fields_by_name)
+            raise TypeError(f"no_repeat_ngram: unknown key {key!r}: expected {expected}")
+        if one is not None:
+            assign(target, key, one, option=f"no_repeat_ngram.{key}")
+    for key in ("ngram_size", "window_size"):
+        if given.get(key) is None:
+            raise invalid(f"no_repeat_ngram.{key}", "missing: expected a number of tokens")
 
 
 def _unknown(name: str) -> TypeError:
@@ -218,32 +238,11 @@ def _add_message(target: pb.ChatMessage, message: Message, path: str) -> None:
             for number, call in enumerate(message["tool_calls"] or ()):
                 _add_tool_call(target.tool_calls.add(), call, f"{path}.tool_calls[{number}]")
         elif key == "content" and isinstance(value, list | tuple):
-            _join_parts(target, value, f"{path}.content")
+            set_content(target, value, f"{path}.content")
         else:
             assign(target, key, value, option=f"{path}.{key}")
     if message.get("content") is None and not target.tool_calls:
         raise invalid(f"{path}.content", "missing: expected a text; only a message with tool_calls may have none")
-
-
-def _join_parts(target: pb.ChatMessage, parts: Sequence[object], path: str) -> None:
-    """Set a message's content to the texts of its parts, with newlines between them."""
-    texts: list[str] = []
-    for number, part in enumerate(parts):
-        where = f"{path}[{number}]"
-        if not isinstance(part, Mapping):
-            raise TypeError(
-                f"{where}: expected a dict such as {{'type': 'text', 'text': 'Hello'}}, got {type(part).__name__}"
-            )
-        if (kind := part.get("type")) != "text":
-            problem = "its type is missing" if kind is None else f"a part of type {kind!r} is not supported"
-            raise invalid(where, f"{problem}: expected parts of type text")
-        if others := [key for key in part if key not in ("type", "text")]:
-            raise TypeError(f"{where}: unknown key {others[0]!r}: expected type and text")
-        assign(target, "content", part.get("text"), option=f"{where}.text")
-        texts.append(target.content)
-    if not texts:
-        raise invalid(path, "an empty list: expected a text, or at least one part of type text")
-    target.content = "".join(texts)
 
 
 def _add_tool_call(target: pb.ToolCall, call: MessageToolCall, path: str) -> None:

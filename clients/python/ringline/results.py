@@ -267,7 +267,13 @@ def failure_of(reason: FinishReason, message: pb.ChoiceFinished) -> RingError | 
 
 def usage_from(message: pb.Usage) -> Usage:
     """The usage of a request."""
-    return Usage(message.prompt_tokens, message.cached_tokens, message.completion_tokens, message.reasoning_tokens)
+    return Usage(
+        message.prompt_tokens,
+        message.cached_tokens,
+        message.completion_tokens,
+        message.reasoning_tokens,
+        message.media_tokens,
+    )
 
 
 def tokenization_from(message: pb.TokenizeResponse) -> Tokenization:

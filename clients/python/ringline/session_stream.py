@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from ringline.content_parts import has_pictures
 from ringline.errors import Cancelled, DeadlineExceeded, ProtocolError, RingError, Unavailable, from_lost_call, invalid
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.results import Event
@@ -220,7 +221,8 @@ class SessionStream:
     def _check_size(self, request: pb.GenerateRequest) -> None:
         limit = self._limits.max_message_bytes
         if limit and (size := request.ByteSize()) > limit - _FRAME_BYTES:
-            raise invalid("prompt", f"a request of {size} bytes: expected at most {limit - _FRAME_BYTES}")
+            advice = "; send fewer or smaller pictures" if has_pictures(request.chat) else ""
+            raise invalid("prompt", f"a request of {size} bytes: expected at most {limit - _FRAME_BYTES}{advice}")
 
     def _claim_id(self, request: pb.GenerateRequest) -> None:
         """Give the request an id if it has none; raises InvalidRequest if a live request has the same id."""

@@ -41,6 +41,9 @@ from text_core.pictures.limits import MAX_PICTURE_BYTES, MAX_PICTURE_PIXELS, MAX
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 """gRPC metadata keys of text values; those of binary values end with -bin."""
+_MEDIA_HOST = re.compile(
+    r"(\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?"
+)
 
 
 class _Section:
@@ -337,6 +340,19 @@ class PictureSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class MediaSettings(_Section):
+    """Requests with pictures."""
+
+    max_media_bytes: int = option(
+        32 * 2**20,
+        "Most bytes of the pictures of one request, in base64 if they come so, beside --max-message-bytes.",
+        minimum=0,
+        maximum=2**30,
+        unit="bytes",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorSettings(ServiceSettings):
     """The processor."""
 
@@ -475,6 +491,14 @@ class EngineServiceSettings(ServiceSettings):
         maximum=3600,
         unit="seconds",
     )
+    media_memory_bytes: int = option(
+        512 * 2**20,
+        "Memory for the pixels of pictures, of an engine whose model sees: those of requests under way, and as many "
+        "of others as have room.",
+        minimum=16 * 2**20,
+        maximum=2**50,
+        unit="bytes",
+    )
     service_auth: ServiceAuthSettings = field(default_factory=ServiceAuthSettings)
 
     def __post_init__(self) -> None:
@@ -497,6 +521,7 @@ class GatewaySettings(ServiceSettings):
     server: ServerSettings = field(  # HTTP/1.1 has a connection for each request, where gRPC has one for all
         default_factory=lambda: ServerSettings(port=GATEWAY_PORT, max_connections=8192, max_connections_per_client=2048)
     )
+    media: MediaSettings = field(default_factory=MediaSettings)
     processors: tuple[str, ...] = option(
         (f"127.0.0.1:{PROCESSOR_PORT}",),
         "Addresses of the processors, separated by commas: host:port or unix:path. If a host is a name, each of its "
@@ -512,6 +537,13 @@ class GatewaySettings(ServiceSettings):
         "Origins whose pages may call the gateway from a browser, such as https://app.example.com; * for every "
         "origin. Default: only the gateway's own chat page, opened by TLS, an IP address or localhost.",
     )
+    allowed_media_hosts: tuple[str, ...] = option(
+        (),
+        "Hosts from which pictures are fetched that a request names by URL, separated by commas: a name or address, "
+        "*.example.com for the names below it, or * for every host; with :port for a port that is not the scheme's. "
+        "Nothing is fetched within private networks, but from an address that is itself in the list. Default: none; "
+        "pictures come as data: URLs.",
+    )
     tenant_header: str = option(
         "x-ringline-tenant",
         "HTTP header in which a proxy names the tenant; it goes on to processors, which ignore it if clients "
@@ -522,6 +554,10 @@ class GatewaySettings(ServiceSettings):
         check_section(self)
         check_addresses("processors", self.processors)
         check_listening(self.tls, self.server.host, self.server.private_socket, {}, internal=False)
+        for entry in self.allowed_media_hosts:
+            if not _MEDIA_HOST.fullmatch(entry):
+                expected = "names such as images.example.com, *.example.com or 192.0.2.1:8080, or *; without https://"
+                raise SettingError("allowed_media_hosts", entry, expected)
         if (token_file := self.peers.service_token_file) is not None:
             problem = "none: processors ask for the tokens of the gateway's callers, and for its certificate"
             raise SettingError("service_token_file", token_file, problem)

@@ -86,6 +86,7 @@ class MessageWriter(Writer):
 async def count_tokens(call: Call) -> Response:
     """Count a prompt's tokens."""
     messages, options = await call.aside(lambda: _read_prompt(call.body))
+    await call.fetch_pictures(messages)
     tokens = await tokenize(call, None, messages, options)
     return Response(msgspec.json.encode({"input_tokens": len(tokens.token_ids)}), media_type="application/json")
 

@@ -10,6 +10,7 @@ from ringline.options import Message, Options, TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
+from services.gateway.media.pictures import Piece, picture_of_base64, picture_of_url
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.other_servers import Limit, RepeatPenalty, limit_reasoning
 from services.gateway.parsers import ReasoningParser, ToolCallParser, chosen_formats
@@ -28,10 +29,12 @@ _OWN_RESULT = "_tool_result"
 
 
 class Source(msgspec.Struct):
-    """A document's content."""
+    """A document's or picture's content."""
 
     type: str
     data: str | None = None
+    media_type: str | None = None
+    url: str | None = None
     content: str | list[Block] | None = None
 
 
@@ -122,8 +125,9 @@ class CountRequest(OtherForms):
     messages: Annotated[
         list[Turn] | None,
         supported(
-            "Blocks of type `text`, `tool_use`, `tool_result` and `thinking`, search results, and documents of plain "
-            "text; images and other documents are refused. A result with `is_error` says so in its text. Calls of "
+            "Blocks of type `text`, `image`, `tool_use`, `tool_result` and `thinking`, search results, and documents "
+            "of plain text; other documents are refused. An image's source is of type `base64`, or `url` at a host of "
+            "`--allowed-media-hosts`; it may be in a result. A result with `is_error` says so in its text. Calls of "
             "Anthropic's own tools, and their results, are shown as those of other tools. Turns of one role that "
             "follow each other are one. A last turn of the assistant is continued."
         ),
@@ -204,7 +208,7 @@ class MessageRequest(CountRequest):
 
 
 def messages_of(request: CountRequest) -> Sequence[Message]:
-    """The conversation. Raises ``ApiError`` for non-text content."""
+    """The conversation. Raises ``ApiError`` for content that is neither text nor a picture."""
     given = request.messages
     if not given:
         raise invalid("messages", "missing or empty: expected at least one message")
@@ -278,16 +282,24 @@ def _add_of_user(turns: Turns, block: Block, path: str) -> None:
     if block.type == "tool_result":
         _add_result(turns, block, path)
     else:
-        turns.user(_text(block, path, "tool_result, "))
+        turns.user(_piece(block, path, "tool_result, "))
 
 
 def _add_result(turns: Turns, block: Block, path: str) -> None:
     if block.tool_use_id is None:
         raise invalid(f"{path}.tool_use_id", "missing: expected the id of the tool_use block that it answers")
-    text = _joined(block.content or "", f"{path}.content")
-    if block.is_error and "error" not in text[:_BEGINNING].casefold():
-        text = f"Error: {text}" if text else "Error"
-    turns.result(block.tool_use_id, text)
+    pieces = _result_pieces(block.content or "", f"{path}.content")
+    text = pieces[0] if isinstance(pieces[0], str) else None
+    if block.is_error and "error" not in (text or "")[:_BEGINNING].casefold():
+        pieces[: text is not None] = [f"Error: {text}" if text else "Error"]
+    turns.result(block.tool_use_id, *pieces)
+
+
+def _result_pieces(content: str | Sequence[Block] | Mapping[str, Any], path: str) -> list[Piece]:
+    """The texts, as one where there is no picture, and pictures of a result."""
+    if isinstance(content, str | Mapping) or all(block.type != "image" for block in content):
+        return [_joined(content, path)]
+    return [_piece(block, f"{path}[{number}]") for number, block in enumerate(content)]
 
 
 def _joined(content: str | Sequence[Block] | Mapping[str, Any], path: str) -> str:
@@ -308,10 +320,23 @@ def _add_of_assistant(turns: Turns, block: Block, path: str) -> None:
             raise invalid(path, f"a {block.type} block needs an id, a name and an input")
         turns.call(block.id, block.name, block.input)
     elif block.type != "redacted_thinking":
-        turns.assistant(_text(block, path, "thinking, tool_use, "))
+        turns.assistant(_piece(block, path, "thinking, tool_use, "))
 
 
 _ADD = {"user": _add_of_user, "assistant": _add_of_assistant, "system": _add_of_system}
+
+
+def _piece(block: Block, path: str, others: str = "") -> Piece:
+    """The text or picture of a block; ``others`` may be in its place."""
+    if block.type != "image":
+        return _text(block, path, others + "image, ")
+    source = block.source
+    if not isinstance(source, Source) or source.type not in ("base64", "url"):
+        given = f"{shown(source.type)}: " if isinstance(source, Source) else "missing: "
+        raise invalid(f"{path}.source", f"{given}expected a source of type base64 or url; no files are stored")
+    if source.type == "url":
+        return picture_of_url(source.url, f"{path}.source.url")
+    return picture_of_base64(source.data, source.media_type, f"{path}.source.data")
 
 
 def _text(block: Block, path: str, others: str = "") -> str:

@@ -93,5 +93,6 @@ def _is_no_stranger(origin: str) -> bool:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    problem = f"the body has more than {max_bytes} bytes, the limit: send less, or raise --max-message-bytes"
+    more = "--max-message-bytes, or of pictures --max-media-bytes"
+    problem = f"the body has more than {max_bytes} bytes, the limit: send less, or raise {more}"
     return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, code="too_large")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
-from ringline import AsyncClient, RingError
+from ringline import AsyncClient, Message, RingError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -23,6 +23,8 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 """A caller's."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-bA-B]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89a-bA-B]..)\\u[dD][c-fC-F]")
+_PAIR_BYTES = 12
+_WINDOW = 1 << 20
 JSON = ("application/json",)
 
 
@@ -32,6 +34,13 @@ class TokenCount:
 
     prompt: int = 0
     output: int = 0
+
+
+class Pictures(Protocol):
+    """Fetches pictures that requests name by URL."""
+
+    async def fill(self, messages: Sequence[Message], client: str, hold: Callable[[int], None]) -> None:
+        """Put them into the messages. Raises ``ApiError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,9 @@ class Call:
     """Whether any processor has a model to serve."""
     tokens: TokenCount = field(default_factory=TokenCount)
     """For metrics; endpoints add to it."""
+    pictures: Pictures | None = None
+    hold: Callable[[int], None] = lambda size: None
+    """Counts further bytes that are kept until the answer. Raises ``ApiError`` for too many."""
 
     async def aside(self, work: Callable[[], _T], entries: int | None = None) -> _T:
         """The result of ``work``; large work waits its turn and runs in a thread.
@@ -63,6 +75,11 @@ class Call:
         """
         small = is_small(self.body) if entries is None else entries <= SMALL_ENTRIES
         return work() if small else await self.large.run(self.address, work)
+
+    async def fetch_pictures(self, messages: Sequence[Message] | None) -> None:
+        """Put the pictures that URLs name into the messages. Raises ``ApiError``."""
+        if messages is not None and self.pictures is not None:
+            await self.pictures.fill(messages, self.address, self.hold)
 
     @property
     def traceparent(self) -> str | None:
@@ -82,11 +99,19 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         raise invalid(param, problem if param else f"the body: {problem}", "invalid_field") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         problem = f"the body is not JSON: {error}"
-        if half := _HALF_PAIR.search(body):  # JavaScript writes these for texts cut within a character
+        if half := _half_pair(body):  # JavaScript writes these for texts cut within a character
             problem = f"the body has half a character, {half[0][:6].decode('latin-1')}: cut texts between characters"
         raise invalid(None, problem, "invalid_json") from None
     except RecursionError:
         raise invalid(None, "the body is nested too deeply: expected less than 1000 levels", "invalid_json") from None
+
+
+def _half_pair(body: bytes) -> re.Match[bytes] | None:
+    """The first half of a character, looked for by windows, between which other threads run."""
+    for at in range(0, len(body), _WINDOW) if b"\\u" in body else ():
+        if found := _HALF_PAIR.search(body[max(0, at - _PAIR_BYTES) : at + _WINDOW + _PAIR_BYTES]):
+            return found
+    return None
 
 
 @contextmanager

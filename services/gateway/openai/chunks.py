@@ -79,11 +79,14 @@ class Chunks:
 
 def usage_object(usage: Usage) -> dict[str, object]:
     """OpenAI's form."""
+    of_prompt = {"cached_tokens": usage.cached_tokens}
+    if usage.media_tokens:
+        of_prompt["image_tokens"] = usage.media_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": of_prompt,
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from ringline import Message
 
 from services.gateway.http.api_error import ApiError, invalid, shown
+from services.gateway.media.pictures import Piece, check_detail, content_of, picture_of_url
 from services.gateway.turns import replayed_arguments
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
+PICTURE_TYPES = ("image_url", "input_image")
+"""Chats have the first, responses the second."""
+
+
+class ImageUrl(msgspec.Struct):
+    """``image_url`` of a part."""
+
+    url: str | None = None
+    detail: str | None = None
+
+
+class PicturePart(Protocol):
+    """The fields of a part that a picture has."""
+
+    image_url: ImageUrl | str | None
+    detail: str | None
+    file_id: str | None
 
 
 class ContentPart(msgspec.Struct):
@@ -20,6 +38,9 @@ class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+    detail: str | None = None
+    file_id: str | None = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -66,9 +87,9 @@ def _ring_message(message: ChatMessage, path: str) -> Message:
     if message.function_call is not None:
         raise _unsupported(f"{path}.function_call", "give tool_calls, and the result with role tool")
     if message.content is None and message.role not in ("assistant", "tool"):
-        raise invalid(f"{path}.content", "missing: expected a text or parts of type text")
+        raise invalid(f"{path}.content", "missing: expected a text or a list of parts")
     role = "system" if message.role == "developer" else message.role
-    ring: Message = {"role": role, "content": _text(message, path)}
+    ring: Message = {"role": role, "content": _content(message, path)}
     if message.name is not None:
         ring["name"] = message.name
     if message.tool_call_id is not None:
@@ -82,24 +103,38 @@ def _ring_message(message: ChatMessage, path: str) -> Message:
     return ring
 
 
-def _text(message: ChatMessage, path: str) -> str:
+def _content(message: ChatMessage, path: str) -> Any:
     """The content; parts follow each other directly, as in the templates that take parts."""
     content = message.content
     if content is None:
         return message.refusal or ""
     if isinstance(content, str):
         return content
-    return "".join(_part_text(part, f"{path}.content[{number}]") for number, part in enumerate(content))
+    return content_of([_piece(part, f"{path}.content[{number}]") for number, part in enumerate(content)])
 
 
-def _part_text(part: ContentPart, path: str) -> str:
+def _piece(part: ContentPart, path: str) -> Piece:
+    if part.type in PICTURE_TYPES:
+        return picture_of_part(part, path)
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type not in _TEXT_TYPES:
-        raise _unsupported(f"{path}.type", f"a part of type {shown(part.type)}; parts of type text are")
+        raise _unsupported(f"{path}.type", f"a part of type {shown(part.type)}; parts of type text and image_url are")
     if part.text is None:
         raise invalid(f"{path}.text", "missing: expected a text")
     return part.text
+
+
+def picture_of_part(part: PicturePart, path: str) -> Piece:
+    """The picture of a part ``image_url``, or of ``input_image``, as the newer API has it. Raises ``ApiError``."""
+    if part.file_id is not None:
+        raise _unsupported(f"{path}.file_id", "no files are stored; send the picture itself as image_url")
+    url, detail, where = part.image_url, part.detail, f"{path}.image_url"
+    if isinstance(url, ImageUrl):
+        check_detail(url.detail, f"{where}.detail")
+        url, where = url.url, f"{where}.url"
+    check_detail(detail, f"{path}.detail")
+    return picture_of_url(url, where)
 
 
 def _ring_call(call: MessageToolCall, path: str) -> Any:

@@ -57,7 +57,8 @@ def _none_yet() -> ApiError:
 
 
 def _object(model: Model) -> dict[str, Any]:
-    """A model, with OpenAI's, vLLM's and Anthropic's members, and two of Ringline's own at the end."""
+    """A model, with OpenAI's, vLLM's, Anthropic's and OpenRouter's members, and two of Ringline's own at the end."""
+    reads = ["text", "image"] if "media" in model.capabilities else ["text"]
     return {
         "id": model.name,
         "object": "model",
@@ -71,6 +72,7 @@ def _object(model: Model) -> dict[str, Any]:
         "lifecycle": "active",
         "created_at": "1970-01-01T00:00:00Z",
         "max_input_tokens": model.max_model_len,
+        "architecture": {"input_modalities": reads, "output_modalities": ["text"]},
         "default_sampling": dict(model.default_sampling),
         "num_parameters": model.num_parameters,
     }

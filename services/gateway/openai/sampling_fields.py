@@ -30,6 +30,14 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[Any, ignored("Chunks are not padded.")] = None
 
 
+class RepeatRule(msgspec.Struct, forbid_unknown_fields=True):
+    """``no_repeat_ngram``."""
+
+    ngram_size: int
+    window_size: int
+    allowed_token_ids: list[int] | None = None
+
+
 class SamplingFields(OtherServers):
     """Fields of chats and completions."""
 
@@ -74,6 +82,23 @@ class SamplingFields(OtherServers):
     min_tokens: Annotated[int | None, passed()] = None
     bad_words: Annotated[list[str] | None, passed()] = None
     allowed_token_ids: Annotated[list[int] | None, passed()] = None
+    no_repeat_ngram: Annotated[
+        RepeatRule | None,
+        supported(
+            "No token completes a run of `ngram_size` tokens (1 to 1024) that the last `window_size` tokens (1 to "
+            "65536) of the output have already; `allowed_token_ids` may be drawn all the same."
+        ),
+    ] = None
+    vllm_xargs: Annotated[
+        dict[str, Any] | None,
+        supported(
+            "`ngram_size`, `window_size` (default: 100) and `whitelist_token_ids`, as vLLM's "
+            "`NGramPerReqLogitsProcessor` has them, are `no_repeat_ngram`; others are refused."
+        ),
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        Any, refused("no_repeat_ngram has an ngram_size, and a window_size of the output", 0)
+    ] = None
     skip_special_tokens: Annotated[bool | None, passed("Default: true.")] = None
     truncate_prompt_tokens: Annotated[int | None, passed("Keeps the last tokens, at least 1.")] = None
     prompt_logprobs: Annotated[int | None, passed("0 to 20; not with `stream`.")] = None
@@ -158,7 +183,6 @@ class SamplingFields(OtherServers):
     repetition_detection: Annotated[Any, refused("repetition_penalty makes repetitions less likely")] = None
     kv_transfer_params: Annotated[Any, refused("engines compute the prompts of their requests", {})] = None
     ec_transfer_params: Annotated[Any, refused("there are no encoders", {})] = None
-    vllm_xargs: Annotated[Any, refused("there are no extensions that take arguments", {})] = None
     lora_request: Annotated[Any, refused("there are no adapters; merge them into the model's weights")] = None
     typical_p: Annotated[Any, refused("top_p and min_p leave out unlikely tokens", 1)] = None
     num_beams: Annotated[Any, refused("n gives several choices", 1)] = None
@@ -179,9 +203,34 @@ def sampling_options(request: SamplingFields) -> dict[str, Any]:
         raise invalid("repeat_last_n", problem, code="unsupported_parameter")
     if request.prompt_logprobs is not None and request.stream:
         raise invalid("prompt_logprobs", "not available in a stream: leave out stream")
+    if (rule := repeat_rule(request)) is not None:
+        options["no_repeat_ngram"] = rule
     if request.return_token_ids or request.prompt_logprobs is not None:
         options["return_prompt_token_ids"] = True
     return options | form_options(_forms(request))
+
+
+def repeat_rule(request: SamplingFields) -> dict[str, Any] | None:
+    """The rule against repetitions, by either of its names. Raises ``ApiError``."""
+    own = None if request.no_repeat_ngram is None else msgspec.structs.asdict(request.no_repeat_ngram)
+    given = request.vllm_xargs or {}
+    if unknown := sorted(given.keys() - _RULE_OF_VLLM.keys()):
+        problem = f"not supported: there are no such arguments, but {', '.join(_RULE_OF_VLLM)}"
+        raise invalid(f"vllm_xargs.{unknown[0][:80]}", problem, code="unsupported_parameter")
+    rule = {_RULE_OF_VLLM[name]: value for name, value in given.items() if value is not None}
+    if "ngram_size" not in rule:  # vLLM's processor does nothing then
+        return own
+    if own is not None:
+        raise invalid("vllm_xargs.ngram_size", "no_repeat_ngram sets the same: give one")
+    return {"window_size": _WINDOW_OF_VLLM, **rule}
+
+
+_RULE_OF_VLLM = {
+    "ngram_size": "ngram_size",
+    "window_size": "window_size",
+    "whitelist_token_ids": "allowed_token_ids",
+}
+_WINDOW_OF_VLLM = 100
 
 
 def _has_penalty(request: SamplingFields) -> bool:
@@ -247,7 +296,7 @@ def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | 
 
 def form_names(request: SamplingFields) -> dict[str, str]:
     """The request's names for the ring's form fields, and those of other servers that it gives."""
-    given = names_given(request)
+    given = names_given(request) | ({"no_repeat_ngram": "vllm_xargs"} if request.vllm_xargs else {})
     (form,) = _forms(request) or [Form("response_format.json_schema.schema", {"json_schema": None})]
     if form.field != "structured_outputs":
         return given | dict.fromkeys(form.options, form.field) | {"constraint": form.field}

@@ -55,6 +55,7 @@ _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "template_arg
 async def tokenize(call: Call) -> Response:
     """The ids of a text or of messages."""
     request, text, messages, options = await call.aside(lambda: _read(call.body))
+    await call.fetch_pictures(messages)
     found = await ring_tokenize(call, text, messages, options)
     body: dict[str, Any] = {
         "count": len(found.token_ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from engine_core.config import ModelConfig
 from engine_core.errors import ConfigError
 from engine_core.model_loader.chat_template import with_template
+from text_core.chat_templates import ChatTemplates
 
 TEXT = "{% for message in messages %}{{ message.content }}{% endfor %}"
 FILES = {"tokenizer.json": b"{}", "chat_template.jinja": b"old", "additional_chat_templates/rag.jinja": b"old"}
@@ -43,3 +45,34 @@ def test_a_file_that_is_no_template_is_refused_before_it_is_read(tmp_path: Path)
     }.items():
         with pytest.raises(ConfigError, match=f"chat_template=.*expected {words}"):
             with_template(FILES, ModelConfig(model="m", chat_template=given))
+
+
+@pytest.mark.parametrize("kind", ["DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "LlamaForCausalLM"])
+def test_a_model_whose_publisher_gives_none_has_ringlines(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
+    files = {"tokenizer.json": b"{}", "tokenizer_config.json": b'{"bos_token": "<bos>"}'}
+    templates = ChatTemplates.from_files(with_template(files, ModelConfig(model=str(tmp_path))))
+    if kind == "LlamaForCausalLM":
+        assert not templates.names
+        return
+    picture, text = {"type": "image"}, {"type": "text", "text": "<|grounding|>Convert the document to markdown."}
+    expected = "<bos><image>\n<|grounding|>Convert the document to markdown."
+    assert templates.render([{"role": "user", "content": [picture, text]}]) == expected
+    assert templates.render([{"role": "user", "content": "<image>\nFree OCR."}]) == "<bos><image>\nFree OCR."
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"chat_template.jinja": b"own"},
+        {"additional_chat_templates/rag.jinja": b"own"},
+        {"tokenizer_config.json": b'{"chat_template": "own"}'},
+        {"tokenizer_config.json": b"damaged"},
+    ],
+)
+def test_a_template_of_the_checkpoint_stays(own: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DeepseekOCRForCausalLM"]}))
+    files = {"tokenizer.json": b"{}"} | own
+    assert with_template(files, ModelConfig(model=str(tmp_path))) == files
+    replaced = with_template(files, ModelConfig(model=str(tmp_path), chat_template=TEXT))
+    assert replaced["chat_template.jinja"] == TEXT.encode()

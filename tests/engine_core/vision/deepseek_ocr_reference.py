@@ -9,10 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, UnlimitedOcrConfig, UnlimitedOcrForConditionalGeneration
+from transformers import (
+    DeepseekOcr2Config,
+    DeepseekOcr2ForConditionalGeneration,
+    PreTrainedModel,
+    UnlimitedOcrConfig,
+    UnlimitedOcrForConditionalGeneration,
+)
 
 from engine_core.media import Picture
-from tests.engine_core.models.tiny_models import EAGER
+from tests.engine_core.models.tiny_models import EAGER, SIZES
+
+EXPERTS_SIZES: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}
 
 
 def reference(directory: Path) -> PreTrainedModel:
@@ -22,6 +38,38 @@ def reference(directory: Path) -> PreTrainedModel:
         directory, config=_configuration(raw), dtype=torch.float32, **EAGER
     )
     return model.eval()
+
+
+def reference2(directory: Path, tokens: int) -> PreTrainedModel:
+    """Write a random checkpoint of DeepSeek-OCR 2 with a vocabulary of ``tokens``, as transformers saves it."""
+    encoder = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 80}
+    sam = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "global_attn_indexes": [1],
+        "downsample_channels": [40, 48],
+    }
+    text = SIZES | EXPERTS_SIZES | {"vocab_size": tokens, "num_key_value_heads": 4, "max_position_embeddings": 2048}
+    config = DeepseekOcr2Config(
+        text_config=text, vision_config={"sam_config": sam, "encoder_config": encoder | {"num_hidden_layers": 2}}
+    )
+    model: PreTrainedModel = DeepseekOcr2ForConditionalGeneration._from_config(config, **EAGER).float().eval()
+    randomize(model)
+    model.save_pretrained(directory)
+    return model
+
+
+def randomize(model: PreTrainedModel) -> None:
+    """Numbers by which those computed neither grow nor vanish; the weights of norms are around one."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_table = parameter.ndim < 2 or any(part in name for part in ("embed", "rel_pos", "query_"))
+            fan_in = 16 if is_table else parameter[0].numel() // (len(parameter[0]) if "experts" in name else 1)
+            parameter.normal_(0.0, fan_in**-0.5)
+            if parameter.ndim == 1 and name.endswith("weight"):
+                parameter += 1
 
 
 def _configuration(raw: dict[str, Any]) -> UnlimitedOcrConfig:

@@ -108,6 +108,7 @@ def _fields(request: ResponseRequest, answer: Answer) -> dict[str, Any]:
 async def count_input_tokens(call: Call) -> Response:
     """Count the tokens that a response's prompt would have."""
     messages, options = await call.aside(lambda: _read_prompt(call.body))
+    await call.fetch_pictures(messages)
     tokens = await tokenize(call, None, messages, options)
     body = {"object": "response.input_tokens", "input_tokens": len(tokens.token_ids)}
     return Response(msgspec.json.encode(body), media_type="application/json")

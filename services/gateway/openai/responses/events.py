@@ -99,9 +99,12 @@ class ResponseEvents:
 
     def response(self, usage: Usage) -> msgspec.Raw:
         """The whole response, after ``end``."""
+        of_input = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0}
+        if usage.media_tokens:
+            of_input["image_tokens"] = usage.media_tokens
         counts = {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": of_input,
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -11,7 +11,9 @@ from ringline.options import TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, same, supported
 from services.gateway.http.api_error import ApiError, invalid, shown
+from services.gateway.media.pictures import Piece
 from services.gateway.openai.loose_schema import with_any_of
+from services.gateway.openai.messages import PICTURE_TYPES, ImageUrl, picture_of_part
 from services.gateway.openai.responses.tools import Function, functions_of, ring_name, tool_options
 from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.other_servers import (
@@ -43,6 +45,9 @@ class ItemPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+    detail: str | None = None
+    file_id: str | None = None
 
 
 class Item(msgspec.Struct):
@@ -97,7 +102,8 @@ class ResponseRequest(OtherForms):
         supported(
             "A text, or items of type `message`, `function_call`, `custom_tool_call`, `local_shell_call`, their "
             "outputs, `reasoning` and `additional_tools`; `web_search_call`, which holds no result, is left out; "
-            "others, images, audio and files are refused. `developer` is `system`. Messages of the user that follow "
+            "others, audio and files are refused. Parts are texts and `input_image`, whose `image_url` is as in chats. "
+            "`developer` is `system`. Messages of the user that follow "
             "each other are one."
         ),
     ] = None
@@ -199,7 +205,7 @@ class ResponseRequest(OtherForms):
 
 
 def messages_of(request: ResponseRequest) -> Sequence[Message]:
-    """The conversation. Raises ``ApiError`` for non-text items."""
+    """The conversation. Raises ``ApiError`` for items that are neither texts nor pictures."""
     if request.input is None:
         raise invalid("input", "missing: expected a text or a list of items")
     turns = Turns()
@@ -221,8 +227,8 @@ def _add_item(turns: Turns, item: Item, path: str) -> None:
     elif item.type in _OUTPUTS:
         call_id = item.call_id or (item.id if item.type == "local_shell_call_output" else None)
         if call_id is None or isinstance(item.output, dict):
-            raise invalid(path, f"a {item.type} needs call_id, and a text or parts of text as output")
-        turns.result(call_id, "\n".join(_texts(item.output, f"{path}.output")))
+            raise invalid(path, f"a {item.type} needs call_id, and a text or parts as output")
+        turns.result(call_id, *_pieces(item.output, f"{path}.output"))
     elif item.type == "reasoning":
         content, name = (item.content, "content") if item.content else (item.summary, "summary")
         for text in _texts(content, f"{path}.{name}"):
@@ -251,8 +257,18 @@ def _add_message(turns: Turns, item: Item, path: str) -> None:
     add = {"user": turns.user, "assistant": turns.assistant, "system": turns.system, "developer": turns.system}
     if item.role not in add:
         raise invalid(f"{path}.role", f"{shown(item.role)}: expected user, assistant, system or developer")
-    for text in _texts(item.content, f"{path}.content"):
-        add[item.role](text)
+    for piece in _pieces(item.content, f"{path}.content"):
+        add[item.role](piece)
+
+
+def _pieces(content: str | Sequence[ItemPart] | None, path: str) -> list[Piece]:
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    return [_piece(part, f"{path}[{number}]") for number, part in enumerate(content)]
+
+
+def _piece(part: ItemPart, path: str) -> Piece:
+    return picture_of_part(part, path) if part.type in PICTURE_TYPES else _text(part, path)
 
 
 def _texts(content: str | Sequence[ItemPart] | None, path: str) -> list[str]:
@@ -265,7 +281,7 @@ def _text(part: ItemPart, path: str) -> str:
     if part.type == "refusal":
         return part.refusal or ""
     if part.type not in _TEXTS:
-        raise _unsupported(f"{path}.type", f"a part of type {shown(part.type)}: expected text")
+        raise _unsupported(f"{path}.type", f"a part of type {shown(part.type)}: expected text or input_image")
     if part.text is None:
         raise invalid(f"{path}.text", "missing: expected a text")
     return part.text

@@ -137,14 +137,14 @@ def test_a_conversation_goes_on_that_has_calls_of_anthropics_own_tools() -> None
         (
             "user",
             {"type": "document", "source": {"type": "base64", "data": "JVBERi0="}},
-            "a block of type 'document' of source 'base64' is not supported: expected tool_result, text, "
+            "a block of type 'document' of source 'base64' is not supported: expected tool_result, image, text, "
             "search_result, or a document of plain text",
         ),
         (
             "assistant",
             {"type": "container_upload"},
-            "a block of type 'container_upload' is not supported: expected thinking, tool_use, text, search_result, "
-            "or a document of plain text",
+            "a block of type 'container_upload' is not supported: expected thinking, tool_use, image, text, "
+            "search_result, or a document of plain text",
         ),
     ],
 )
@@ -288,10 +288,10 @@ def read(fields: dict[str, Any]) -> None:
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
-        ({"messages": user({"type": "image", "source": {"type": "url"}})}, "messages[0].content[0].type"),
+        ({"messages": user({"type": "image", "source": {"type": "url"}})}, "messages[0].content[0].source.url"),
         (
             {"messages": user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})},
-            "messages[0].content[0].content[0].type",
+            "messages[0].content[0].content[0].source",
         ),
         ({"messages": user({"type": "tool_result"})}, "messages[0].content[0].tool_use_id"),
         ({"messages": user({"type": "text"})}, "messages[0].content[0]"),

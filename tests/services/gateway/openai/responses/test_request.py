@@ -168,7 +168,7 @@ def read(fields: dict[str, Any]) -> None:
         ({"input": None}, "input"),
         ({"input": [{"role": "tool", "content": ""}]}, "input[0].role"),
         ({"input": [{"type": "computer_call_output", "output": {"type": "x"}}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"type": "function_call"}]}, "input[0]"),
         ({"input": [{"type": "custom_tool_call", "call_id": "c"}]}, "input[0]"),
