@@ -17,7 +17,7 @@ from engine_core.errors import CheckpointError, EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View, VisionShape
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, random_view, save
-from tests.engine_core.vision.whole_models import logits_of, prompt_of
+from tests.engine_core.vision.whole_models import Prompt, answers, assert_greedy, logits_of, prompt_of
 
 SIDE, TOKENS = 56, 16
 PREPROCESSOR = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7], "rescale_factor": 1 / 255}
@@ -183,15 +183,29 @@ def test_preprocessors_that_are_not_usable_are_refused(
         open_at(tmp_path, "dummy", dtype="float32")
 
 
-def test_logits_are_those_of_the_whole_model(model: PreTrainedModel, directory: Path) -> None:
-    """Pictures are seen both ways, also across windows, which are shorter than a picture in one layer."""
-    second = random_picture(PictureShape(TOKENS), SIDE, SIDE, seed=1)
-    prompt = prompt_of(5, [198], PICTURE, [197], 3, [198], second, [197], 9, image_token=199)
-    ids = torch.tensor([prompt[0]])
-    pixels = torch.cat([pixels_of(PICTURE), pixels_of(second)])
+def whole_logits(model: PreTrainedModel, prompt: Prompt, tokens: list[int] | None = None) -> torch.Tensor:
+    ids = torch.tensor([prompt[0] + (tokens or [])])
+    pixels = torch.cat([pixels_of(picture) for picture, _ in prompt[1]])
     with torch.no_grad():
-        whole = model(input_ids=ids, pixel_values=pixels, token_type_ids=(ids == 199).long()).logits[0]
-    assert_close(logits_of(directory, prompt), whole)
+        return model(input_ids=ids, pixel_values=pixels, token_type_ids=(ids == 199).long()).logits[0]
+
+
+SECOND = random_picture(PictureShape(TOKENS), SIDE, SIDE, seed=1)
+PROMPT = prompt_of(5, [198], PICTURE, [197], 3, [198], SECOND, [197], 9, image_token=199)
+
+
+def test_logits_are_those_of_the_whole_model(model: PreTrainedModel, directory: Path) -> None:
+    """Pictures are seen both ways, also in layers with a window, which is shorter than a picture."""
+    assert_close(logits_of(directory, PROMPT), whole_logits(model, PROMPT))
+
+
+def test_an_engine_answers_as_transformers_does(model: PreTrainedModel, directory: Path) -> None:
+    """In steps that take a picture as a whole, but not a prompt, and beside other prompts."""
+    other = prompt_of(7, [198], SECOND, [197], 2, [198], PICTURE, [197], 4, image_token=199)
+    found = answers(directory, [PROMPT, other, PROMPT], max_num_batched_tokens=20)
+    assert found[0] == found[2]
+    for prompt, tokens in zip((PROMPT, other), found, strict=False):
+        assert_greedy(whole_logits(model, prompt, tokens), prompt, tokens)
 
 
 def test_logits_of_text_alone_are_those_of_the_whole_model(model: PreTrainedModel, directory: Path) -> None:

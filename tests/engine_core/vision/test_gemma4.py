@@ -17,7 +17,7 @@ from engine_core.errors import EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View, VisionShape
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, random_view, save
-from tests.engine_core.vision.whole_models import logits_of, prompt_of
+from tests.engine_core.vision.whole_models import Prompt, answers, assert_greedy, logits_of, prompt_of
 
 PREPROCESSOR = {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70}
 SIZE = 12
@@ -197,6 +197,22 @@ def test_only_sizes_that_transformers_accepts_are_accepted(directory: Path, tmp_
         open_at(tmp_path, "dummy", dtype="float32")
 
 
+PICTURES = picture_of(4, 5), picture_of(1, 3)
+PROMPT = prompt_of(5, [198], PICTURES[0], [197], 3, [198], PICTURES[1], [197], 9, image_token=199)
+
+
+def whole_logits(model: PreTrainedModel, prompt: Prompt, tokens: list[int] | None = None) -> torch.Tensor:
+    ids = torch.tensor([prompt[0] + (tokens or [])])
+    given = inputs_of(*(picture for picture, _ in prompt[1]))
+    with torch.no_grad():
+        return model(
+            input_ids=ids,
+            pixel_values=given["pixel_values"],
+            image_position_ids=given["image_position_ids"],
+            mm_token_type_ids=(ids == 199).long(),
+        ).logits[0]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -206,19 +222,11 @@ def test_only_sizes_that_transformers_accepts_are_accepted(directory: Path, tmp_
     ],
     ids=["causal, per-layer embeddings", "both ways", "both ways, shared caches"],
 )
-def test_logits_are_those_of_the_whole_model(text: dict[str, Any], tmp_path: Path) -> None:
+def test_an_engine_answers_as_transformers_does(text: dict[str, Any], tmp_path: Path) -> None:
     """Pictures are seen both ways in layers with a window alone; of per-layer embeddings they have padding's."""
     model = made(TEXT_OF_LAYERS | text)
     directory = save(model, tmp_path, PREPROCESSOR)
-    pictures = picture_of(4, 5), picture_of(1, 3)
-    prompt = prompt_of(5, [198], pictures[0], [197], 3, [198], pictures[1], [197], 9, image_token=199)
-    ids = torch.tensor([prompt[0]])
-    given = inputs_of(*pictures)
-    with torch.no_grad():
-        whole = model(
-            input_ids=ids,
-            pixel_values=given["pixel_values"],
-            image_position_ids=given["image_position_ids"],
-            mm_token_type_ids=(ids == 199).long(),
-        ).logits[0]
-    assert_close(logits_of(directory, prompt), whole)
+    assert_close(logits_of(directory, PROMPT), whole_logits(model, PROMPT))
+    prompts = PROMPT, prompt_of(60, [198], PICTURES[0], [197], 9, image_token=199)
+    for prompt, tokens in zip(prompts, answers(directory, prompts, max_num_batched_tokens=70), strict=True):
+        assert_greedy(whole_logits(model, prompt, tokens), prompt, tokens)

@@ -16,7 +16,7 @@ from engine_core.media import Picture, PictureShape, VisionShape
 from engine_core.vision.idefics3 import Idefics3Vision
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, save
-from tests.engine_core.vision.whole_models import logits_of, prompt_of
+from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of, prompt_of
 
 TEXT = {
     "model_type": "llama",
@@ -135,7 +135,7 @@ def test_names(name: str, own: str | None) -> None:
 
 
 @pytest.mark.parametrize(("architecture", "side", "patch", "scale"), SIZES[1:])
-def test_logits_are_those_of_the_whole_model(
+def test_an_engine_answers_as_transformers_does(
     architecture: str, side: int, patch: int, scale: int, tmp_path: Path
 ) -> None:
     model = made(architecture, side, patch, scale)
@@ -143,7 +143,9 @@ def test_logits_are_those_of_the_whole_model(
     shape = PictureShape((side // patch // scale) ** 2)
     tiles = [random_picture(shape, side, side, seed) for seed in range(3)]
     prompt = prompt_of(4, tiles[0], [198, 197], tiles[1], 2, tiles[2], 7, image_token=199)
-    given = inputs_of(*tiles)
+    pixels = inputs_of(*tiles)["pixel_values"]
+    (tokens,) = answers(directory, [prompt], max_num_batched_tokens=16)
     with torch.no_grad():
-        whole = model(input_ids=torch.tensor([prompt[0]]), pixel_values=given["pixel_values"]).logits[0]
-    assert_close(logits_of(directory, prompt), whole)
+        whole = model(input_ids=torch.tensor([prompt[0] + tokens]), pixel_values=pixels).logits[0]
+    assert_close(logits_of(directory, prompt), whole[: len(prompt[0])])
+    assert_greedy(whole, prompt, tokens)
