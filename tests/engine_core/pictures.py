@@ -1,4 +1,4 @@
-"""A vision model without a tower, for tiny multimodal checkpoints; and steps with pictures, run as a worker does."""
+"""A vision model with the smallest of towers, for tiny multimodal checkpoints, and steps with pictures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
 from engine_core.attention.base import AttentionBackend
@@ -30,6 +31,7 @@ from tests.engine_core.models.multimodal_models import TYPES, configuration, mak
 
 PICTURE_TOKEN = 7
 MOST_TOKENS = 24
+_TOWER, _INPUTS = "visual.tiny", 16
 SHAPES = {
     "Qwen3VLForConditionalGeneration": VisionShape(
         MOST_TOKENS, num_deepstack=2, mrope_section=(2, 3, 3), mrope_interleaved=True
@@ -42,16 +44,14 @@ SHAPES = {
 
 
 class TinyVision(VisionModel):
-    """Embeddings are random numbers that follow from the digest."""
+    """Embeddings are random numbers that follow from the digest, times a matrix."""
 
     def __init__(
         self, config: PretrainedConfig, preprocessor: Mapping[str, Any], shape: VisionShape, parts: PartFactory
     ) -> None:
         self.shape = shape
-        self.encoded = 0
         self._dtype, self._device = parts.dtype, parts.device
-        self._width = config.get_text_config(decoder=True).hidden_size
-        self._padded = parts.backend.padded(self._width)
+        self._linear = parts.linear(_TOWER, _INPUTS, config.get_text_config(decoder=True).hidden_size)
 
     @classmethod
     def read_shape(cls, config: PretrainedConfig, preprocessor: Mapping[str, Any]) -> VisionShape:
@@ -59,15 +59,14 @@ class TinyVision(VisionModel):
 
     @classmethod
     def renamed(cls, name: str) -> str | None:
-        return None
+        return name if name.startswith(f"{_TOWER}.") else None
 
     def encode(self, picture: Picture) -> Encoded:
-        self.encoded += 1
-        shape = 1 + self.shape.num_deepstack, picture.shape.num_tokens, self._width
+        layers, count = self.shape.num_deepstack, picture.shape.num_tokens
         random = torch.Generator().manual_seed(int.from_bytes(picture.digest[:7], "big"))
-        numbers = torch.randn(shape, generator=random)
-        padded = torch.nn.functional.pad(numbers, (0, self._padded - self._width)).to(self._device, self._dtype)
-        return Encoded(padded[0], padded[1:] if self.shape.num_deepstack else None)
+        numbers = torch.randn((1 + layers) * count, _INPUTS, generator=random).to(self._device, self._dtype)
+        whole = self._linear(numbers).view(1 + layers, count, -1)
+        return Encoded(whole[0], whole[1:] if layers else None)
 
     def check(self, picture: Picture) -> None:
         if not 1 <= picture.shape.num_tokens <= self.shape.max_tokens:
@@ -115,7 +114,10 @@ def make_multimodal(architecture: str, directory: Path, **fields: object) -> tup
     for name, value in fields.items():
         setattr(text, name, value)
     model = make(config, architecture)
-    return model, save(model, directory, architecture)
+    save(model, directory, architecture)
+    path, tower = directory / "model.safetensors", torch.randn(text.hidden_size, _INPUTS) / _INPUTS**0.5
+    save_file({**load_file(path), f"{_TOWER}.weight": tower}, path)
+    return model, directory
 
 
 Work = tuple[int, int]
@@ -150,10 +152,11 @@ class PictureDriver:
         self._step = 0
 
     def plan(self, work: Sequence[Work], preempted: Sequence[int] = ()) -> StepPlan:
-        """Pictures are encoded whenever a sequence is introduced, and forgotten when it leaves."""
-        forgotten = [each.key for seq in preempted for each in placeholders(self.prompts[seq][1])]
+        """Pictures are encoded when a sequence is introduced, and forgotten when the last one that has them leaves."""
         for seq in preempted:
             del self.done[seq]
+        needed = {each.digest for seq in self.done for each, _ in self.prompts[seq][1]}
+        forgotten = [each.digest for seq in preempted for each, _ in self.prompts[seq][1] if each.digest not in needed]
         new, encoded = [], []
         for seq, _ in work:
             if seq not in self.done:

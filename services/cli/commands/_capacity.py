@@ -179,7 +179,8 @@ def _shortage(memory: Memory, rank: str | None) -> str:
         return (
             f"{where}weights ({size(memory.weights)}), angles ({size(memory.angles)}), largest step "
             f"({size(memory.activations)}){pictures} and runtime ({size(memory.runtime)}) take "
-            f"{size(memory.taken)}, and {holder} gets {size(memory.usable)}: {divide}, or raise --memory-gb or --memory-share"
+            f"{size(memory.taken)}, and {holder} gets {size(memory.usable)}: {divide}, or raise --memory-gb or "
+            "--memory-share"
         )
     return (
         f"{where}one request takes {size(memory.prompt_blocks * memory.block)} of KV cache, and {size(memory.cache)} "

@@ -235,7 +235,8 @@ class Run:
             metadata = replace(metadata, visible_until=torch.tensor(until, dtype=torch.int32))
         self.backend.plan(metadata)
         known, inputs = self.sequences[0], [torch.cat(parts).to(self.device) for parts in zip(*rows, strict=True)]
-        options = AttentionOptions(known.scale, self.window, self.softcap, self.sinks, self.chunked, bool(self.pictures))
+        both_ways = bool(self.pictures)
+        options = AttentionOptions(known.scale, self.window, self.softcap, self.sinks, self.chunked, both_ways)
         output = known.attend(self.backend, inputs, self.cache, metadata.on(self.device), options)
         for (s, count), part in zip(work, output.cpu().split(counts), strict=True):
             self.computed[s] += count
