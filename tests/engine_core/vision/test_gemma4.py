@@ -51,6 +51,7 @@ TEXT_OF_LAYERS = {
     "sliding_window": 12,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
 }
+BOTH_WAYS = {"use_bidirectional_attention": "vision"}
 SIDES = [(1, 1), (7, 10), (10, 7), (1, 70), (3, 2)]
 """Rows and columns of tokens."""
 
@@ -216,11 +217,10 @@ def whole_logits(model: PreTrainedModel, prompt: Prompt, tokens: list[int] | Non
 @pytest.mark.parametrize(
     "text",
     [
-        {"pad_token_id": 5},
-        {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0},
-        {"use_bidirectional_attention": "vision", "num_kv_shared_layers": 2, "pad_token_id": 5},
+        pytest.param({"pad_token_id": 5}, marks=pytest.mark.models, id="causal, per-layer embeddings"),
+        pytest.param({**BOTH_WAYS, "hidden_size_per_layer_input": 0}, marks=pytest.mark.models, id="both ways"),
+        pytest.param({**BOTH_WAYS, "num_kv_shared_layers": 2, "pad_token_id": 5}, id="both ways, shared caches"),
     ],
-    ids=["causal, per-layer embeddings", "both ways", "both ways, shared caches"],
 )
 def test_an_engine_answers_as_transformers_does(text: dict[str, Any], tmp_path: Path) -> None:
     """Pictures are seen both ways in layers with a window alone; of per-layer embeddings they have padding's."""
