@@ -177,7 +177,14 @@ class _Processor:
         )
         limits = _session_limits(settings)
         service = InferenceService(
-            self._models, self._intake, self._queue, self._metrics, limits, settings.tenant_header, policies
+            self._models,
+            self._intake,
+            self._queue,
+            self._pictures,
+            self._metrics,
+            limits,
+            settings.tenant_header,
+            policies,
         )
         self._server.add_service(DESCRIPTION, service)
         if vllm is not None:
