@@ -1,4 +1,4 @@
-"""Chats with pictures through real services: what they answer, resume and refuse, and what an engine takes from peers."""
+"""Chats with pictures through real services: what they answer, resume and refuse, and what engines take from peers."""
 
 from __future__ import annotations
 

@@ -46,6 +46,10 @@ _MEDIA_HOST = re.compile(
 )
 
 
+MESSAGE_WITH_PICTURES_BYTES = 32 << 20
+"""Of clients' messages by default; a photograph has several MiB."""
+
+
 class _Section:
     """Checks its own options when constructed."""
 
@@ -358,7 +362,9 @@ class ProcessorSettings(ServiceSettings):
 
     service: ClassVar[str] = "processor"
 
-    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=PROCESSOR_PORT))
+    server: ServerSettings = field(
+        default_factory=lambda: ServerSettings(port=PROCESSOR_PORT, max_message_bytes=MESSAGE_WITH_PICTURES_BYTES)
+    )
     engines: tuple[str, ...] = option(
         (f"127.0.0.1:{ENGINE_PORT}",),
         "Addresses of the engines, separated by commas: host:port or unix:path. If a host is a name, each of its "
