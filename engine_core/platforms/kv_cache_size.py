@@ -69,6 +69,8 @@ class MemoryProfile:
     """The most that the persistent batch takes."""
     limit: str = ""
     """What makes ``usable`` less than the machine has, for a person."""
+    pixels: int = 0
+    """The most that pixels of pictures take."""
 
     @property
     def overhead_per_block(self) -> int:
@@ -78,6 +80,7 @@ class MemoryProfile:
     def left(self, utilization: float) -> int:
         """What remains for the KV cache if the budget is this share of ``usable``."""
         taken = self.resident + self.step_peak + self.batch_state + self._requests(utilization) + RESERVE_BYTES
+        taken += self.pixels
         return int(self.usable * utilization) - taken
 
     def _requests(self, utilization: float) -> int:
@@ -87,6 +90,7 @@ class MemoryProfile:
 
     def describe(self, utilization: float) -> str:
         """The numbers from which ``left`` is calculated, each with the options that change it, for a person."""
+        pixels = f"pixels of pictures {size(self.pixels)} (--media-memory-bytes), " if self.pixels else ""
         return (
             f"the budget is {size(self.usable * utilization)}, {utilization:g} (--gpu-memory-utilization) of the "
             f"{size(self.usable)} that this process may use{_because(self.limit)}; weights take "
@@ -94,7 +98,7 @@ class MemoryProfile:
             f"{size(self.resident - self.weights)}, the largest step {size(self.step_peak)} "
             f"(--max-num-batched-tokens, --max-num-seqs), the batch's state {size(self.batch_state)} "
             f"(--max-num-seqs, --max-model-len), token ids and log probabilities of requests "
-            f"{size(self._requests(utilization))} (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}), and "
+            f"{size(self._requests(utilization))} (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}), {pixels}and "
             f"the reserve {size(RESERVE_BYTES)}"
         )
 

@@ -133,7 +133,9 @@ class _Processor:
         self._queue = TokenizationQueue(
             self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
         )
-        self._pool = PicturePool(PictureLimits())
+        pictures = settings.pictures
+        most = PictureLimits(pictures.max_picture_bytes, pictures.max_picture_pixels, pictures.max_picture_time)
+        self._pool = PicturePool(most, pictures.media_processes)
         self._pictures = PictureStage(
             self._pool,
             self._queue,

@@ -46,8 +46,8 @@ _MEDIA_HOST = re.compile(
 )
 
 
-MESSAGE_WITH_PICTURES_BYTES = 32 << 20
-"""Of clients' messages by default; a photograph has several MiB."""
+MESSAGE_WITH_PICTURES_BYTES = 40 << 20
+"""Of clients' messages to processors by default: the most that a gateway takes by default, and what is around it."""
 
 
 class _Section:
@@ -496,14 +496,6 @@ class EngineServiceSettings(ServiceSettings):
         minimum=0,
         maximum=3600,
         unit="seconds",
-    )
-    media_memory_bytes: int = option(
-        512 * 2**20,
-        "Memory for the pixels of pictures, of an engine whose model sees: those of requests under way, and as many "
-        "of others as have room.",
-        minimum=16 * 2**20,
-        maximum=2**50,
-        unit="bytes",
     )
     service_auth: ServiceAuthSettings = field(default_factory=ServiceAuthSettings)
 
