@@ -196,8 +196,8 @@ class CacheConfig(_Section):
     )
     media_memory_bytes: int = option(
         256 * 2**20,
-        "Memory for the pixels of pictures that processors send, of an engine whose model sees: those of requests under "
-        "way, and as many of others as have room.",
+        "Memory for the pixels of pictures that processors send, of an engine whose model sees: those of requests "
+        "under way, and as many of others as have room.",
         minimum=16 * 2**20,
         maximum=2**50,
         unit="bytes",

@@ -98,8 +98,8 @@ class MemoryProfile:
             f"{size(self.resident - self.weights)}, the largest step {size(self.step_peak)} "
             f"(--max-num-batched-tokens, --max-num-seqs), the batch's state {size(self.batch_state)} "
             f"(--max-num-seqs, --max-model-len), token ids and log probabilities of requests "
-            f"{size(self._requests(utilization))} (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}), {pixels}and "
-            f"the reserve {size(RESERVE_BYTES)}"
+            f"{size(self._requests(utilization))} (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}), "
+            f"{pixels}and the reserve {size(RESERVE_BYTES)}"
         )
 
 
