@@ -330,7 +330,7 @@ class PictureSettings(_Section):
     max_picture_pixels: int = option(
         MAX_PICTURE_PIXELS,
         "Most pixels of a picture, width times height, before it is resized; a larger one is refused with "
-        "INVALID_ARGUMENT. A process that decodes takes up to 16 bytes for each.",
+        "INVALID_ARGUMENT. A process that decodes takes up to 20 bytes for each.",
         minimum=1024,
         maximum=2**30,
     )
@@ -349,7 +349,8 @@ class MediaSettings(_Section):
 
     max_media_bytes: int = option(
         32 * 2**20,
-        "Most bytes of the pictures of one request, in base64 if they come so, beside --max-message-bytes.",
+        "Most bytes of the pictures of one request, in base64 if they come so, beside --max-message-bytes. "
+        "A processor and its gateways need the same.",
         minimum=0,
         maximum=2**30,
         unit="bytes",
@@ -379,6 +380,7 @@ class ProcessorSettings(ServiceSettings):
     auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
     pictures: PictureSettings = field(default_factory=PictureSettings)
+    media: MediaSettings = field(default_factory=MediaSettings)
     model_aliases: tuple[str, ...] = option(
         (),
         "Further names of the served model, separated by commas: requests may use them, and models are listed under "
