@@ -23,7 +23,8 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import digest_of
 from engine_core.model_loader.gguf.projector import projectors_beside
-from engine_core.model_loader.loader import WeightsOnDisk
+from engine_core.model_loader.loader import WeightsOnDisk, vision_outline
+from engine_core.model_loader.picture_facts import picture_facts
 from engine_core.model_loader.safetensors_reader import conversion_advice
 from engine_core.platforms.kv_cache_size import Profile, describe_states, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
@@ -130,6 +131,7 @@ class Startup:
         unwritten_bytes = self._allocate(cache, loaded.reports)
         is_stable, largest_step_seconds = self._warm_up(cache, checkpoint.spec, device.invariance_advice)
         concurrent_steps = self._concurrent_steps(device)
+        vision = vision_outline(checkpoint)
         self._workers.start_steps(concurrent_steps, largest_step_seconds)
         is_here = not self._workers.places
         return StartedModel(
@@ -144,6 +146,8 @@ class Startup:
             largest_step_seconds,
             concurrent_steps,
             loaded.grammars,
+            None if vision is None else vision.check,
+            picture_facts(checkpoint, self._config.model),
         )
 
     def _configuration(self) -> tuple[Checkpoint, BatchLimits]:
@@ -349,6 +353,8 @@ class _Loaded:
 def _text_alone(checkpoint: Checkpoint) -> str:
     """What is not served of a multimodal model, for people; empty for another."""
     wanted = "(--language-model-only says that this is wanted)"
+    if checkpoint.vision is not None:
+        return ""
     if checkpoint.text_of is not None:
         return f"only the text of {checkpoint.text_of} is served; pictures and sound are refused {wanted}"
     found = projectors_beside(checkpoint.path) if checkpoint.is_gguf else []

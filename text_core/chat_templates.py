@@ -17,6 +17,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
+from text_core.message_parts import PROBED_TEXT, as_parts, as_text, has_pictures, probe
 from text_core.message_turns import in_turns
 from text_core.parsing.detection import PROBED_ARGUMENTS, PROBED_NAME, calls_in, calls_shown, reasoning_in
 from text_core.parsing.formats import NONE
@@ -147,6 +148,8 @@ class ChatTemplates:
         """The call form of each template that has rendered tool calls, keyed by the template's name."""
         self._formats: dict[str, _Detected] = {}
         """What each template shows, keyed by the template's name."""
+        self._forms_shown: dict[tuple[str, str, bool, bool], bool] = {}
+        """Whether a template shows content in a form: name, placeholder, with a picture, in parts."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
@@ -172,6 +175,7 @@ class ChatTemplates:
         continue_final_message: bool = False,
         template_args: Mapping[str, Any] | None = None,
         max_chars: int = MAX_RENDERED_CHARS,
+        placeholder: str = "",
     ) -> str:
         """The prompt's text. Encode it without adding special tokens: the template writes them.
 
@@ -184,6 +188,9 @@ class ChatTemplates:
         System messages after the first message stay in place if the template shows them there; else they are merged or
         moved (``system_messages``). Messages of the user that a template refuses for the turn become part of the
         message before them (``message_turns``).
+
+        Pictures, parts ``{"type": "image"}`` of a content, become ``placeholder``: by the template itself if it takes
+        lists of parts, else in the text that it gets (``message_parts``). Without it they stay as they are.
 
         ``tools`` and ``documents`` are passed to the template unchanged; documents may be among ``template_args``, too.
         ``template_name`` defaults to ``tool_use`` if there are tools and the model has such a template, else to
@@ -201,7 +208,7 @@ class ChatTemplates:
         if clash := sorted(set(arguments) & set(_OWN_VARIABLES)):
             raise ChatTemplateError(f"template arguments must not be named {', '.join(clash)}")
         name = self._choose(template_name, tools is not None)
-        chat = [_normalized(message) for message in messages]
+        chat = self._with_contents(name, [_normalized(message) for message in messages], placeholder)
         if tools and not (shows := self._detected(name)).has_tools:
             chat, tools = tools_as_text(chat, tools, in_system=shows.has_system), None
         if any(message.get("tool_calls") for message in chat):
@@ -219,6 +226,30 @@ class ChatTemplates:
         continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
         rendered = self._rendered(name, chat, variables, max_chars)
         return rendered if continued is None else _cut_at_mark(rendered, continued)
+
+    def _with_contents(self, name: str, chat: list[dict[str, Any]], placeholder: str) -> list[dict[str, Any]]:
+        """``chat`` with contents that the template shows. Raises ``ChatTemplateError`` if it shows no pictures."""
+        pictures = has_pictures(chat)
+        if pictures and not placeholder:
+            return chat  # nobody counts them
+        if not pictures or self._shows(name, placeholder, picture=True, in_parts=True):
+            takes_text = self._shows(name, "", picture=False, in_parts=False)
+            if takes_text or not self._shows(name, "", picture=False, in_parts=True):
+                return chat
+            return list(map(as_parts, chat))
+        if self._shows(name, "", picture=False, in_parts=False):
+            return [as_text(message, placeholder) for message in chat]
+        raise ChatTemplateError("the chat template shows no pictures")
+
+    def _shows(self, name: str, placeholder: str, *, picture: bool, in_parts: bool) -> bool:
+        """Whether the template shows content in this form: its text, and its picture once as ``placeholder``."""
+        key = name, placeholder, picture, in_parts
+        if key not in self._forms_shown:
+            shown = self._probed(name, probe(picture=picture, in_parts=in_parts))
+            in_notation = in_parts and "'text'" in shown  # it prints the list itself
+            seen = not picture or shown.count(placeholder) == 1
+            self._forms_shown[key] = PROBED_TEXT in shown and seen and not in_notation
+        return self._forms_shown[key]
 
     def _rendered(self, name: str, chat: list[dict[str, Any]], variables: Mapping[str, Any], max_chars: int) -> str:
         """``chat`` in the first form that the template takes; raises what it says of the chat as it is."""

@@ -72,6 +72,9 @@ class AttentionMetadata:
     max_seq_len: int
     group: int = 0
     """The group's index."""
+    visible_until: torch.Tensor | None = None
+    """[T] int32: for rows in pictures, the position behind the picture, all of which is in the step; 0 for others.
+    In layers that attend ``both_ways``, keys before it are visible. None: all 0."""
 
     @staticmethod
     def of_sequences(
@@ -104,6 +107,7 @@ class AttentionMetadata:
             self.max_query_len,
             self.max_seq_len,
             self.group,
+            None if self.visible_until is None else self.visible_until.to(device),
         )
 
 
@@ -132,6 +136,8 @@ class AttentionOptions:
     (Xiao et al., 2023, https://arxiv.org/abs/2309.17453)."""
     chunked: bool = False
     """Whether the window is a chunk: ``kv_cache_interface.first_seen``."""
+    both_ways: bool = False
+    """Whether rows in a picture also see the rest of it: ``AttentionMetadata.visible_until``."""
 
 
 class RotaryOp(Protocol):
@@ -196,8 +202,9 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Store ``key`` and ``value`` [T, Hkv, D], then attend with ``query`` [T, Hq, D]; returns [T, Hq · D].
 
-        A row at position p attends to positions 0 … p of its own sequence, or those of its window. Blocks are visited
-        in one fixed order, so a row's result does not depend on the rest of the step. Changes ``kv_cache`` only.
+        A row at position p attends to positions 0 … p of its own sequence, or those of its window, and, ``both_ways``,
+        to those up to its picture's end. Blocks are visited in one fixed order, so a row's result does not depend on
+        the rest of the step. Changes ``kv_cache`` only.
         Without keys ([T, 0, D]) nothing is stored: another layer has written the step's.
         """
 

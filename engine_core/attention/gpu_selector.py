@@ -45,7 +45,8 @@ def check_attention(asked: str | None, demand: Demand) -> None:
         raise refuse(f"--deterministic needs results that do not depend on the batch, which {asked} does not promise")
     if not demand.plain:
         raise refuse(
-            f"{asked} is not used with windows, chunks, sinks, capped scores, or a scale other than 1 / √head_dim"
+            f"{asked} is not used with windows, chunks, sinks, capped scores, pictures whose tokens all see each other "
+            "(--language-model-only), or a scale other than 1 / √head_dim"
         )
     if demand.heads.dtype == torch.float32:
         raise refuse(f"{asked} computes bfloat16 and float16, not float32")

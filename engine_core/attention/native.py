@@ -124,6 +124,7 @@ class NativeAttention(AttentionBackend):
         arguments.number_type, arguments.cache_type = NUMBER_TYPES[query.dtype], _CACHE_TYPES[self.cache_dtype]
         arguments.num_threads, arguments.scale = torch.get_num_threads(), options.scale
         arguments.sliding_window, arguments.chunked = options.sliding_window or 0, options.chunked
+        arguments.both_ways = options.both_ways
         arguments.logit_softcap = options.logit_softcap or 0.0
         arguments.sinks = None if options.sinks is None else options.sinks.data_ptr()
         if self._kernels.attention(arguments) != 0:
@@ -138,6 +139,8 @@ class NativeAttention(AttentionBackend):
         self._arguments.seq_lens = metadata.seq_lens.data_ptr()
         self._arguments.block_tables = metadata.block_tables.data_ptr()
         self._arguments.block_table_stride = metadata.block_tables.stride(0)
+        until = metadata.visible_until
+        self._arguments.visible_until = None if until is None else until.data_ptr()
 
 
 def _padded(spec: KVCacheSpec) -> int:

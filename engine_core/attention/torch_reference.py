@@ -73,7 +73,10 @@ class TorchAttention(AttentionBackend):
             for first in range(starts[seq], starts[seq + 1], at_once):
                 rows = slice(first, min(first + at_once, starts[seq + 1]))
                 place = end - (starts[seq + 1] - first)
-                output[rows] = _attend(query[rows].float(), keys, values, place, seen * block_size, options)
+                until = None
+                if options.both_ways and metadata.visible_until is not None:
+                    until = metadata.visible_until[rows].long() - seen * block_size
+                output[rows] = _attend(query[rows].float(), keys, values, place, seen * block_size, until, options)
         return output
 
 
@@ -83,11 +86,13 @@ def _attend(
     values: torch.Tensor,
     place: int,
     first_key: int,
+    until: torch.Tensor | None,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """[n, Hq, D]: ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
 
-    The first row's own key is at index ``place``. ``first_key``: the position of the first of the keys.
+    The first row's own key is at index ``place``. ``first_key``: the position of the first of the keys. ``until`` [n]:
+    index before which a row sees later keys, too, if it is behind its own.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape
@@ -97,7 +102,7 @@ def _attend(
         scores = cap * torch.tanh(scores / cap)
     places = torch.arange(length, device=query.device)
     own = torch.arange(place, place + num_rows, device=query.device)[:, None]
-    hidden = places > own
+    hidden = places > (own if until is None else torch.maximum(own, until[:, None] - 1))
     if (window := options.sliding_window) is not None:
         seen = (own + first_key) // window * window - first_key if options.chunked else own - window + 1
         hidden |= places < seen

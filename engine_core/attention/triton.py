@@ -122,6 +122,7 @@ class TritonAttention(PagedAttention):
         num_kv_heads = num_heads // group
         single = tiles_of_single_rows(query.dtype.itemsize, head_dim, group)
         tiles = single if self._uniform else tiles_of_chunks(query.dtype.itemsize, head_dim, group)
+        until = metadata.visible_until if options.both_ways else None
         attend_chunks[(num_rows // (tiles.rows // group) + num_seqs, num_kv_heads)](
             query,
             query if query_rope is None else query_rope,
@@ -131,6 +132,7 @@ class TritonAttention(PagedAttention):
             metadata.query_starts,
             metadata.seq_lens,
             metadata.block_tables,
+            metadata.query_starts if until is None else until,
             num_seqs,
             query.stride(0),
             *((0, 0) if query_rope is None else query_rope.stride()[:2]),
@@ -152,6 +154,7 @@ class TritonAttention(PagedAttention):
             CHUNKED=options.chunked,
             SOFTCAP=(options.logit_softcap or 0.0) * _LOG2_E,
             SINKS=options.sinks is not None,
+            BOTH_WAYS=until is not None,
             IEEE=query.dtype == torch.float32,
             WIDE=_is_interpreted(query),
             num_warps=tiles.warps,

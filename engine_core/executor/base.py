@@ -7,12 +7,14 @@ nothing more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine_core.config import ModelSpec, RequestMemory
 from engine_core.errors import InvalidRequestError
 from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.media import Picture
 from engine_core.step import StepPlan, StepResult
 
 
@@ -61,6 +63,8 @@ class Executor(ABC):
     """Most steps that may be submitted before the first result is taken."""
     grammar_support: str | None = "this executor has none"
     """Why grammars cannot be used; None if they can."""
+    picture_facts: Mapping[str, Any] | None = None
+    """What a processor must know to prepare pictures, for JSON; None if the model takes none."""
     ranks: Sequence[RankPlace] = ()
     """Empty if this process computes."""
 
@@ -84,6 +88,13 @@ class Executor(ABC):
     def is_special_token(self, token_id: int) -> bool:
         """Whether grammars must name a token by id, as no text contains it; needs ``grammar_support`` None."""
         raise InvalidRequestError("grammar", f"cannot be used here: {self.grammar_support}")
+
+    def check_picture(self, picture: Picture) -> None:
+        """Raise ``InvalidRequestError`` unless the model can encode ``picture``: then no step fails for it.
+
+        Looks at shapes alone, so it takes microseconds. From any thread.
+        """
+        raise InvalidRequestError("media", "this model takes no pictures")
 
     @abstractmethod
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:

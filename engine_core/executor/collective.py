@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from engine_core.config import ModelSpec, RequestMemory
 from engine_core.executor.base import Executor, PendingResult
 from engine_core.executor.workers import Workers
 from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.media import Picture
 from engine_core.step import StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler
 
@@ -29,6 +30,9 @@ class StartedModel:
     max_concurrent_steps: int
     grammars: GrammarCompiler | str
     """The compiler of this process, or why grammars cannot be used."""
+    check_picture: Callable[[Picture], None] | None = None
+    """None: the model takes no pictures."""
+    picture_facts: Mapping[str, Any] | None = None
 
 
 class CollectiveExecutor(Executor):
@@ -45,7 +49,9 @@ class CollectiveExecutor(Executor):
         self.numerics = started.numerics
         self.largest_step_seconds = started.largest_step_seconds
         self.max_concurrent_steps = started.max_concurrent_steps
+        self.picture_facts = started.picture_facts
         self.ranks = workers.places
+        self._check_picture = started.check_picture
         self._grammars = None if isinstance(started.grammars, str) else started.grammars
         self.grammar_support = started.grammars if isinstance(started.grammars, str) else None
 
@@ -69,6 +75,12 @@ class CollectiveExecutor(Executor):
         if self._grammars is None:
             return super().is_special_token(token_id)
         return self._grammars.is_special_token(token_id)
+
+    def check_picture(self, picture: Picture) -> None:
+        if self._check_picture is None:
+            super().check_picture(picture)
+        else:
+            self._check_picture(picture)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         self.workers.failure.on_failure(callback)

@@ -56,6 +56,10 @@ class RopeParameters:
     """Queries at position p are multiplied by 1 + β · ln(1 + ⌊(p + o) / original length⌋)."""
     llama_4_scaling_offset: int = 0
     """The o of that."""
+    mrope_section: tuple[int, ...] = ()
+    """Pairs that are rotated by time, height and width; empty: all by a row's position. Whether the three take turns,
+    instead of following each other: ``mrope_interleaved``. See ``with_sections``."""
+    mrope_interleaved: bool = False
 
     @staticmethod
     def read(
@@ -90,6 +94,16 @@ class RopeParameters:
         scaled = replace(plain, factor=factor, original_max_position_embeddings=original)
         readers = {"llama3": _read_llama3, "longrope": _read_longrope, "yarn": _read_yarn}
         return readers[rope_type](parameters, scaled)
+
+    def with_sections(self, section: tuple[int, ...], *, interleaved: bool) -> RopeParameters:
+        """The same, by three positions. Raises ``CheckpointError`` if the sections do not divide the pairs."""
+        pairs = self.rotary_dim // 2
+        if len(section) != 3 or min(section) < 0 or sum(section) != pairs:
+            raise CheckpointError(
+                f"rope_parameters: mrope_section={list(section)} is not usable: expected three numbers of pairs whose "
+                f"sum is {pairs}, for time, height and width"
+            )
+        return replace(self, mrope_section=section, mrope_interleaved=interleaved)
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
         """Most tokens of a sequence: ``linear`` and ``yarn`` extend the configuration's limit."""
@@ -166,15 +180,32 @@ class Rotary:
             counted = positions + parameters.llama_4_scaling_offset
             turns = torch.floor(counted / parameters.original_max_position_embeddings)
             self._query_scales = 1 + beta * torch.log1p(turns)[:, None]
+        self._dimensions: torch.Tensor | None = None
+        if parameters.mrope_section:
+            self._dimensions = _dimensions(parameters).to(device)
 
-    def angles(self, positions: torch.Tensor) -> Angles:
-        """The angles of ``positions`` [T] int64."""
-        scales = self._query_scales
-        return Angles(
-            self._cos.index_select(0, positions)[:, None],
-            self._sin.index_select(0, positions)[:, None],
-            None if scales is None else scales.index_select(0, positions)[:, None],
-        )
+    def angles(self, positions: torch.Tensor, rotary_positions: torch.Tensor | None = None) -> Angles:
+        """The angles of ``positions`` [T] int64, or, where pairs rotate by one of three positions each, of
+        ``rotary_positions`` [3, T] if given.
+        """
+        scales = None if self._query_scales is None else self._query_scales.index_select(0, positions)[:, None]
+        if rotary_positions is None or self._dimensions is None:
+            cos, sin = (table.index_select(0, positions) for table in (self._cos, self._sin))
+        else:
+            places = rotary_positions.index_select(0, self._dimensions).T  # [T, pairs]
+            cos, sin = (table.gather(0, places) for table in (self._cos, self._sin))
+        return Angles(cos[:, None], sin[:, None], scales)
+
+
+def _dimensions(parameters: RopeParameters) -> torch.Tensor:
+    """[pairs] int64: 0, 1 or 2 for pairs that are rotated by time, height or width."""
+    section = torch.tensor(parameters.mrope_section)
+    if not parameters.mrope_interleaved:
+        return torch.arange(3).repeat_interleave(section)
+    dimensions = torch.zeros(int(section.sum()), dtype=torch.int64)
+    for dimension in (1, 2):
+        dimensions[dimension : 3 * parameters.mrope_section[dimension] : 3] = dimension
+    return dimensions
 
 
 def _inverse_frequencies(parameters: RopeParameters, max_positions: int) -> torch.Tensor:

@@ -173,6 +173,8 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     stored = _stored_quantization(path, raw, text_of, choice, config, load)
     hf_config = _hf_config(path, raw, choice, as_published=raw is published)
     architecture_config = _read_config(hf_config, choice)
+    if vision is not None:
+        architecture_config = architecture_config.seeing(vision.shape)
     dtype_name = _dtype_name(path, text_of, config, load, hf_config, stored is not None)
     max_model_len = _max_model_len(config, choice.architecture, architecture_config)
     if vision is not None:
@@ -196,7 +198,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         vision,
         spec,
         choice,
-        _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
+        _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig(), spec.vision),
         _DTYPES[dtype_name],
         config.quantization,
         _group_size(config),
@@ -243,13 +245,19 @@ def _group_size(config: ModelConfig) -> int | None:
     return None
 
 
-def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) -> ModelShape:
+def _divided(
+    config: ModelShape, choice: ModelChoice, parallel: ParallelConfig, vision: VisionShape | None
+) -> ModelShape:
     """``config``, divided among the ranks. Raises ``ConfigError``."""
     if parallel.world_size > 1 and choice.impl != RINGLINE:
         flag = "tensor_parallel_size" if parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
         accepted = f"1, as {choice.architecture} runs through transformers (--model-impl), which only one rank can do"
         raise ConfigError(flag, getattr(parallel, flag), accepted)
-    config.stage_layers(parallel.pipeline_parallel_size)
+    first, *others = config.stage_layers(parallel.pipeline_parallel_size)
+    if others and vision is not None and vision.num_deepstack > len(first):
+        wanted = f"features of pictures are added behind the first {vision.num_deepstack} layers, all of which"
+        accepted = f"fewer stages, as {wanted} must be in the first stage, which has {len(first)}"
+        raise ConfigError("pipeline_parallel_size", parallel.pipeline_parallel_size, accepted)
     return config.for_ranks(parallel.tensor_parallel_size, expert_parallel=parallel.enable_expert_parallel)
 
 

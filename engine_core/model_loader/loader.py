@@ -23,6 +23,7 @@ from engine_core.model_loader.gguf.weights import GgufWeights
 from engine_core.model_loader.multimodal import is_of_text, text_name
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.models.language_model import LanguageModel
+from engine_core.models.vision_model import VisionModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import QuantizationConfig
@@ -61,6 +62,14 @@ def model_outline(checkpoint: Checkpoint, rank: Rank | None = None, *, expands_e
     ops.expands_experts = expands_experts
     quantization = outline_quantization(checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size)
     return make_model(checkpoint, TorchAttention(), ops, torch.device("meta"), quantization, rank)
+
+
+def vision_outline(checkpoint: Checkpoint) -> VisionModel | None:
+    """What encodes pictures, on the meta device: it can check them. None if the model takes none."""
+    if (vision := checkpoint.vision) is None:
+        return None
+    factory = PartFactory(TorchBackend(), TorchAttention(), checkpoint.dtype, torch.device("meta"))
+    return vision.model(vision.config, vision.preprocessor, vision.shape, factory)
 
 
 def load_weights(

@@ -50,7 +50,11 @@ class SelfAttention:
             )
         scale = config.softmax_scale or shape.head_dim**-0.5
         options = AttentionOptions(
-            scale, config.sliding_windows[index], config.attn_logit_softcap, chunked=config.chunked_attention
+            scale,
+            config.sliding_windows[index],
+            config.attn_logit_softcap,
+            chunked=config.chunked_attention,
+            both_ways=index in config.both_ways,
         )
         self.attn = parts.attention(shape, options, norms, f"{prefix}.sinks" if config.attention_sinks else None)
         own = parts.shares.of_heads(shape)

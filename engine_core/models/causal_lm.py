@@ -126,8 +126,11 @@ class CausalLM(StagedModel):
     def forward_stage(
         self, given: IntermediateTensors, positions: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        angles = [rotary.angles(positions) for rotary in self.rotaries]
-        return self._run_layers(given.hidden, replace(context, angles=angles, per_layer=given.per_layer))
+        angles = [rotary.angles(positions, context.rotary_positions) for rotary in self.rotaries]
+        context = replace(context, angles=angles, per_layer=given.per_layer)
+        if context.media is not None and context.media.deepstack is not None:
+            return self._layers_with_features(given.hidden, context)
+        return self._run_layers(given.hidden, context)
 
     def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
         return [(rows, self._factory.backend.padded(self.config.hidden_size))]
@@ -175,11 +178,16 @@ class CausalLM(StagedModel):
             group = None if cache is None else group_of[cache]
             placed.append((self._layers[index], LayerPlace(rotation, cache, group, state)))
         # On CPU this is ops/kernel_graph.py, which runs the layers natively.
-        self._run_layers = self._factory.backend.captured(self.make_stack(placed))
+        stack = self.make_stack(placed)
+        self._layers_with_features = stack
+        self._run_layers = self._factory.backend.captured(stack)
 
 
 class LayersAndNorm:
-    """Layers in sequence, then the norm; without a norm, other stages follow, which take all rows."""
+    """Layers in sequence, then the norm; without a norm, other stages follow, which take all rows.
+
+    Deepstack features of pictures are added behind the layers here, by torch, so these must not be captured then.
+    """
 
     def __init__(
         self, layers: Sequence[tuple[DecoderLayer, LayerPlace]], norm: Callable[[torch.Tensor], torch.Tensor] | None
@@ -188,7 +196,15 @@ class LayersAndNorm:
         self._norm = norm
 
     def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        last = len(self._layers) if self._norm is not None else None
+        media = context.media
+        features = () if media is None or media.deepstack is None else media.deepstack
+        last = len(self._layers) if self._norm is not None and len(features) < len(self._layers) else None
         for number, (layer, place) in enumerate(self._layers, 1):
             hidden = layer(hidden, context.of_layer(place, is_last=number == last))
-        return hidden if self._norm is None else self._norm(hidden)
+            if media is not None and number <= len(features):
+                hidden = hidden.index_add(0, media.rows, features[number - 1])
+        if self._norm is None:
+            return hidden
+        if last is None and context.rows is not None:  # features came even behind the last layer
+            hidden = hidden.index_select(0, context.rows)
+        return self._norm(hidden)

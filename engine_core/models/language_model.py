@@ -58,6 +58,8 @@ class LanguageModel(ABC):
         self._max_model_len = max_model_len
         self.vision: VisionModel | None = None
         """Encodes pictures; None: the model sees none, or another stage encodes them."""
+        self.vision_parts: tuple[Part, ...] = ()
+        """Those of ``parts`` that belong to it."""
         self.stage_layers = config.stage_layers(parts.rank.pp_size)[parts.rank.pp]
         """This stage's layers: all, if it is the only stage."""
 
@@ -70,7 +72,9 @@ class LanguageModel(ABC):
         quantization: QuantizationConfig | None,
     ) -> None:
         """Make the vision model's parts, behind the model's own; call before ``load``."""
+        own = len(self._factory.parts)
         self.vision = vision(config, preprocessor, shape, self._factory.replicated(quantization))
+        self.vision_parts = tuple(self._factory.parts[own:])
 
     @property
     def dtype(self) -> torch.dtype:

@@ -21,6 +21,7 @@ from engine_core.kv_cache_interface import (
     group_layers,
 )
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
+from engine_core.media import VisionShape
 from engine_core.models.stage_work import work_of_head, work_of_layers
 from engine_core.ops.base import Routing
 from engine_core.weights.expert_tensors import ExpertTensors, SeparateExperts
@@ -53,6 +54,15 @@ class ModelShape:
     """Whether windows are chunks: ``kv_cache_interface.first_seen``."""
     tensor_parallel_size: int = 1
     """Ranks that share each layer."""
+    both_ways: frozenset[int] = frozenset()
+    """Layers in which the tokens of a picture see all of it."""
+
+    def seeing(self, vision: VisionShape) -> Self:
+        """The same with pictures, which ``vision`` describes; call before ``within``."""
+        if not vision.attends_both_ways:
+            return self
+        windows, in_full = self.sliding_windows, vision.both_ways_in_full
+        return replace(self, both_ways=frozenset(i for i, size in enumerate(windows) if in_full or size is not None))
 
     def for_ranks(self, tensor_parallel_size: int, *, expert_parallel: bool = False) -> Self:
         """The same, with each layer shared by that many ranks. Raises ``ConfigError`` if impossible."""
@@ -180,11 +190,12 @@ class ModelShape:
 
     @property
     def has_plain_layers(self) -> bool:
-        """Whether layers attend, and all that do see all tokens, and have their own, equal caches."""
+        """Whether layers attend, and all that do see all earlier tokens alone, and have their own, equal caches."""
         attending = [layer for layer, spec in enumerate(self.cache_specs) if spec is not None]
         alike = {self.cache_specs[layer] for layer in attending} == {AttentionSpec(self.num_kv_heads, self.head_dim)}
         return (
             alike
+            and not self.both_ways
             and len(self.caching_layers) == len(attending)
             and all(self.sliding_windows[layer] is None for layer in attending)
         )
@@ -274,6 +285,14 @@ class ArchitectureConfig(ModelShape):
     logit_softcap: float | None = None
     """Logits x become c · tanh(x / c)."""
     mixture: Mixture | None = None
+
+    def seeing(self, vision: VisionShape) -> Self:
+        """Also sets rotations by three positions. Raises ``CheckpointError`` if these do not divide the pairs."""
+        seeing, section = ModelShape.seeing(self, vision), vision.mrope_section
+        if not section:
+            return seeing
+        ropes = tuple(rope and rope.with_sections(section, interleaved=vision.mrope_interleaved) for rope in self.ropes)
+        return replace(seeing, ropes=ropes)
 
     def _require_shares(self, size: int, expert_parallel: bool) -> None:
         ModelShape._require_shares(self, size, expert_parallel)

@@ -100,6 +100,8 @@ class KernelGraph:
                 for cos, sin, scales in context.angles
             ],
             per_layer=None if context.per_layer is None else own(context.per_layer),
+            media=None,
+            rotary_positions=None,
         )
         try:
             with capturing(captured):
@@ -130,4 +132,6 @@ def _sequences(context: ForwardContext) -> dict[str, int]:
             "seq_lens": any_group.seq_lens.data_ptr(),
             "block_table_stride": any_group.block_tables.stride(0),
         }
+        if any_group.visible_until is not None:
+            fields["visible_until"] = any_group.visible_until.data_ptr()
     return fields

@@ -17,6 +17,7 @@ from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.platforms.kv_cache_size import Profile
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.worker.encoding_profile import EncodingProfile
 from engine_core.worker.input_batch import InputBatch
 from engine_core.worker.model_runner import ModelRunner
 
@@ -57,6 +58,9 @@ class Platform(ABC):
 
     largest_step_seconds: float = 0.0
     """Duration of the largest step, once ``profile`` or ``prepare`` ran it; with long contexts it takes longer."""
+
+    encoding: EncodingProfile | None = None
+    """What ``profile`` measured of pictures, if it was called and the model encodes any."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -39,7 +39,8 @@ from engine_core.quantization.selector import choose_quantization
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
 from engine_core.worker.caches import allocate_caches
-from engine_core.worker.dummy_batches import largest_step, step_seconds
+from engine_core.worker.dummy_batches import Run, largest_step, picture_step, step_seconds
+from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.forward import HostForward
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
@@ -171,14 +172,29 @@ class CpuPlatform(Platform):
         resident = resident_memory()
         with measure_peak() as peak:
             self.largest_step_seconds = step_seconds(runs, plan)
+        growth = max(peak.growth, self._profile_pictures(model, runs, plan.seq_ids))
         return MemoryProfile(
             usable=self.usable,
             resident=resident,
             weights=model.weight_bytes,
-            step_peak=peak.growth,
+            step_peak=growth,
+            encoder_cache=0 if self.encoding is None else self.encoding.cache_bytes(limits),
             batch_state=runs[0][0].batch.nbytes,
             limit=self.limit,
         )
+
+    def _profile_pictures(self, model: LanguageModel, runs: Sequence[Run], released: Sequence[int]) -> int:
+        """Bytes that encoding the largest picture takes, or, if that is more, computing a step of pictures."""
+        if model.vision is None:
+            return 0
+        with measure_peak() as encoding_peak:
+            encoding = self.encoding = measure_encoding(model.vision)
+        for runner, _, _ in runs:
+            runner.encoder_cache.keep(encoding.picture.digest, encoding.encoded)
+        with measure_peak() as step_peak:
+            seconds = step_seconds(runs, picture_step(self._limits, encoding.picture, model.vocab_size, released))
+        self.largest_step_seconds = max(self.largest_step_seconds, seconds)
+        return max(encoding.largest_peak(encoding_peak.growth), step_peak.growth)
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, caches: Caches) -> str:
         """Nothing to do: no kernel is compiled while serving."""

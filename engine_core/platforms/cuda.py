@@ -21,11 +21,12 @@ from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
 from engine_core.platforms.host_memory import usable_memory
-from engine_core.platforms.kv_cache_size import request_memory, size
+from engine_core.platforms.kv_cache_size import describe_pictures, request_memory, size
 from engine_core.sampling.sampler import Sampler
 from engine_core.sampling.torch_ops import TorchOps
 from engine_core.worker.caches import allocate_caches, of_layer
-from engine_core.worker.dummy_batches import largest_step, step_seconds
+from engine_core.worker.dummy_batches import Run, largest_step, picture_step, step_seconds
+from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner
 
@@ -56,6 +57,8 @@ class CudaMemoryProfile:
     """What the largest step adds."""
     graphs: int
     """Estimate for captured graphs."""
+    encoder_cache: int = 0
+    """The most that embeddings of pictures take."""
 
     @property
     def overhead_per_block(self) -> int:
@@ -72,7 +75,7 @@ class CudaMemoryProfile:
                 f"but only {size(available)} were free at the start. Lower it to at most "
                 f"{int(100 * available / self.total) / 100:g}, or end what else uses the GPU."
             )
-        return budget - self.context - self.taken - self.step_peak - self.graphs
+        return budget - self.context - self.taken - self.step_peak - self.graphs - self.encoder_cache
 
     def describe(self, utilization: float) -> str:
         """The numbers from which ``left`` is calculated, for a person."""
@@ -80,7 +83,8 @@ class CudaMemoryProfile:
             f"the budget is {size(self.total * utilization)}, {utilization:g} (--gpu-memory-utilization) of the GPU's "
             f"{size(self.total)}; weights take {size(self.weights)} (--model, --dtype), the CUDA context up to "
             f"{size(self.context)}, libraries {size(self.taken - self.weights)}, the largest step "
-            f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), and CUDA graphs about "
+            f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), "
+            f"{describe_pictures(self.encoder_cache)}and CUDA graphs about "
             f"{size(self.graphs)} (--max-num-seqs, --enforce-eager)"
         )
 
@@ -257,6 +261,7 @@ class CudaPlatform(Platform):
         self._run_largest_step(model, new_batch, self._caches(model, 1, 1))
         peak = torch.cuda.max_memory_reserved() - reserved
         self.trim()
+        peak = max(peak, self._picture_peak(model, new_batch))
         self._graphs_expected = 0 if self._eager else self._estimate_graphs(model)
         return CudaMemoryProfile(
             total=self._free_at_start[1],
@@ -266,23 +271,44 @@ class CudaPlatform(Platform):
             weights=model.weight_bytes,
             step_peak=peak,
             graphs=self._graphs_expected,
+            encoder_cache=0 if self.encoding is None else self.encoding.cache_bytes(self._limits),
         )
 
+    def _picture_peak(self, model: LanguageModel, new_batch: NewBatch) -> int:
+        """Bytes that encoding the largest picture takes, or, if that is more, computing a step of pictures."""
+        if model.vision is None:
+            return 0
+        reserved = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        encoding = self.encoding = measure_encoding(model.vision, torch.cuda.synchronize)
+        peak = encoding.largest_peak(torch.cuda.max_memory_reserved() - reserved)
+        self.trim()
+        reserved = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        runs = self._runs(model, new_batch, self._caches(model, 1, 1))
+        for runner, _, _ in runs:
+            runner.encoder_cache.keep(encoding.picture.digest, encoding.encoded)
+        step_seconds(runs, picture_step(self._limits, encoding.picture, model.vocab_size, ()), torch.cuda.synchronize)
+        peak = max(peak, torch.cuda.max_memory_reserved() - reserved)
+        del runs, runner
+        self.trim()
+        return peak
+
     def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, caches: Caches) -> float:
-        """Seconds with all layers. Only one of each kind is run: layers leave nothing but their output."""
+        """Seconds with all layers."""
         plan = largest_step(self._limits, model.vocab_size, TorchOps.rows_at_once(model.vocab_size))
-        return step_seconds(
-            [
-                (
-                    self.make_runner(model.with_layers(indices[:1]), new_batch()),
-                    of_layer(caches, model, indices[0]),
-                    len(indices),
-                )
-                for indices in model.layers_by_kind()
-            ],
-            plan,
-            torch.cuda.synchronize,
-        )
+        return step_seconds(self._runs(model, new_batch, caches), plan, torch.cuda.synchronize)
+
+    def _runs(self, model: LanguageModel, new_batch: NewBatch, caches: Caches) -> list[Run]:
+        """Only one layer of each kind is run: layers leave nothing but their output."""
+        return [
+            (
+                self.make_runner(model.with_layers(indices[:1]), new_batch()),
+                of_layer(caches, model, indices[0]),
+                len(indices),
+            )
+            for indices in model.layers_by_kind()
+        ]
 
     def _taken(self) -> int:
         return difference(self._free_at_start, torch.cuda.mem_get_info())

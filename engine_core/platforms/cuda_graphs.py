@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -241,7 +241,10 @@ class DeviceForward:
             if inputs.metadata:
                 self._attention.plan(inputs.metadata[0])
             loaded = self._inputs.load(inputs, pending)
-            return self._model.forward(loaded.input_ids, loaded.positions, loaded.context(caches, wanted))
+            context = loaded.context(caches, wanted)
+            if not inputs.is_of_text:
+                context = _with_pictures(context, inputs, self._device)
+            return self._model.forward(loaded.input_ids, loaded.positions, context)
         if inputs.metadata:
             self._attention.plan(inputs.metadata[0], size)
         self._inputs.load_padded(inputs, size, pending)
@@ -287,7 +290,21 @@ class DeviceForward:
 
 
 def _is_capturable(inputs: StepInputs) -> bool:
-    """Whether a graph may compute the step: each sequence has one row, and few states are saved."""
+    """Whether a graph may compute the step: each sequence has one row, none in a picture, and few states are saved."""
     states = inputs.state_metadata
     saves = 0 if states is None else len(states.save_rows)
-    return len(inputs.input_ids) == len(inputs.slots) and saves <= _SAVES * len(inputs.slots)
+    count = len(inputs.slots)
+    return inputs.is_of_text and len(inputs.input_ids) == count and saves <= _SAVES * count
+
+
+def _with_pictures(context: ForwardContext, inputs: StepInputs, device: torch.device) -> ForwardContext:
+    """``context`` of a step some rows of which lie in pictures, on ``device``."""
+    until = next((each.visible_until for each in inputs.metadata), None)
+    given = [each for each in (inputs.rotary_positions, until) if each is not None]
+    there = iter(upload([each.numpy() for each in given], device))
+    rotary = None if inputs.rotary_positions is None else next(there)
+    metadata = context.metadata
+    if until is not None:
+        until = next(there)
+        metadata = [replace(group, visible_until=until) for group in metadata]
+    return replace(context, metadata=metadata, media=inputs.media, rotary_positions=rotary)

@@ -67,6 +67,8 @@ class MemoryProfile:
     """What the largest step adds."""
     batch_state: int
     """The most that the persistent batch takes."""
+    encoder_cache: int = 0
+    """The most that embeddings of pictures take."""
     limit: str = ""
     """What makes ``usable`` less than the machine has, for a person."""
 
@@ -78,7 +80,7 @@ class MemoryProfile:
     def left(self, utilization: float) -> int:
         """What remains for the KV cache if the budget is this share of ``usable``."""
         taken = self.resident + self.step_peak + self.batch_state + self._requests(utilization) + RESERVE_BYTES
-        return int(self.usable * utilization) - taken
+        return int(self.usable * utilization) - taken - self.encoder_cache
 
     def _requests(self, utilization: float) -> int:
         """The part of the budget set aside for what requests hold."""
@@ -93,10 +95,15 @@ class MemoryProfile:
             f"{size(self.weights)} (--model, --dtype, --quantization), the runtime "
             f"{size(self.resident - self.weights)}, the largest step {size(self.step_peak)} "
             f"(--max-num-batched-tokens, --max-num-seqs), the batch's state {size(self.batch_state)} "
-            f"(--max-num-seqs, --max-model-len), token ids and log probabilities of requests "
-            f"{size(self._requests(utilization))} (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}), and "
-            f"the reserve {size(RESERVE_BYTES)}"
+            f"(--max-num-seqs, --max-model-len), {describe_pictures(self.encoder_cache)}"
+            f"token ids and log probabilities of requests {size(self._requests(utilization))} (a sixteenth of the "
+            f"budget, at most {size(2 * _REQUESTS_MOST)}), and the reserve {size(RESERVE_BYTES)}"
         )
+
+
+def describe_pictures(encoder_cache: int) -> str:
+    """The embeddings of pictures, as one of several parts, for a person; empty without any."""
+    return f"embeddings of pictures {size(encoder_cache)} (--encoder-cache-tokens), " if encoder_cache else ""
 
 
 def request_memory(budget: int) -> RequestMemory:

@@ -34,7 +34,8 @@ class Normalization:
         factor = _numbers(preprocessor, "rescale_factor", (1 / 255,))[0] if _flag(preprocessor, "do_rescale") else 1.0
         values = np.repeat((np.arange(_VALUES) * factor).astype(np.float32)[None], CHANNELS, 0)
         if _flag(preprocessor, "do_normalize"):
-            means, deviations = _numbers(preprocessor, "image_mean", mean), _numbers(preprocessor, "image_std", std)
+            means = _numbers(preprocessor, "image_mean", mean).astype(np.float32)
+            deviations = _numbers(preprocessor, "image_std", std).astype(np.float32)
             if not np.all(deviations):
                 raise CheckpointError(f"image_std={preprocessor['image_std']!r} is not usable: expected no zeros")
             values = (values - means[:, None]) / deviations[:, None]
@@ -94,13 +95,13 @@ def _flag(preprocessor: Mapping[str, Any], name: str) -> bool:
     return True if value is None else bool(value)
 
 
-def _numbers(preprocessor: Mapping[str, Any], name: str, default: Sequence[float]) -> npt.NDArray[np.float32]:
+def _numbers(preprocessor: Mapping[str, Any], name: str, default: Sequence[float]) -> npt.NDArray[np.float64]:
     """As many numbers as in ``default``, or one for all."""
     value = default if preprocessor.get(name) is None else preprocessor[name]
     numbers = value if isinstance(value, list | tuple) else [value] * len(default)
     if len(numbers) != len(default) or not all(_is_number(each) for each in numbers):
         raise CheckpointError(f"{name}={value!r} is not usable: expected {len(default)} numbers")
-    return np.array(numbers, np.float32)
+    return np.array(numbers, np.float64)
 
 
 def _is_number(value: object) -> bool:

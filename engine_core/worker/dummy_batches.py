@@ -11,8 +11,9 @@ import torch
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.forward_context import Caches
 from engine_core.kv_cache_interface import NO_STATE, KVCacheGroup, LayerCacheSpec, MLAAttentionSpec
+from engine_core.media import Picture, PictureShape, Placeholder
 from engine_core.request import SamplingParams
-from engine_core.step import NewSequence, StatePlan, StepPlan
+from engine_core.step import EncoderPlan, NewSequence, StatePlan, StepPlan
 from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS
 from engine_core.worker.forward import TimedForward
 from engine_core.worker.input_batch import BatchLimits
@@ -25,6 +26,8 @@ _LONGEST_CONTEXT = 8192
 _DEMANDING_SEQS = 64
 """Fewest sequences that ask for everything, even if the sampler works on fewer rows at a time: to time it."""
 _ONE_LAYER = (KVCacheGroup((0,)),)
+Run = tuple[ModelRunner, Caches, int]
+"""The runner of a model with one layer of a kind, its caches, and the model's number of such layers."""
 _PAIRS = 2**18
 """Approximate pairs of a row and a token that it sees in the first run: some milliseconds on a CPU."""
 _FEWEST_ROWS = 16
@@ -113,15 +116,53 @@ def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
     return plans
 
 
+def picture_step(limits: BatchLimits, picture: Picture, vocab_size: int, released: Sequence[int]) -> StepPlan:
+    """As many rows as one sequence can have, all of them of copies of ``picture``, whose embeddings are kept by its
+    digest. All blocks are block 0, and states are in slot 0; ``released`` are the sequences that are there.
+    """
+    rows, count = min(limits.max_num_batched_tokens, limits.max_model_len - 1), picture.shape.num_tokens
+    shape = picture.shape if count <= rows else PictureShape(rows)  # of one that is cut, only rows matter
+    copies = range(0, rows - shape.num_tokens + 1, shape.num_tokens)
+    media = tuple(Placeholder(picture.digest, offset, shape) for offset in copies)
+    return _one_sequence(limits, rows, media, vocab_size, released)
+
+
+def picture_warm_up(limits: BatchLimits, picture: Picture, vocab_size: int) -> tuple[StepPlan, StepPlan] | None:
+    """A prompt that is ``picture`` between two tokens, and the plan that releases it; None: it is too long."""
+    rows = picture.shape.num_tokens + 2
+    if rows > min(limits.max_num_batched_tokens, limits.max_model_len - 1):
+        return None
+    blocks = list(range(-(-rows // limits.block_size)))
+    media = (Placeholder(picture.digest, 1, picture.shape),)
+    step = _one_sequence(limits, rows, media, vocab_size, (), blocks)
+    step = replace(step, encoder=EncoderPlan([], [(picture.digest, picture)]))
+    return step, StepPlan(1, [0], [], [], [], [], {})
+
+
+def _one_sequence(
+    limits: BatchLimits,
+    rows: int,
+    media: tuple[Placeholder, ...],
+    vocab_size: int,
+    released: Sequence[int],
+    blocks: list[int] | None = None,
+) -> StepPlan:
+    """A greedy sequence with pictures, computed whole; ``blocks`` by default are all block 0."""
+    tokens = [position % vocab_size for position in range(rows)]
+    blocks = blocks or [0] * -(-rows // limits.block_size)
+    new = NewSequence(0, 0, tokens, rows, 0, [blocks] * len(limits.kv_cache_groups), GREEDY, media)
+    states = StatePlan([NO_STATE], [0]) if limits.keeps_states else None
+    return StepPlan(0, list(released), [new], [0], [rows], [True], {}, states=states)
+
+
 def step_seconds(
-    runs: Sequence[tuple[ModelRunner, Caches, int]],
+    runs: Sequence[Run],
     plan: StepPlan,
     synchronize: Callable[[], None] = lambda: None,
 ) -> float:
     """Seconds of the whole model for ``plan``, estimated from one layer of each kind, head and sampler.
 
-    ``runs``: for each kind, the runner of a model with one layer, its caches, and the model's number of such layers.
-    ``synchronize`` waits for the device.
+    ``runs``: one for each kind. ``synchronize`` waits for the device.
     """
     longest_rest = seconds = 0.0
     for runner, caches, count in runs:

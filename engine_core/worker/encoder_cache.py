@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from engine_core.async_copy import upload
 from engine_core.forward_context import MediaRows
 from engine_core.models.vision_model import Encoded, VisionModel
 from engine_core.step import EncoderPlan
@@ -27,6 +29,10 @@ class EncoderCache:
         """Bytes of the embeddings."""
         return sum(encoded.nbytes for encoded in self._encoded.values())
 
+    def keep(self, key: bytes, encoded: Encoded) -> None:
+        """Keep embeddings that are already there."""
+        self._encoded[key] = encoded
+
     def update(self, plan: EncoderPlan) -> None:
         """Forget, then encode."""
         if self._vision is None:
@@ -41,7 +47,6 @@ class EncoderCache:
         """What takes the place of the rows in ``spans``; None: nothing, or another stage embeds tokens."""
         if not spans or self._vision is None:
             return None
-        rows = torch.cat([torch.arange(span.first_row, span.first_row + span.count) for span in spans])
         parts = [self._encoded[span.key] for span in spans]
         embeddings = torch.cat([part.embeddings.narrow(0, *_range(at)) for part, at in zip(parts, spans, strict=True)])
         layers = [
@@ -49,7 +54,9 @@ class EncoderCache:
             for part, at in zip(parts, spans, strict=True)
             if part.deepstack is not None
         ]
-        return MediaRows(rows.to(embeddings.device), embeddings, torch.cat(layers, dim=1) if layers else None)
+        of_spans = [np.arange(span.first_row, span.first_row + span.count) for span in spans]
+        (rows,) = upload([np.concatenate(of_spans)], embeddings.device)
+        return MediaRows(rows, embeddings, torch.cat(layers, dim=1) if layers else None)
 
 
 def _range(span: MediaSpan) -> tuple[int, int]:

@@ -53,6 +53,10 @@ class BatchLimits:
     """The most drafts that a step proposes for a sequence's next step."""
     vision: VisionShape | None = None
     """None: no sequence has a picture."""
+    encoder_step_tokens: int = 0
+    """The most tokens of pictures that a step encodes."""
+    encoder_cache_tokens: int = 0
+    """The most tokens of pictures whose embeddings are kept."""
 
     @property
     def max_blocks_per_table(self) -> int:
@@ -77,7 +81,7 @@ class StepInputs:
     input_ids: torch.Tensor
     """[T] int64"""
     positions: torch.Tensor
-    """[T] int64"""
+    """[T] int64: places in sequences; where rotations count pictures by their sides, the positions that follow."""
     metadata: list[AttentionMetadata]
     """By KV cache group; groups differ only in block tables and cache slots."""
     state_metadata: StateMetadata | None
@@ -106,6 +110,11 @@ class StepInputs:
     """As in ``ForwardContext``."""
     media: MediaRows | None = None
     """What takes the place of the rows in ``spans``, once it is gathered."""
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether no row needs more than its token and its position."""
+        return not self.spans and self.rotary_positions is None
 
 
 class InputBatch:
@@ -219,6 +228,7 @@ class InputBatch:
         blocks, offsets = np.divmod(positions, block_size)
         query_starts, seq_lens = torch.from_numpy(starts), torch.from_numpy(lengths.astype(np.int32))
         max_query_len = 1 if total == count else max(plan.num_tokens)
+        visible_until = None if media.visible_until is None else torch.from_numpy(media.visible_until)
         metadata = [
             AttentionMetadata(
                 query_starts,
@@ -228,6 +238,7 @@ class InputBatch:
                 max_query_len=max_query_len,
                 max_seq_len=longest,
                 group=group,
+                visible_until=visible_until,
             )
             for group, table in enumerate(tables)
         ]
@@ -243,7 +254,7 @@ class InputBatch:
         sampled_slots = slots if len(sampled) == count and drafts is None else slots[sampled]
         return StepInputs(
             input_ids=torch.from_numpy(self.token_ids[row_slots, positions].astype(np.int64)),
-            positions=torch.from_numpy(positions),
+            positions=torch.from_numpy(positions if media.positions is None else media.positions),
             metadata=metadata,
             state_metadata=None if plan.states is None else state_metadata(plan.states, plan.seq_ids, starts),
             slots=slots,

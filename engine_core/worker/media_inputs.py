@@ -33,10 +33,12 @@ class StepMedia:
 
     spans: tuple[MediaSpan, ...] = ()
     """By ascending row."""
+    positions: Array | None = None
+    """[T]: by which rows are rotated; None: by their indices, or by ``rotary_positions``."""
     rotary_positions: Array | None = None
     """[3, T], as in ``ForwardContext``."""
-    pictures: npt.NDArray[np.int32] | None = None
-    """[T, 2], as in ``AttentionMetadata``."""
+    visible_until: npt.NDArray[np.int32] | None = None
+    """[T], as in ``AttentionMetadata``."""
 
 
 NO_MEDIA = StepMedia()
@@ -91,20 +93,23 @@ class BatchMedia:
             for at in np.flatnonzero(ends > first).tolist()
             if (places := self._places[slots[at]]) is not None
         ]
-        spans = [span for each in inside for span in _spans(*each)]
-        rotary = None
+        spans = tuple(span for each in inside for span in _spans(*each))
+        flat = rotary = None
         if self._vision.mrope_section:
-            shifts = self._shifts.take(slots)
-            rotary = np.tile(positions - np.repeat(shifts, np.diff(starts)), (3, 1))
-            for places, begin, end, row in inside:
-                rotary[:, row : row + end - begin] = _rotary(places, np.arange(begin, end))
-        pictures = None
-        if self._vision.attends_both_ways and spans:
-            pictures = np.tile(np.array([_NEVER, 0], np.int32), (len(positions), 1))
-            for span in spans:
-                begin = positions[span.first_row] - span.first
-                pictures[span.first_row : span.first_row + span.count] = begin, begin + span.first + span.count
-        return StepMedia(tuple(spans), rotary, pictures)
+            flat = positions - np.repeat(self._shifts.take(slots), np.diff(starts))
+            if inside:
+                rotary, flat = np.tile(flat, (3, 1)), None
+                for places, begin, end, row in inside:
+                    rotary[:, row : row + end - begin] = _rotary(places, np.arange(begin, end))
+        return StepMedia(spans, flat, rotary, self._visible_until(spans, positions))
+
+    def _visible_until(self, spans: tuple[MediaSpan, ...], positions: Array) -> npt.NDArray[np.int32] | None:
+        if not self._vision.attends_both_ways or not spans:
+            return None
+        until = np.zeros(len(positions), np.int32)
+        for span in spans:
+            until[span.first_row : span.first_row + span.count] = positions[span.first_row] + span.count
+        return until
 
 
 def _places_of(items: Sequence[Placeholder], *, three: bool) -> _Places:

@@ -15,12 +15,15 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.forward_context import ForwardContext
 from engine_core.kv_cache_interface import NO_STATE
 from engine_core.models.language_model import LanguageModel
+from engine_core.models.vision_model import VisionModel
 from engine_core.states.base import StateMetadata
 from engine_core.worker.caches import allocate_caches
 from engine_core.worker.input_batch import BatchLimits
 
 _LENGTHS = (37, 1, 6)
 """Tokens of each sequence, if the model takes as many: more than a block, a single one, a few."""
+_PICTURE_TOKENS = 16
+"""Of the picture that is encoded, if there are such small ones."""
 
 Step = Sequence[tuple[int, int, int]]
 """Sequences of a step, and for each the first of the tokens that it computes, and the end after the last."""
@@ -45,6 +48,19 @@ def is_bitwise_stable(
         return False
     with _one_thread():
         return _equal(together, logits(_alone(lengths)))
+
+
+@torch.inference_mode()
+def is_encoding_stable(vision: VisionModel) -> bool:
+    """Whether a small picture's embeddings have the same bits with one thread or all."""
+    picture = vision.example(_PICTURE_TOKENS)
+    together = vision.encode(picture)
+    with _one_thread():
+        alone = vision.encode(picture)
+    stable = _equal(together.embeddings, alone.embeddings)
+    if together.deepstack is not None and alone.deepstack is not None:
+        stable &= _equal(together.deepstack, alone.deepstack)
+    return stable
 
 
 def _alone(lengths: Sequence[int]) -> Sequence[Step]:

@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.config import EngineConfig, RequestMemory
+from engine_core.config import EngineConfig, RequestMemory, encoder_cache_tokens, encoder_step_tokens
 from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
@@ -27,15 +27,16 @@ from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import Platform
 from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
 from engine_core.platforms.selector import choose_platform, is_for_cpu
-from engine_core.step import StepPlan
+from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
-from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
+from engine_core.worker.dummy_batches import attention_seconds, picture_warm_up, warm_up_steps
+from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.grammars import open_grammars
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.join import join
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.numerics import numerics_of
-from engine_core.worker.self_test import is_bitwise_stable
+from engine_core.worker.self_test import is_bitwise_stable, is_encoding_stable
 from engine_core.worker.unsound_part import first_unsound_part
 
 _P = ParamSpec("_P")
@@ -106,6 +107,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
     """The limits of a batch. Raises ``ConfigError`` if the model's longest prompt could never be computed."""
     scheduler, longest = config.scheduler, checkpoint.spec.max_model_len
     scheduler.require_step_for(longest)
+    vision = checkpoint.spec.vision
     return BatchLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
@@ -115,7 +117,9 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
         keeps_states=checkpoint.config.keeps_states,
         num_speculative_tokens=scheduler.num_speculative_tokens,
-        vision=checkpoint.spec.vision,
+        vision=vision,
+        encoder_step_tokens=0 if vision is None else encoder_step_tokens(scheduler, vision),
+        encoder_cache_tokens=0 if vision is None else encoder_cache_tokens(config.cache, scheduler, vision),
     )
 
 
@@ -300,6 +304,7 @@ class Worker:
         for plan in steps:
             is_sound &= self._compute(plan)
         self._runner.batch.update(release)
+        encoding_seconds = self._warm_up_pictures()
         device, model, limits = self.device, self.model, self.limits
         made = device.prepare(self._runner, self._new_batch, self._caches)
         spec = model.kv_cache_spec(limits.block_size)
@@ -310,13 +315,34 @@ class Worker:
         is_stable = device.batch_invariant and is_bitwise_stable(
             model.one_layer_of_each_kind(), device.attention, limits, device.torch_device
         )
+        is_stable = is_stable and (model.vision is None or is_encoding_stable(model.vision))
         return ReadyReport(
             made,
-            (device.largest_step_seconds or seconds_per_token * limits.max_num_batched_tokens) + attention,
+            (device.largest_step_seconds or seconds_per_token * limits.max_num_batched_tokens)
+            + attention
+            + encoding_seconds,
             is_stable,
             is_sound,
             device.memory_left(self._config.cache, kv_cache_config),
         )
+
+    def _warm_up_pictures(self) -> float:
+        """Compute a prompt with a picture, if any fits; the seconds that a step may take to encode pictures.
+
+        With several stages nothing but the picture is computed: only the first stage can make one up.
+        """
+        vision, runner = self.model.vision, self._current_runner()
+        if vision is None:
+            return 0.0
+        encoding = self.device.encoding or measure_encoding(vision)
+        steps = picture_warm_up(self.limits, encoding.picture, self.model.vocab_size)
+        if steps is not None and self.rank.pp_size == 1:
+            step, release = steps
+            self._compute(step)
+            runner.batch.update(release)
+            runner.encoder_cache.update(EncoderPlan([encoding.picture.digest], []))
+        self.device.encoding = None  # frees the embeddings
+        return encoding.step_seconds(self.limits)
 
     @_on_device
     def first_unsound_part(self) -> str | None:

@@ -14,12 +14,14 @@ import structlog
 
 from engine_core.config import ModelSpec
 from engine_core.errors import RequestError
+from engine_core.media import Picture
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.request import Request
 from engine_core.step import SequenceOutput
 from services.engine.engine_messages import end_of, status_of
 from services.engine.grammar_queue import EngineRequest, GrammarQueue
 from services.engine.large_messages import LargeMessages
+from services.engine.media_store import MediaNews, MediaStore
 from services.engine.metrics import EngineMetrics, EngineReading
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tracing import EngineTraces
@@ -41,8 +43,15 @@ class LinkWaker:
         self.link = link
         self.event = asyncio.Event()
         self.load_due = False
+        self.media: MediaNews | None = None
+        """What the peer must be told of pictures; None: it submits nothing, or the model takes none."""
         self.superseded = asyncio.Event()
         """Set when a newer stream of the same peer replaces this one."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something new to write."""
+        return self.link.pending or bool(self.media)
 
 
 class AsyncEngine:
@@ -62,7 +71,14 @@ class AsyncEngine:
         """Requests that wait for their grammars; None until the engine has loaded, or if it cannot use grammars."""
         self.model_digest = ""
         """Digest of model and tokenizer; set once the engine has loaded."""
-        self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
+        self.media: MediaStore | None = None
+        """The pictures that peers have sent; None until the engine has loaded, or if its model takes none."""
+        self.ledgers = Ledgers(
+            orphan_grace=orphan_grace,
+            max_entries=max_ledgers,
+            retry_after_ms=self._retry_after_ms,
+            on_released=self._released,
+        )
         self.registry: AttachRegistry[EngineRequest] = AttachRegistry(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
         self.large_frames = LargeMessages()
@@ -80,6 +96,8 @@ class AsyncEngine:
 
     def add(self, core_id: str, core_request: EngineRequest) -> None:
         assert self.step_loop is not None
+        if self.media is not None:
+            self.media.pin(core_id, (item.picture.digest for item in core_request.core.media))
         if self._traces is not None:
             self._traces.submitted(core_id, self.registry.traceparent(core_id), time.monotonic())
         if core_request.make_grammar is None:
@@ -128,6 +146,8 @@ class AsyncEngine:
 
     def detach(self, waker: LinkWaker) -> None:
         self._wakers.pop(waker.link, None)
+        if self.media is not None and waker.media is not None:
+            self.media.ignore(waker.media)
         self.registry.detach(waker.link, time.monotonic())
         self.wake()
         log.info("detached", peer=waker.link.peer.name, incarnation=waker.link.peer.incarnation)
@@ -135,7 +155,7 @@ class AsyncEngine:
     def wake(self) -> None:
         """Wake every writer whose link has something new."""
         for waker in self._wakers.values():
-            if waker.link.pending:
+            if waker.pending:
                 waker.event.set()
 
     def push_load(self) -> None:
@@ -155,6 +175,10 @@ class AsyncEngine:
         self.grammars = GrammarQueue(
             self, compile_grammar, marker, self.metrics.grammar, retry_after_ms=self._retry_after_ms
         )
+
+    def use_media(self, max_bytes: int, max_tokens: int, check: Callable[[Picture], None]) -> None:
+        """Accept pictures of ``max_bytes`` together, each of ``max_tokens``; ``check`` is the executor's."""
+        self.media = MediaStore(max_bytes, check, max_tokens=max_tokens, retry_after_ms=self._retry_after_ms)
 
     def fail(self, reason: str) -> None:
         """End every stream and refuse new ones: computing has stopped."""
@@ -223,6 +247,10 @@ class AsyncEngine:
         )
         if self._traces is not None:
             self._traces.removed(entry, time.monotonic())
+
+    def _released(self, core_id: str) -> None:
+        if self.media is not None:
+            self.media.unpin(core_id)
 
     def _refuse(self, core_id: str, error: RequestError | Status) -> None:
         status = error if isinstance(error, Status) else status_of(error, self._retry_after_ms())

@@ -19,12 +19,13 @@ from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.output_stream import write_in_time
 from services.common.rpc.shared_messages import welcome_message
 from services.engine.async_engine import AsyncEngine, LinkWaker
-from services.engine.engine_messages import response_of, submission_of
+from services.engine.engine_messages import header_of, no_picture, response_of, submission_of
+from services.engine.media_store import PictureReceiver
 from services.engine.submit_limits import frame_limits
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
-from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
+from services.ring.identity import MAX_REQUEST_ID_LENGTH, MEDIA, PeerId, check_requires, negotiate
 from services.ring.outbound_link import RejectedCommand
-from services.ring.roles import Role, check_name, check_role
+from services.ring.roles import Role, check_name, check_role, has_role
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +42,8 @@ SMALL_FRAME_BYTES = 4 << 10
 """Frames up to this size are parsed on the event loop: it takes a few milliseconds at most."""
 COMMANDS_PER_TURN = 256
 """Commands executed before the event loop runs other tasks."""
+SMALL_CHUNK_BYTES = 32 << 10
+"""After a larger piece of a picture, which takes tenths of a millisecond to hash, the event loop runs other tasks."""
 
 
 class Attachment:
@@ -62,6 +65,7 @@ class Attachment:
         self._stall_timeout = stall_timeout
         self._limits = frame_limits(engine.model)
         self._max_message_bytes = min(max_message_bytes, self._limits.max_bytes)
+        self._pictures = None if engine.media is None else PictureReceiver(engine.media)
         self._room_for_rejections = asyncio.Event()
         self._draining_told = False
 
@@ -71,9 +75,13 @@ class Attachment:
         version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
         check_name(hello.name, ATTACHERS)
         waker = self._engine.attach(PeerId(hello.name, hello.incarnation))
+        if self._engine.media is not None and has_role(SUBMITTERS):
+            waker.media = self._engine.media.listen()
         try:
             failure = await self._serve(data, incoming, context, waker, version)
         finally:
+            if self._pictures is not None:
+                self._pictures.close()
             self._engine.detach(waker)
         if failure is not None:
             try:
@@ -169,7 +177,7 @@ class Attachment:
                 self._command(command, waker.link.peer, ordinal + done)
             except Refused as refused:
                 waker.link.reject(_rejection(command, ordinal + done, refused.status))
-            if done % COMMANDS_PER_TURN == 0:
+            if done % COMMANDS_PER_TURN == 0 or len(command.media.data) > SMALL_CHUNK_BYTES:
                 self._engine.wake()
                 await asyncio.sleep(0)
         return done
@@ -181,8 +189,12 @@ class Attachment:
                 check_role("to submit requests", SUBMITTERS)
                 self._check_model(command.submit)
                 engine = self._engine
-                submission = submission_of(command.submit, engine.model, time.monotonic(), engine.capabilities)
+                find = no_picture if self._pictures is None else self._pictures.find
+                submission = submission_of(command.submit, engine.model, time.monotonic(), engine.capabilities, find)
                 registry.submit(peer, submission, ordinal)
+            case "media":
+                check_role("to send pictures", SUBMITTERS)
+                self._receive(command.media)
             case "cancel":
                 registry.cancel(peer, command.cancel.request_id, command.cancel.epoch)
             case "stop":
@@ -195,7 +207,15 @@ class Attachment:
             case "done":
                 registry.done(peer, command.done.request_id, command.done.epoch)
             case _:
-                raise invalid_field("command", "none is set: expected submit, cancel, stop, redirect or done")
+                raise invalid_field("command", "none is set: expected submit, cancel, stop, redirect, done or media")
+
+    def _receive(self, chunk: engine_pb2.MediaChunk) -> None:
+        """A piece of a picture."""
+        check_requires([MEDIA], self._engine.capabilities)
+        assert self._pictures is not None
+        if chunk.HasField("header"):
+            self._pictures.begin(chunk.digest, header_of(chunk.header))
+        self._pictures.add(chunk.digest, chunk.data)
 
     def _check_model(self, submit: engine_pb2.Submit) -> None:
         """A request that began on one model must not continue on another."""
@@ -224,6 +244,10 @@ class Attachment:
             waker.load_due = False
             response = response or engine_pb2.AttachResponse()
             response.load.CopyFrom(self._load())
+        if waker.media:
+            response = response or engine_pb2.AttachResponse()
+            held, dropped = waker.media.take()
+            response.media.MergeFrom(engine_pb2.MediaChanges(held=held, dropped=dropped))
         if self._engine.drain_grace is not None and not self._draining_told:
             self._draining_told = True
             response = response or engine_pb2.AttachResponse()

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2
+from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2, sampling_pb2
 
 from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.executor.base import RankPlace
 from engine_core.kv_cache_interface import KVCacheConfig
-from engine_core.request import Finish, ReasoningBudget, Request, SamplingParams
+from engine_core.media import MediaItem, Picture, PictureShape
+from engine_core.request import Finish, NoRepeatNgram, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
 from services.common.rpc.constraint_messages import read_answer_form
 from services.common.rpc.shared_messages import peer_changes_to_proto, status_to_proto, write_logprobs
 from services.common.telemetry.tracing import MAX_TRACEPARENT
 from services.engine.grammar_queue import EngineRequest
+from services.engine.media_store import PictureHeader
 from services.engine.submit_limits import check_size
 from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
-from services.ring.identity import ENGINE_CAPABILITIES
+from services.ring.identity import ENGINE_CAPABILITIES, MEDIA, check_requires
 from services.ring.ledger import LedgerEntry, Submission
 from services.ring.outbound_link import OutputFrame
 from text_core.answer_grammar import answer_grammar
@@ -42,12 +44,26 @@ _FIELDS = {
     "grammar": "constraint",
 }
 """Maps fields of the core's request to their name in a Submit, where the two differ."""
+_IDS_PER_PLACE = 8
+"""Token ids that take as much memory as a picture's place."""
+
+
+def no_picture(digest: bytes) -> Picture:
+    """Raises ``Refused``: the model takes no pictures."""
+    check_requires([MEDIA], ())
+    raise AssertionError
 
 
 def submission_of(
-    submit: engine_pb2.Submit, model: ModelSpec, now: float, capabilities: Collection[str] = ENGINE_CAPABILITIES
+    submit: engine_pb2.Submit,
+    model: ModelSpec,
+    now: float,
+    capabilities: Collection[str] = ENGINE_CAPABILITIES,
+    find_picture: Callable[[bytes], Picture] = no_picture,
 ) -> Submission[EngineRequest]:
     """The ring's and the core's forms of a Submit; ``now`` is on the core's clock, ``capabilities`` are this engine's.
+
+    ``find_picture`` returns a picture by its digest, or raises ``Refused``.
 
     Raises ``Refused`` for sizes and contradictions; the core validates values against the model.
     """
@@ -66,6 +82,7 @@ def submission_of(
         cache_salt=submit.cache_salt,
         deadline=None if timeout is None else now + timeout,
         resume=resume,
+        media=tuple(MediaItem(find_picture(place.digest), place.offset) for place in submit.media),
     )
     return Submission(
         request_id=submit.request_id,
@@ -105,7 +122,8 @@ def _num_ids(submit: engine_pb2.Submit) -> int:
     lists += [word.ids for word in submit.bad_words]
     budget = submit.reasoning_budget
     lists += [budget.closing, budget.opening, budget.again, budget.blank]
-    return sum(map(len, lists)) + 2 * len(submit.sampling.logit_bias)
+    lists.append(submit.sampling.no_repeat_ngram.allowed_token_ids)
+    return sum(map(len, lists)) + _IDS_PER_PLACE * len(submit.media) + 2 * len(submit.sampling.logit_bias)
 
 
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
@@ -135,8 +153,19 @@ def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
         ignore_eos=submit.ignore_eos,
         logprobs=submit.logprobs if submit.HasField("logprobs") else None,
         prompt_logprobs=submit.prompt_logprobs if submit.HasField("prompt_logprobs") else None,
+        no_repeat_ngram=_no_repeat_ngram_of(sampling.no_repeat_ngram) if sampling.HasField("no_repeat_ngram") else None,
         reasoning_budget=_budget_of(submit.reasoning_budget) if submit.HasField("reasoning_budget") else None,
     )
+
+
+def _no_repeat_ngram_of(rule: sampling_pb2.NoRepeatNgram) -> NoRepeatNgram:
+    return NoRepeatNgram(rule.ngram_size, rule.window_size, frozenset(rule.allowed_token_ids))
+
+
+def header_of(header: engine_pb2.MediaHeader) -> PictureHeader:
+    """A picture's shape and the sides of its views."""
+    shape = PictureShape(header.num_tokens, header.rows, header.columns, header.token_rows, header.token_columns)
+    return PictureHeader(shape, [(view.height, view.width) for view in header.views])
 
 
 def _budget_of(budget: engine_pb2.ReasoningBudget) -> ReasoningBudget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from concurrent.futures import CancelledError
@@ -13,6 +14,7 @@ from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, EngineError
+from engine_core.executor.base import Executor
 from engine_core.model_loader.digest import digest_of
 from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
@@ -36,9 +38,11 @@ from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import checked_tokenizer, read_tokenizer
 from services.engine.tracing import EngineTraces
-from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, PeerId
+from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, MEDIA, PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from text_core.grammar.markers import Markers
+from text_core.pictures.base import FACTS_FILE
+from text_core.tokenizer_files import NO_TOKENIZER, fingerprint
 
 log = structlog.get_logger(__name__)
 
@@ -111,11 +115,14 @@ class _EngineProcess:
         # Read the tokenizer first: its files stay in memory, so memory profiling must count them.
         files = await asyncio.to_thread(read_tokenizer, self._config.model)
         tokenizer = await asyncio.to_thread(checked_tokenizer, files)
-        tokenizer_digest, added_tokens = tokenizer.fingerprint(), tokenizer.added_tokens()
+        added_tokens = tokenizer.added_tokens()
         del tokenizer  # it is large, and texts are not tokenized here
         await self._start_engine()
         assert self._started is not None
         executor = self._started.executor
+        if executor.picture_facts is not None and files != NO_TOKENIZER:
+            files = {**files, FACTS_FILE: json.dumps(executor.picture_facts, sort_keys=True).encode()}
+        tokenizer_digest = fingerprint(files)
         can_constrain = executor.grammar_support is None
         if not can_constrain:
             log.info("constraints are refused", reason=executor.grammar_support)
@@ -126,7 +133,7 @@ class _EngineProcess:
             tokenizer_digest=tokenizer_digest,
             model_digest=digest_of(executor.model_digest, tokenizer_digest),
             numerics=executor.numerics,
-            capabilities=[name for name in ENGINE_CAPABILITIES if can_constrain or name not in GRAMMAR_CAPABILITIES],
+            capabilities=_capabilities(executor),
         )
         answers = self._settings.answers
         model.tool_call_format = "" if answers.tool_call_parser == "auto" else answers.tool_call_parser
@@ -137,6 +144,8 @@ class _EngineProcess:
         if can_constrain:
             markers = Markers(added_tokens, executor.is_special_token)
             self._engine.use_grammars(executor.compile_grammar, markers)
+        if (vision := executor.model.vision) is not None:
+            self._engine.use_media(self._settings.media_memory_bytes, vision.max_tokens, executor.check_picture)
         room = executor.request_memory
         self._engine.ledgers.resize(max_logprob_bytes=room.logprob_bytes, max_id_bytes=room.id_bytes)
         self._engine.step_loop = StepLoop(
@@ -153,6 +162,7 @@ class _EngineProcess:
         self._engine.step_loop.start()
         self._watchdog = self._watch_steps(self._engine.step_loop, loop)
         reserved = executor.unwritten_cache_bytes + executor.step_bytes + room.logprob_bytes + room.id_bytes
+        reserved += 0 if self._engine.media is None else self._engine.media.most
         self._server.start_memory_guard(resident_memory() + reserved)
         self._service.serve(model, files, rank_messages(executor.ranks))
         self._engine.metrics.serving = True
@@ -240,3 +250,9 @@ class _EngineProcess:
             raise FatalError(f"the current step did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)
         if self._started is not None:
             self._started.close()
+
+
+def _capabilities(executor: Executor) -> list[str]:
+    can_constrain, sees = executor.grammar_support is None, executor.model.vision is not None
+    known = [name for name in ENGINE_CAPABILITIES if can_constrain or name not in GRAMMAR_CAPABILITIES]
+    return [*known, MEDIA] if sees else known

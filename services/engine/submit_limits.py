@@ -13,14 +13,16 @@ from engine_core.config import ModelSpec
 from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS, MAX_MARKER_TOKENS
 from services.common.rpc.message_limits import MessageLimits
 from services.ring.errors import invalid_field
-from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, check_requires
-from services.ring.limits import MAX_CHOICES, MAX_STOP_TOKEN_IDS
+from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, MEDIA, NO_REPEAT_NGRAM, check_requires
+from services.ring.limits import MAX_ALLOWED_BY_NGRAM, MAX_CHOICES, MAX_STOP_TOKEN_IDS
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
 MAX_TENANT_BYTES = 512
 MAX_CONSTRAINT_BYTES, MAX_PARSE_BYTES = 1 << 20, 16 << 10
 """Every callable tool has a schema; a constraint of another kind has at most 256 KiB of text."""
+MAX_PLACES = 4096
+"""Pictures of a prompt, each tile of a picture that is cut counted for itself."""
 MAX_FRAME_FIELDS = 1 << 16
 _LEAST_FRAME_BYTES = 1 << 20
 _BYTES_PER_ID = 3
@@ -46,7 +48,14 @@ def check_size(
         check_requires([CONSTRAINT], capabilities)
         _check("constraint", submit.constraint.ByteSize(), "bytes", 0, MAX_CONSTRAINT_BYTES)
         _check("parse", submit.parse.ByteSize(), "bytes", 0, MAX_PARSE_BYTES)
+    if submit.media:
+        check_requires([MEDIA], capabilities)
+        _check("media", len(submit.media), "pictures", 0, min(len(submit.prompt_token_ids), MAX_PLACES))
     sampling = submit.sampling
+    if sampling.HasField("no_repeat_ngram"):
+        check_requires([NO_REPEAT_NGRAM], capabilities)
+        allowed = len(sampling.no_repeat_ngram.allowed_token_ids)
+        _check("sampling.no_repeat_ngram.allowed_token_ids", allowed, "ids", 0, MAX_ALLOWED_BY_NGRAM)
     n = sampling.n if sampling.HasField("n") else 1
     _check("sampling.n", n, "", 1, MAX_CHOICES)
     _check("prompt_token_ids", len(submit.prompt_token_ids), "ids", 1, model.max_model_len - 1)

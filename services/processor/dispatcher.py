@@ -85,12 +85,12 @@ class Dispatcher:
                 f"{size} bytes with the output so far: expected at most {most}, the largest message the engine takes"
             )
             return invalid_field("prompt", problem, reason=Reason.TOO_LARGE).status
-        moved = submit.epoch > 1
+        moved = submit.epoch > 1 and not request.pictures_missed
         self._record(request, route, Change.ENGINE if moved else None, reason)
         request.route_lost_reason = reason if moved else ""
         request.heard_on_route = request.started_sent = False
         self._set_route(request, route)
-        self._peers.send(route.engine, engine_pb2.Command(submit=submit))
+        self._peers.submit(route.engine, submit, list(request.resolved.pictures.values()))
         return None
 
     def redirect(self, request: Request, route: Route, reason: str) -> None:
@@ -110,7 +110,7 @@ class Dispatcher:
         """Tell the engine on the present route to forget a request."""
         if request.route is not None:
             done = engine_pb2.Done(request_id=request.request_id, epoch=request.delivery.epoch)
-            self._peers.send(request.route.engine, engine_pb2.Command(done=done))
+            self._peers.done(request.route.engine, done)
 
     def clear_route(self, request: Request) -> None:
         """Take a request off its route."""

@@ -32,6 +32,10 @@ MAX_REPLAYS = 5
 """Replays without an accepted delta after which a request fails: some peer violates the protocol."""
 RETRY_AFTER_MS = 500
 """Delay before a request that was in flight is resubmitted, if a full engine rejected it and named no delay."""
+MAX_PICTURES_MISSED = 8
+"""Submits in a row for which an engine did not hold the pictures."""
+_MISSED_PAUSE = 0.1
+"""Seconds before pictures are sent again, more each time: others' pictures may fill the engine's room."""
 _TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
 """Reasons to try another engine: during a rollout, it may have the capability or model that the rejecting one lacks."""
 _BLAME_INTERVAL = 0.25
@@ -91,6 +95,11 @@ class Failover:
         if (request := self._in_flight.find(rejection.request_id, rejection.epoch)) is None:
             return
         status = status_from_proto(rejection.status)
+        if request.resolved.pictures and request.route is not None:
+            self._peers.pictures_missed(request.route.engine, request.resolved.pictures)
+        if status.reason is Reason.MEDIA_MISSING:
+            self._send_pictures_again(request, status)
+            return
         retry = status.code in (Code.UNAVAILABLE, Code.NOT_FOUND) or status.reason in _TRY_ANOTHER_ENGINE
         delay_ms = status.retry_after_ms or 0
         if status.code is Code.RESOURCE_EXHAUSTED and request.was_in_flight:
@@ -105,6 +114,25 @@ class Failover:
         self._dispatcher.clear_route(request)
         request.route_timeout.refused(now)
         self._dispatcher.wait(request, status.message, request.retry_at)
+
+    def _send_pictures_again(self, request: Request, status: Status) -> None:
+        """The engine dropped pictures, as it may at any time: they go again before the request."""
+        request.pictures_missed += 1
+        if request.pictures_missed > MAX_PICTURES_MISSED:
+            message = (
+                f"{status.message}; sent {request.pictures_missed} times: the engine has too little room; retry later"
+            )
+            self._in_flight.end(request, FinishReason.ERROR, Status(Code.RESOURCE_EXHAUSTED, message, RETRY_AFTER_MS))
+            return
+        self._dispatcher.send_done(request)  # the engine may still have it, under an earlier epoch
+        now = time.monotonic()
+        request.route_timeout.refused(now)
+        request.retry_at = now + _MISSED_PAUSE * (request.pictures_missed - 1)
+        if request.pictures_missed == 1:
+            self._route_anew(request, status.message)
+        else:
+            self._dispatcher.clear_route(request)
+            self._dispatcher.wait(request, status.message, request.retry_at)
 
     def replay(self, request: Request) -> None:
         """A frame did not fit: have the output replayed; too many replays in a row end the request."""

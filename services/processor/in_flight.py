@@ -100,6 +100,7 @@ class InFlightRequests:
             cached_tokens=delivery.cached_tokens or 0,
             completion_tokens=delivery.completion_tokens,
             reasoning_tokens=delivery.reasoning_tokens,
+            media_tokens=resolved.media_tokens,
         )
         del self._requests[request.request_id]
         self._dispatcher.forget(request)

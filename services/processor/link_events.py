@@ -75,6 +75,8 @@ class LinkEvents:
         if frame.HasField("draining"):
             node.draining = True
             self._routes.set_taking_work(engine, False)
+        if frame.HasField("media"):
+            link.media.changed(frame.media.held, frame.media.dropped)
         for rejection in frame.rejections:
             self._failover.rejected(rejection)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ringline.detokenizer.v1 import detokenizer_pb2
@@ -18,6 +18,7 @@ from services.ring.attached_peers import PeerList
 from services.ring.identity import PeerId
 from services.ring.liveness import Liveness
 from services.ring.routing_logic import Needs, Route, Routes
+from text_core.pictures.prepared import PreparedItem
 
 MAX_EVENTS = 30
 """Number of events kept for the live page."""
@@ -107,6 +108,22 @@ class LinkedPeers:
         """Send a command; it is lost with the engine's link."""
         if (node := self.engines.get(engine)) is not None:
             node.link.send((command,))
+
+    def submit(self, engine: PeerId, submit: engine_pb2.Submit, pictures: Sequence[PreparedItem]) -> None:
+        """Send a Submit behind its pictures; it is lost with the engine's link."""
+        if (node := self.engines.get(engine)) is not None:
+            node.link.submit(submit, pictures)
+
+    def done(self, engine: PeerId, done: engine_pb2.Done) -> None:
+        """Send Done, and no Submit of the request that still waits for its pictures."""
+        if (node := self.engines.get(engine)) is not None:
+            node.link.media.withdraw(done.request_id)
+            node.link.send((engine_pb2.Command(done=done),))
+
+    def pictures_missed(self, engine: PeerId, digests: Iterable[bytes]) -> None:
+        """The engine does not hold these pictures, as it says."""
+        if (node := self.engines.get(engine)) is not None:
+            node.link.media.missed(digests)
 
     def missing(self) -> KnownAddresses:
         """Known addresses without a linked peer."""

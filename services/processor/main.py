@@ -38,6 +38,8 @@ from services.processor.link_events import LinkEvents
 from services.processor.linked_peers import KnownAddresses, LinkedPeers
 from services.processor.live_page.pages import pages
 from services.processor.live_page.snapshot import LivePageSnapshot
+from services.processor.media.pool import PicturePool
+from services.processor.media.stage import PictureStage
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
@@ -46,6 +48,7 @@ from services.processor.tracing import RequestTraces
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from services.ring.routing_logic import Routes
+from text_core.pictures.limits import PictureLimits
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +59,8 @@ client has another connection."""
 _BUDGET_PER_LIVE = 4
 """Requests in flight may take 1/_BUDGET_PER_LIVE of the memory budget, well below the half from which the memory guard
 closes connections."""
+_BUDGET_PER_PICTURES = 4
+"""Pictures of requests may take as much again."""
 _TICK = 0.05
 """Seconds between checks of liveness, timeouts and waiting requests."""
 
@@ -128,10 +133,21 @@ class _Processor:
         self._queue = TokenizationQueue(
             self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
         )
+        self._pool = PicturePool(PictureLimits())
+        self._pictures = PictureStage(
+            self._pool,
+            self._queue,
+            self._models,
+            policies,
+            self._metrics,
+            max_bytes=server.memory_budget // _BUDGET_PER_PICTURES,
+            route_timeout=settings.patience,
+        )
         self._admission = Admission(
             Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time)),
             RateLimiter(policies),
             self._queue,
+            self._pictures,
             max_live_bytes=server.memory_budget // _BUDGET_PER_LIVE,
         )
         self._dispatcher = Dispatcher(self._peers, self._routes, route_timeout=settings.patience)
@@ -207,6 +223,7 @@ class _Processor:
         try:
             return await self._server.run(self._work, self._drain)
         finally:
+            self._pool.close()
             self._queue.close()
             if self._tracing is not None:
                 self._tracing.close()
@@ -250,6 +267,7 @@ class _Processor:
             decisions={decision.value: count for decision, count in self._routes.decisions.items()},
             loads=self._routes.loads(),
             prefixes=len(self._routes.prefixes),
+            picture_bytes=self._pictures.held_bytes,
         )
 
     async def _drain(self, grace: float) -> None:

@@ -107,6 +107,8 @@ class ProcessorReading:
     """Last known number of choices at each engine, keyed by engine name."""
     prefixes: int = 0
     """Prompt prefixes remembered."""
+    picture_bytes: int = 0
+    """Bytes of all requests' pictures."""
 
 
 class ProcessorMetrics(ServiceMetrics):
@@ -144,6 +146,17 @@ class ProcessorMetrics(ServiceMetrics):
         self._ends = Counter({_reason(finish_reason.name.lower()): 0 for finish_reason in FinishReason})
         self._refusals = Counter({code.name: 0 for code in Code})
         self._tenants = TenantCounts()
+        self._pictures = Histogram(
+            "ringline_picture_seconds",
+            "From the arrival of a request with pictures until they are prepared.",
+            GAP_SECONDS,
+        )
+        self._num_pictures = 0
+        self._picture_bytes = 0
+        self.pictures_refused = 0
+        """Requests refused for their pictures since the start."""
+        self.media_tokens = 0
+        """Prompt tokens of ended requests that stand for pictures."""
         super().__init__()
         self.open_calls = open_calls
 
@@ -154,6 +167,12 @@ class ProcessorMetrics(ServiceMetrics):
     def admitted(self, seconds: float) -> None:
         """A request was admitted, ``seconds`` after it arrived."""
         self._admission.observe(seconds)
+
+    def pictures_prepared(self, count: int, nbytes: int, seconds: float) -> None:
+        """A request's pictures are prepared, ``seconds`` after it arrived; ``nbytes``: of their pixels."""
+        self._num_pictures += count
+        self._picture_bytes += nbytes
+        self._pictures.observe(seconds)
 
     def prefilled(self, prompt_tokens: int, seconds: float) -> None:
         """A request's prompt is computed: its first token came ``seconds`` after an engine began it."""
@@ -224,7 +243,12 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._counters(
             "ringline_requests_refused", "Requests refused before they had choices.", "code", self._refusals
         )
-        yield from self._histograms(self.first_token_times, self._itl, self._latency)
+        yield self._counter("ringline_pictures", "Pictures prepared.", self._num_pictures)
+        yield self._counter("ringline_picture_bytes", "Bytes of their pixels.", self._picture_bytes)
+        yield self._counter("ringline_pictures_refused", "Requests refused for pictures.", self.pictures_refused)
+        yield self._counter("ringline_media_tokens", "Prompt tokens that stand for pictures.", self.media_tokens)
+        yield self._gauge("ringline_picture_memory_bytes", "Bytes that requests' pictures take.", now.picture_bytes)
+        yield from self._histograms(self.first_token_times, self._itl, self._latency, self._pictures)
         yield from self._histograms(self._admission, self._prefill, self._decode, self._prompt, self._generation)
         yield from self._tenants.families(self.model_name)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ringline.engine.v1 import engine_pb2
@@ -16,6 +17,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.output_stream import OutputStream
 from services.processor.gateways import Gateway
+from services.processor.media.chat_pictures import ChatPictures
 from services.processor.served_models import generation_of
 from services.processor.tracing import NO_TRACE, RequestTrace
 from services.ring.delivery import Delivery
@@ -24,6 +26,7 @@ from services.ring.poison import PoisonTracker
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.route_timeout import RouteTimeout
 from services.ring.routing_logic import Needs, Route
+from text_core.pictures.prepared import PreparedItem
 
 # Upper estimates of an admitted request's memory, bytes.
 _REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12
@@ -44,6 +47,8 @@ class RequestMessage:
     priority: int
     is_constrained: bool = False
     """Whether it may need a grammar, which takes time to check."""
+    pictures: ChatPictures | None = None
+    """Its chat's pictures, which are not in ``packed``; None: it has none, or they are not prepared yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,10 @@ class ResolvedRequest:
     """The model that the request was checked against and tokenized for."""
     needs: Needs = field(default_factory=Needs)
     """Capabilities that its engine and its detokenizer must have."""
+    pictures: Mapping[bytes, PreparedItem] = field(default_factory=dict)
+    """What its engine must hold, by digest. Counted by ``PictureStage``."""
+    media_tokens: int = 0
+    """Tokens of the prompt that stand for pictures."""
 
     @property
     def admitted(self) -> inference_pb2.Admitted:
@@ -141,6 +150,8 @@ class Request:
     route_lost_reason: str = field(default="", init=False)
     retry_at: float = field(default=0.0, init=False)
     """Not submitted again before this time."""
+    pictures_missed: int = field(default=0, init=False)
+    """How often in a row an engine did not hold its pictures."""
     poison: PoisonTracker = field(default_factory=PoisonTracker, init=False)
     """Engines that died while they had the request."""
     heard_on_route: bool = field(default=False, init=False)
@@ -199,6 +210,7 @@ class Request:
     def heard(self) -> None:
         """Output or progress arrived on the present route."""
         self.heard_on_route = True
+        self.pictures_missed = 0
         self.route_timeout.heard()
 
     def cached_prefixes(self) -> Prefixes | None:
@@ -209,4 +221,6 @@ class Request:
         if list(self.delivery.choices) != [0] or not self.delivery.completion_tokens:
             return None
         submit, block_size = self.resolved.submit, self.resolved.model.block_size
-        return prefixes_of([*submit.prompt_token_ids, *self.delivery.choices[0].ids], submit.cache_salt, block_size)
+        ids = [*submit.prompt_token_ids, *self.delivery.choices[0].ids]
+        pictures = [(place.offset, place.digest) for place in submit.media]
+        return prefixes_of(ids, submit.cache_salt, block_size, pictures)

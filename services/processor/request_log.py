@@ -43,6 +43,7 @@ def count_request(metrics: ProcessorMetrics, request: Request, usage: inference_
     first = request.first_delta_at
     decode_seconds = None if first is None else max(request.last_delta_at.values()) - first
     seconds = now - request.arrived_at
+    metrics.media_tokens += usage.media_tokens
     metrics.request_ended(request.tenant, usage.prompt_tokens, usage.completion_tokens, seconds, decode_seconds)
 
 

@@ -18,13 +18,15 @@ from services.common.links.tokenizer_fetch import TokenizerFetcher
 from services.common.rpc.message_limits import MessageLimits
 from services.processor.checked_grammars import CheckedGrammars
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
+from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, MEDIA, PROCESSOR_CAPABILITIES, PeerId
 from services.ring.limits import MAX_CHOICES
 from services.ring.model_generations import Generation, Generations
 from text_core.chat_templates import ChatTemplates
 from text_core.grammar.checker import GrammarChecker
 from text_core.grammar.constraints import MAX_CHOICES as MAX_CONSTRAINT_CHOICES
 from text_core.grammar.constraints import MAX_TEXT_BYTES
+from text_core.pictures.base import PictureProcessor
+from text_core.pictures.registry import processor_of, read_facts, write_facts
 from text_core.tokenizer import Tokenizer
 from text_core.tokenizer_files import archive_of
 
@@ -42,6 +44,8 @@ BASE_MESSAGE_BYTES = 256 << 10
 MIN_FIELDS, MAX_FIELDS = 8192, 32768
 CONSTRAINT_BYTES = MAX_TEXT_BYTES + 4 * MAX_CONSTRAINT_CHOICES
 """Bytes of a constraint: its texts, and the length prefixes of many choices."""
+MAX_MEDIA_BYTES = 256 << 20
+"""Of the pictures of a message; --max-message-bytes, which is less unless it is raised, bounds them, too."""
 CONSTRAINT_FIELDS = MAX_CONSTRAINT_CHOICES + 2048
 _ADVICE = "`ringline status` shows what is missing; retry when it is there"
 UNKNOWN_MODEL = MessageLimits(BASE_MESSAGE_BYTES, MIN_FIELDS)
@@ -58,6 +62,7 @@ class ModelLimits:
     max_logprobs: int
     aliases: tuple[str, ...] = ()
     """Further names of the model."""
+    takes_pictures: bool = False
 
     def answers_to(self, name: str) -> bool:
         """Whether a request that asks for ``name`` means this model."""
@@ -77,7 +82,10 @@ class ModelLimits:
     def lookup(self) -> MessageLimits:
         """Of a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
         return MessageLimits(
-            max_bytes=BASE_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
+            max_bytes=(MAX_MEDIA_BYTES if self.takes_pictures else 0)
+            + BASE_MESSAGE_BYTES
+            + 2 * BYTES_PER_TOKEN * self.max_model_len
+            + 4 * self.vocab_size,
             max_fields=min(MIN_FIELDS + self.max_model_len, MAX_FIELDS),
             reason=self.context,
         )
@@ -91,13 +99,26 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPictures:
+    """How a model's pictures are prepared."""
+
+    facts: bytes
+    """Content of ``FACTS_FILE``, with the tokenizer's added tokens."""
+    limit: int
+    """Most pictures of a prompt."""
+    processor: PictureProcessor
+
+
+@dataclass(frozen=True, slots=True)
 class TextCodec:
-    """A tokenizer and its chat templates."""
+    """A tokenizer and its chat templates, and what goes with them."""
 
     tokenizer: Tokenizer
     chat: ChatTemplates
     archive: bytes = b""
     """The tokenizer's files as a ZIP; empty unless they are served, too."""
+    pictures: ModelPictures | None = None
+    """None: the model takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +132,15 @@ class ServedModel:
     grammars: CheckedGrammars
     tokenizer_archive: bytes = b""
     """The tokenizer's files as a ZIP; empty unless they are served, too."""
+    pictures: ModelPictures | None = None
+    """None: the model takes none."""
 
     @property
     def capabilities(self) -> frozenset[str]:
         """What a request may require: the engines' capabilities that this processor knows, and its own."""
         chat = CHAT_CAPABILITIES if self.chat.names else ()
-        return frozenset(
-            (*(name for name in self.model.capabilities if name in ENGINE_CAPABILITIES), *PROCESSOR_CAPABILITIES, *chat)
-        )
+        known = ENGINE_CAPABILITIES if self.pictures is None else (*ENGINE_CAPABILITIES, MEDIA)
+        return frozenset((*(name for name in self.model.capabilities if name in known), *PROCESSOR_CAPABILITIES, *chat))
 
     @property
     def generation(self) -> Generation:
@@ -192,7 +214,11 @@ class ServedModels:
             return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs, self._aliases)
         checker = GrammarChecker(codec.tokenizer, model.vocab_size, model.eos_token_ids)
-        served_model = ServedModel(model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker), codec.archive)
+        sees = codec.pictures if MEDIA in model.capabilities else None
+        limits = replace(limits, takes_pictures=sees is not None)
+        served_model = ServedModel(
+            model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker), codec.archive, sees
+        )
         if not self.held.learn(generation, PeerId(model.name, model.incarnation), served_model):
             raise LinkRefused(f"its model is one too many: {self._limit()} reached, all in use")
         log.info(
@@ -243,7 +269,7 @@ class ServedModels:
         """The codec of another generation with the same tokenizer; None if there is none."""
         for held in self.held.values():
             if held.model.tokenizer_digest == model.tokenizer_digest:
-                return TextCodec(held.tokenizer, held.chat, held.tokenizer_archive)
+                return TextCodec(held.tokenizer, held.chat, held.tokenizer_archive, held.pictures)
         return None
 
 
@@ -262,7 +288,19 @@ def no_route(served: Sequence[Generation], wanted: Generation | None, route_time
 
 
 def _codec_of(files: dict[str, bytes]) -> TextCodec:
-    return TextCodec(Tokenizer.from_files(files), ChatTemplates.from_files(files))
+    tokenizer = Tokenizer.from_files(files)
+    return TextCodec(tokenizer, ChatTemplates.from_files(files), pictures=_pictures_of(files, tokenizer))
+
+
+def _pictures_of(files: dict[str, bytes], tokenizer: Tokenizer) -> ModelPictures | None:
+    try:
+        if (facts := read_facts(files)) is None:
+            return None
+        facts = replace(facts, special_tokens=tokenizer.added_tokens())
+        return ModelPictures(write_facts(facts), facts.limit, processor_of(facts))
+    except ValueError as error:  # such as a family of a later version
+        log.warning("this processor cannot prepare the model's pictures, which are refused", reason=str(error))
+        return None
 
 
 def _codec_with_archive(files: dict[str, bytes]) -> TextCodec:

@@ -167,12 +167,16 @@ class Ledgers:
         retry_after_ms: Callable[[], int] = lambda: UNKNOWN_MS,
         max_logprob_bytes: int = sys.maxsize,
         max_id_bytes: int = sys.maxsize,
+        on_released: Callable[[str], None] = lambda core_id: None,
     ) -> None:
         """``orphan_grace``: seconds that a request outlives its submitter's stream.
+
+        ``on_released`` is called with a core id once its entry is removed and the core holds nothing of it.
 
         ``retry_after_ms``: the delay sent with a refusal for lack of room.
         """
         self._retry_after_ms = retry_after_ms
+        self._on_released = on_released
         self._orphan_grace = orphan_grace
         self._max_entries = max_entries
         self._logprobs = TenantMemoryQuota(
@@ -260,6 +264,7 @@ class Ledgers:
             tenant, logprob_bytes, id_bytes = charged
             self._logprobs.give_back(tenant, logprob_bytes)
             self._ids.give_back(tenant, id_bytes)
+            self._on_released(core_id)
 
     def orphan(self, submitter: PeerId, now: float) -> None:
         """The submitter's stream ended: its requests expire ``orphan_grace`` after the first such end."""

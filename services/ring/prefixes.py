@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -51,17 +51,24 @@ class Match:
     """Hash of the shortest unknown prefix, or of the longest known one if ``worth_following``; None below one block."""
 
 
-def prefixes_of(token_ids: Iterable[int], salt: bytes, block_size: int) -> Prefixes:
-    """The prefixes of a prompt; none if it is shorter than a block, or the block size is not known (0)."""
+def prefixes_of(
+    token_ids: Iterable[int], salt: bytes, block_size: int, pictures: Sequence[tuple[int, bytes]] = ()
+) -> Prefixes:
+    """The prefixes of a prompt; none if it is shorter than a block, or the block size is not known (0).
+
+    ``pictures``: offset and digest of each, by ascending offset. A prefix with a part of a picture has its digest.
+    """
     ids = array("I", token_ids)
     packed = memoryview(ids).cast("B")
     width = ids.itemsize * block_size
     running = blake2b(salt, digest_size=_DIGEST_SIZE, person=b"prefixes")
     hashes: list[bytes] = []
     tokens: list[int] = []
-    done = 0
+    done, rest = 0, list(reversed(pictures))
     for blocks in _lengths(len(ids) // block_size if block_size else 0):
         running.update(packed[done * width : blocks * width])
+        while rest and rest[-1][0] < blocks * block_size:
+            running.update(rest.pop()[1])
         hashes.append(running.copy().digest())
         tokens.append(blocks * block_size)
         done = blocks

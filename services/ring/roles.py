@@ -76,6 +76,12 @@ def check_role(what: str, roles: Collection[Role]) -> None:
         caller.check_role(what, roles)
 
 
+def has_role(roles: Collection[Role]) -> bool:
+    """Whether ``check_role`` would allow the caller of this RPC what ``roles`` may do."""
+    caller = principal.get()
+    return caller is None or any(grant.role in roles for grant in caller.grants)
+
+
 def check_name(name: str, roles: Collection[Role]) -> None:
     """Raise ``Refused`` unless the caller of this RPC may attach as ``name`` in one of ``roles``."""
     if (caller := principal.get()) is not None:

@@ -5,7 +5,15 @@ import pytest
 from engine_core.models.registry import ARCHITECTURES
 from engine_core.quantization.registry import STORED
 from services.gateway.endpoints import ENDPOINTS
-from tests.docs import api_fields, formats_table, gguf_table, models_table, published_table, quantization_tables
+from tests.docs import (
+    api_fields,
+    formats_table,
+    gguf_table,
+    models_table,
+    published_table,
+    quantization_tables,
+    vision_table,
+)
 from tests.docs.documents import Generated
 
 
@@ -18,6 +26,7 @@ from tests.docs.documents import Generated
         models_table.TABLE,
         published_table.TABLE,
         *quantization_tables.TABLES,
+        vision_table.TABLE,
     ],
     ids=lambda part: part.make.__name__,
 )

@@ -99,6 +99,10 @@ def open_picture(data: bytes, mime: str, limits: PictureLimits, alpha: Alpha) ->
         return _decoded(data, kind, limits, alpha)
     except PictureError:
         raise
+    except Image.DecompressionBombError:  # far above Pillow's own limit
+        raise PictureError(
+            f"it has more than the {limits.max_pixels} pixels that are accepted; make it smaller"
+        ) from None
     except MemoryError:
         raise PictureError("it takes more memory to decode than a picture may; send a smaller one") from None
     except Exception as error:  # of many kinds: Pillow's decoders raise what they please

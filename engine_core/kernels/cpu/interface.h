@@ -30,11 +30,13 @@ struct RinglineAttention {
     int64_t block_table_stride;                      // entries from one sequence to the next
     int64_t block_stride;                            // elements of the cache from one block to the next
     const float* sinks;  // [Hq]: logits that join the softmax without values; or null
+    const int32_t* visible_until;                    // [T]: if `both_ways`, keys before it are visible, too; or null
     int32_t group;                                   // index into the step's block tables
     int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
     int32_t latent_dim;  // R over latents, else 0
     int32_t sliding_window;  // keys that a row sees, up to its own; 0: all. Earlier blocks are not read
     int32_t chunked;         // whether a row sees those from the last multiple of sliding_window instead
+    int32_t both_ways;       // whether rows of pictures see these to their ends. A step has all of a picture, or nothing
     int32_t number_type;
     int32_t cache_type;
     int32_t num_threads;
@@ -543,6 +545,7 @@ struct RinglineStep {
     const int32_t* query_starts;
     const int32_t* seq_lens;             // this and the next: null if no layer attends
     const int32_t* const* block_tables;  // of each group
+    const int32_t* visible_until;        // [rows], or null
     const int32_t *state_sources, *save_starts, *save_rows, *save_slots;  // null if no layer keeps a state
     int64_t block_table_stride;          // of all of them
     int64_t rows;

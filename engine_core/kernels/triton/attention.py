@@ -14,6 +14,7 @@ are of base two, so ``scale`` holds a factor of log2(e), and so does SOFTCAP: sc
 0: unchanged. SINKS: ``sinks`` [Hq] float32 has a logit per head that takes part in the softmax and has no value.
 WINDOW: the number of keys that a row sees, up to its own; 0: all. CHUNKED: a row sees those from the last multiple of
 WINDOW instead. Blocks that no row of a program sees are not read: they may belong to other sequences by now.
+BOTH_WAYS: a row also sees the keys before its entry of ``visible_until`` [T] int32, that is, to its picture's end.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def _attend_split(
     query,
     query_rope,
     positions,
+    last_seen,
     cache,
     values_offset,
     block_stride,
@@ -103,7 +105,7 @@ def _attend_split(
 ):
     """Maximum, sum [ROWS] and weighted values [ROWS, DIMS] of the keys first_key … end_key − 1.
 
-    ``positions`` [ROWS] is the last key that each row sees, ``first_seen`` the first that any row sees. A row that
+    ``last_seen`` [ROWS] is the last key that each row sees, ``first_seen`` the first that any row sees. A row that
     sees no key has maximum −inf and sum 0.
     """
     dims = tl.arange(0, DIMS)
@@ -136,7 +138,7 @@ def _attend_split(
         else:
             key = tl.load(cache + places[None, :] + dims[:, None], mask=present[None, :] & in_head[:, None], other=0.0)
         scores = _capped(_dot(query, key, scores, IEEE, WIDE) * scale, SOFTCAP)
-        seen = present[None, :] & (keys[None, :] <= positions[:, None])
+        seen = present[None, :] & (keys[None, :] <= last_seen[:, None])
         if WINDOW > 0:
             seen = seen & (keys[None, :] >= _first_seen(positions, WINDOW, CHUNKED)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
@@ -178,6 +180,7 @@ def attend_chunks(
     query_starts,
     seq_lens,
     block_tables,
+    visible_until,
     num_seqs,
     query_stride,
     rope_stride,
@@ -201,6 +204,7 @@ def attend_chunks(
     CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    BOTH_WAYS: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -235,12 +239,17 @@ def attend_chunks(
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         end = tl.minimum(length, length - count + first + POSITIONS)
+        last_seen = positions
+        if BOTH_WAYS:
+            last_seen = tl.maximum(positions, tl.load(visible_until + lines, mask=used, other=0) - 1)
+            end = tl.maximum(end, tl.max(tl.where(used, last_seen, 0), 0) + 1)
         first_seen = _first_seen(length - count + first, WINDOW, CHUNKED)
         for split in range(first_seen // SPLIT * SPLIT, end, SPLIT):
             next_maximum, next_total, next_acc = _attend_split(
                 queries,
                 queries_rope,
                 positions,
+                last_seen,
                 cache,
                 values_offset,
                 block_stride,
@@ -354,6 +363,7 @@ def attend_single_rows(
         maximum, total, acc = _attend_split(
             queries,
             _rope(rope_places, queries, rows < GROUP, ROPE, ROPE_DIMS),
+            tl.full([ROWS], length - 1, tl.int32),
             tl.full([ROWS], length - 1, tl.int32),
             cache,
             values_offset,

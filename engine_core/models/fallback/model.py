@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from engine_core.forward_context import ForwardContext
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import MOST_POSITIONS
+from engine_core.media import VisionShape
 from engine_core.models.fallback.assembly import assemble
 from engine_core.models.fallback.modules import IMPLEMENTATION, LayerAttention, StepAttention, replaced, set_attention
 from engine_core.models.fallback.rows import require_separate_rows
@@ -29,7 +30,9 @@ from engine_core.models.fallback.rules import architecture_of, require_dense_dec
 from engine_core.models.fallback.trial import Outline, outline_of, refusing
 from engine_core.models.language_model import LanguageModel, group_of_layers
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, positive
+from engine_core.models.vision_model import VisionModel
 from engine_core.ops.base import Greatest
+from engine_core.quantization.base import QuantizationConfig
 from engine_core.weights.source import Weights
 
 
@@ -89,6 +92,22 @@ class TransformersForCausalLM(LanguageModel):
         layer_prefix = f"{config.outline.path}."
         self._layer_tensors = {name for own, name in self._assembly.names.items() if own.startswith(layer_prefix)}
         self._set_layers(range(config.num_layers))
+
+    def add_vision(
+        self,
+        vision: type[VisionModel],
+        config: PretrainedConfig,
+        preprocessor: Mapping[str, Any],
+        shape: VisionShape,
+        quantization: QuantizationConfig | None,
+    ) -> None:
+        """Raises ``UnsupportedModelError`` if pictures need more than their embeddings."""
+        if shape.mrope_section or shape.num_deepstack or shape.attends_both_ways:
+            raise UnsupportedModelError(
+                "pictures of this model need Ringline's own layers: leave out --model-impl transformers, or set "
+                "--language-model-only"
+            )
+        super().add_vision(vision, config, preprocessor, shape, quantization)
 
     @property
     def numerics(self) -> tuple[str, ...]:

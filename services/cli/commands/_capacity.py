@@ -50,6 +50,10 @@ class Memory:
     """One sequence's states; 0: no layer keeps any."""
     states: int = 0
     """Slots for states, of sequences and snapshots."""
+    tower: float = 0.0
+    """The part of ``weights`` that encodes pictures."""
+    pictures: float = 0.0
+    """Embeddings of pictures that are kept."""
 
     @property
     def cache(self) -> float:
@@ -59,7 +63,7 @@ class Memory:
     @property
     def taken(self) -> float:
         """Everything but the KV cache."""
-        return self.weights + self.angles + self.activations + self.runtime
+        return self.weights + self.angles + self.activations + self.runtime + self.pictures
 
     @property
     def blocks(self) -> int:
@@ -171,10 +175,12 @@ def _shortage(memory: Memory, rank: str | None) -> str:
             "--memory-gb or --memory-share"
         )
     if not memory.holds(1) or memory.cache <= 0:
+        pictures = f", embeddings of pictures ({size(memory.pictures)})" if memory.pictures else ""
         return (
             f"{where}weights ({size(memory.weights)}), angles ({size(memory.angles)}), largest step "
-            f"({size(memory.activations)}) and runtime ({size(memory.runtime)}) take {size(memory.taken)}, and "
-            f"{holder} gets {size(memory.usable)}: {divide}, or raise --memory-gb or --memory-share"
+            f"({size(memory.activations)}){pictures} and runtime ({size(memory.runtime)}) take "
+            f"{size(memory.taken)}, and {holder} gets {size(memory.usable)}: {divide}, or raise --memory-gb or "
+            "--memory-share"
         )
     return (
         f"{where}one request takes {size(memory.prompt_blocks * memory.block)} of KV cache, and {size(memory.cache)} "

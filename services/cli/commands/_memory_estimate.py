@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine_core.config import CacheConfig, EngineConfig, LoadConfig
+from engine_core.config import CacheConfig, EngineConfig, LoadConfig, encoder_cache_tokens
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
 from services.cli.commands._capacity import Demand, Memory
@@ -198,7 +198,20 @@ def _memory(
         prompt_blocks=prompt_blocks,
         block_size=block_size,
         step_tokens=step_tokens,
+        tower=sum(part.weight_bytes(checkpoint.dtype.itemsize) for part in model.vision_parts),
+        pictures=_embedding_bytes(checkpoint, model, config),
     )
+
+
+def _embedding_bytes(checkpoint: Checkpoint, model: LanguageModel, config: EngineConfig) -> int:
+    """Bytes of the embeddings of pictures that a rank keeps, if it encodes them."""
+    from engine_core.ops.native_packing import padded_width
+
+    if model.vision is None:
+        return 0
+    shape = model.vision.shape
+    tokens = encoder_cache_tokens(config.cache, config.scheduler, shape)
+    return tokens * padded_width(model.config.hidden_size) * (1 + shape.num_deepstack) * checkpoint.dtype.itemsize
 
 
 def blocks_per_sequence(

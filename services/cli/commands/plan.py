@@ -297,6 +297,8 @@ def _as_text(
     if memory.state:
         slots = f"{memory.states:,} slots of {size(memory.state)} for states"
         held.append(f"{slots}: one for a sequence, {spare_slots(memory.states)} to spare")
+    tower = f" ({size(memory.tower)} of them encode pictures)" if memory.tower else ""
+    pictures = f"embeddings of pictures {size(memory.pictures)}, " if memory.pictures else ""
     several = len(ranks) > 1
     total = f"{planned.engines * len(ranks):,} {'GPUs' if on_gpu else 'ranks'} in all"
     divided = f", each of {len(ranks):,} ranks ({total})" if several else ""
@@ -310,8 +312,8 @@ def _as_text(
             f"active for a token: {figure(model.active_weights)}; {_of_sequence(model)}",
             *([f"ranks      {_of_ranks(ranks)}"] if several else []),
             f"{f'rank       {tightest},' if several else 'engine    '} {size(memory.usable)}: "
-            f"weights {size(memory.weights)}, angles {size(memory.angles)}, "
-            f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
+            f"weights {size(memory.weights)}{tower}, angles {size(memory.angles)}, "
+            f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, {pictures}"
             f"KV cache {size(memory.cache)} ({', '.join(held)})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
             f"{figure(capacity.tokens)} tokens/s, {figure(capacity.tokens / demand.output_len)} requests/s, "

@@ -491,6 +491,14 @@ class EngineServiceSettings(ServiceSettings):
         maximum=3600,
         unit="seconds",
     )
+    media_memory_bytes: int = option(
+        512 * 2**20,
+        "Memory for the pixels of pictures, of an engine whose model sees: those of requests under way, and as many "
+        "of others as have room.",
+        minimum=16 * 2**20,
+        maximum=2**50,
+        unit="bytes",
+    )
     service_auth: ServiceAuthSettings = field(default_factory=ServiceAuthSettings)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ Commands that accumulate during a write are sent together in the next frame. Whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -16,10 +16,12 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.common.links.channels import Endpoint
 from services.common.links.discovery import PeerDedup
+from services.common.links.media_uploads import MediaUploads
 from services.common.links.redial import Backoff, LinkRefused, maintain_link, parse_welcome
 from services.common.links.zone import zone_of
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
+from text_core.pictures.prepared import PreparedItem
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +74,8 @@ class EngineLink:
         self._stall_timeout = stall_timeout
         self._commands: list[bytes] = []
         """Serialized frames of one command each; concatenated, they form one frame with all commands."""
+        self.media = MediaUploads()
+        """Pictures, which go between other commands."""
         self._wake = asyncio.Event()
         self._call: Any = None
         self.up = False
@@ -84,6 +88,16 @@ class EngineLink:
         """Send commands in order; dropped if the stream ends first."""
         if self.up:
             self._commands += (engine_pb2.AttachRequest(commands=(one,)).SerializeToString() for one in commands)
+            self._wake.set()
+
+    def submit(self, submit: engine_pb2.Submit, pictures: Sequence[PreparedItem]) -> None:
+        """Send a Submit, behind those of its ``pictures`` that the engine lacks; dropped if the stream ends first."""
+        command = engine_pb2.Command(submit=submit)
+        if self.media.holds(picture.digest for picture in pictures):
+            self.send((command,))
+        elif self.up:
+            frame = engine_pb2.AttachRequest(commands=(command,)).SerializeToString()
+            self.media.add(submit.request_id, pictures, frame)
             self._wake.set()
 
     def give_up(self, reason: str) -> None:
@@ -125,6 +139,7 @@ class EngineLink:
         self, engine: PeerId, model: engine_pb2.GetModelResponse, first: engine_pb2.AttachResponse
     ) -> None:
         self.max_command_bytes = first.welcome.max_message_bytes - _FRAME_BYTES
+        self.media.clear()
         self._owner.engine_up(self, engine, model)
         self._commands, self.up = [], True
         writer = asyncio.create_task(self._write())
@@ -136,6 +151,7 @@ class EngineLink:
         finally:
             self.up = False
             writer.cancel()
+            self.media.clear()
             self._owner.engine_down(self, engine)
             await asyncio.gather(writer, return_exceptions=True)
 
@@ -143,11 +159,14 @@ class EngineLink:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._commands:
-                batch = self._next_batch()
+            while self._commands or self.media:
+                frames = [b"".join(self._next_batch())] if self._commands else []
+                if (frame := self.media.next()) is not None:  # one after each batch: neither waits for all of the other
+                    frames.append(frame)
                 try:
-                    async with asyncio.timeout(self._stall_timeout):
-                        await self._call.write(engine_pb2.AttachRequest.FromString(b"".join(batch)))
+                    for frame in frames:
+                        async with asyncio.timeout(self._stall_timeout):
+                            await self._call.write(engine_pb2.AttachRequest.FromString(frame))
                 except TimeoutError:
                     self.give_up(f"it read no command for {self._stall_timeout:g} s")
                     return

@@ -7,6 +7,7 @@ back once, even if several of the calls do so.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from ringline.inference.v1 import inference_pb2
 
@@ -15,8 +16,10 @@ from services.processor.admission.constraint_resolution import is_constrained
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import TokenizationQueue
+from services.processor.media.chat_pictures import take_sources
+from services.processor.media.stage import PictureStage
 from services.processor.request import Request, RequestMessage, ResolvedRequest
-from services.ring.errors import retry_after_ms
+from services.ring.errors import Refused, retry_after_ms
 from services.ring.tenant_quota import TenantMemoryQuota
 
 MAX_LIVE_BYTES = 256 << 20
@@ -31,12 +34,14 @@ class Admission:
         backlog: Backlog,
         rate_limiter: RateLimiter,
         queue: TokenizationQueue,
+        pictures: PictureStage,
         *,
         max_live_bytes: int = MAX_LIVE_BYTES,
     ) -> None:
         self._backlog = backlog
         self._rate_limiter = rate_limiter
         self._queue = queue
+        self._pictures = pictures
         self._memory = TenantMemoryQuota(
             "prompt",
             "this processor",
@@ -61,6 +66,7 @@ class Admission:
         stopping, tenant = message.stopping, request.tenant
         self._backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
         self._rate_limiter.check(tenant, now)
+        sources = take_sources(message.chat) if message.WhichOneof("prompt") == "chat" else []
         request.message = RequestMessage(
             message.SerializeToString(),
             message.model,
@@ -68,7 +74,10 @@ class Admission:
             message.priority,
             is_constrained(message),
         )
-        self._queue.add(request, on_resolved)
+        if sources:
+            self._pictures.add(request, sources, on_resolved, self._tokenize)
+        else:
+            self._queue.add(request, on_resolved)
         self._backlog.enter(request.request_id, tenant, now)
         self._rate_limiter.enter(request.request_id, tenant, now)
 
@@ -78,6 +87,14 @@ class Admission:
         self._rate_limiter.queue(request.request_id, request.tenant, resolved.prompt_tokens)
         self._memory.take(request.tenant, resolved.held_bytes)
         request.admit(resolved)
+        self._pictures.admitted(request)
+
+    def _tokenize(self, request: Request, on_resolved: OnResolved) -> None:
+        """The request's pictures are prepared."""
+        try:
+            self._queue.add(request, on_resolved, partial(self._pictures.again, on_prepared=self._tokenize))
+        except Refused as refused:
+            on_resolved(request, refused.status)
 
     def begun(self, request: Request) -> None:
         """An engine computes a request. Idempotent."""
@@ -109,6 +126,7 @@ class Admission:
                 self._backlog.ended(request.tenant, tokens, now - request.computing_since)
         else:
             self._queue.remove(request)
+        self._pictures.leave(request)
         self.begun(request)
         self._rate_limiter.leave(request.request_id)
 

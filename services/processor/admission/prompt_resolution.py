@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.tool_resolution import Tools, json_value, resolve_tools
-from services.processor.admission.validation import check_chat, check_text_size, refuse, text_too_large
+from services.processor.admission.validation import (
+    check_chat,
+    check_prompt_length,
+    check_text_size,
+    refuse,
+    text_too_large,
+)
+from services.processor.media.chat_pictures import ChatPictures
 from services.processor.served_models import ServedModel
 from text_core.chat_templates import NO_TEMPLATE, ChatTemplateError, ChatTooLongError, UnknownTemplateError
+from text_core.pictures.base import PictureError
+from text_core.pictures.expansion import expanded, num_expanded, with_pictures
+from text_core.pictures.prepared import PreparedItem
 from text_core.tokenizer_files import NEEDS_TOKENIZER
 
 
@@ -29,6 +41,50 @@ def prompt_ids(
         special = request.add_special_tokens
         text = render_chat(request.chat, served_model, tools)
     return served_model.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's ids, and where its pictures stand."""
+
+    ids: Sequence[int]
+    places: Sequence[tuple[int, PreparedItem]] = ()
+    """Offset and item of each run of tokens that stand for a picture."""
+
+    @property
+    def media_tokens(self) -> int:
+        """Tokens that stand for pictures."""
+        return sum(item.plan.num_tokens for _, item in self.places)
+
+
+def resolve_prompt(
+    request: inference_pb2.GenerateRequest,
+    served_model: ServedModel,
+    tools: Tools | None = None,
+    pictures: ChatPictures | None = None,
+) -> Prompt:
+    """The prompt with its pictures, those of ``pictures``; raises ``Refused``."""
+    if pictures is None:
+        return Prompt(prompt_ids(request, served_model, tools))
+    rendered = render_chat(request.chat, served_model, tools)
+    return prompt_with_pictures(rendered, served_model, pictures, add_special_tokens=request.add_special_tokens)
+
+
+def prompt_with_pictures(
+    rendered: str, served_model: ServedModel, pictures: ChatPictures, *, add_special_tokens: bool
+) -> Prompt:
+    """The prompt of a rendered chat, in which placeholders stand for ``pictures``. Raises ``Refused``."""
+    assert served_model.pictures is not None
+    processor = served_model.pictures.processor
+    plans = [picture.plan for picture in pictures.pictures]
+    try:
+        text = with_pictures(rendered, processor.placeholder, plans)
+        ids = served_model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        check_prompt_length(num_expanded(ids, plans), served_model.limits)  # counted before it is made
+        made = expanded(ids, processor.item_token_id, plans)
+    except PictureError as error:
+        raise refuse("chat.messages", str(error)) from None
+    return Prompt(made.ids, list(zip(made.offsets, pictures.items, strict=True)))
 
 
 def require_tokenizer(served_model: ServedModel, field: str) -> None:
@@ -61,6 +117,7 @@ def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tool
             continue_final_message=chat.continue_final_message,
             template_name=chat.template_name or None,
             max_chars=served_model.limits.max_text_bytes,
+            placeholder="" if served_model.pictures is None else served_model.pictures.processor.placeholder,
         )
     except ChatTooLongError:
         raise text_too_large("chat", f"more than {served_model.limits.max_text_bytes}", served_model.limits) from None
@@ -71,7 +128,7 @@ def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tool
 
 
 def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
-    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    rendered: dict[str, Any] = {"role": message.role, "content": _content(message)}
     if message.reasoning:
         rendered["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -88,6 +145,18 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
     if message.name:
         rendered["name"] = message.name
     return rendered
+
+
+def _content(message: inference_pb2.ChatMessage) -> str | list[dict[str, str]]:
+    """A message's text, or its parts if it has pictures. Texts alone follow each other directly."""
+    if not message.content_parts:
+        return message.content
+    if not any(part.HasField("media") for part in message.content_parts):
+        return "".join(part.text for part in message.content_parts)
+    return [
+        {"type": "image"} if part.HasField("media") else {"type": "text", "text": part.text}
+        for part in message.content_parts
+    ]
 
 
 def _arguments(text: str) -> dict[str, Any] | str:

@@ -19,7 +19,12 @@ from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 from services.processor.admission.budget_resolution import resolve_budget
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
-from services.processor.admission.prompt_resolution import prompt_ids, require_template, require_tokenizer
+from services.processor.admission.prompt_resolution import (
+    Prompt,
+    require_template,
+    require_tokenizer,
+    resolve_prompt,
+)
 from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.admission.validation import (
     check_candidates,
@@ -28,9 +33,19 @@ from services.processor.admission.validation import (
     check_token_ids,
     refuse,
 )
+from services.processor.media.chat_pictures import ChatPictures, check_resumed
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ModelLimits, ServedModel
-from services.ring.identity import ANSWER_STOPS, CONTENT_TOKENS, PARSE, REASONING_BUDGET, PeerId, check_requires
+from services.ring.identity import (
+    ANSWER_STOPS,
+    CONTENT_TOKENS,
+    MEDIA,
+    NO_REPEAT_NGRAM,
+    PARSE,
+    REASONING_BUDGET,
+    PeerId,
+    check_requires,
+)
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
 from text_core.incremental_decoder import left_context
@@ -55,37 +70,51 @@ def resolve_request(
     tenant: str,
     reply_to: PeerId,
     traceparent: str = "",
+    pictures: ChatPictures | None = None,
 ) -> ResolvedRequest:
     """Check, tokenize and resolve; raises ``Refused`` naming the invalid field.
 
-    ``reply_to``: this processor. ``traceparent``: trace context; empty if the request is not traced.
+    ``reply_to``: this processor. ``traceparent``: trace context; empty if the request is not traced. ``pictures``: the
+    chat's, prepared for this model.
     """
-    resolved = _resolve(request, served_model)
+    resolved = _resolve(request, served_model, pictures)
     submit = resolved.submit(tenant, traceparent)
     return ResolvedRequest(
         packed_admitted=resolved.admitted().SerializeToString(),
         packed_submit=submit.SerializeToString(),
         output_context=resolved.output_context(reply_to, traceparent).SerializeToString(),
-        prompt_tokens=len(resolved.prompt),
+        prompt_tokens=len(resolved.prompt.ids),
         num_choices=resolved.sampling.n,
         choices=resolved.resumed or dict.fromkeys(range(resolved.sampling.n), array("I")),
         is_resume=request.HasField("resume"),
         wants_prefill_progress=resolved.output.prefill_progress,
-        prefixes=prefixes_of(resolved.prompt, submit.cache_salt, served_model.model.block_size),
-        num_prompt_logprobs=len(resolved.prompt) - 1 if resolved.output.HasField("prompt_logprobs") else 0,
+        prefixes=prefixes_of(
+            resolved.prompt.ids,
+            submit.cache_salt,
+            served_model.model.block_size,
+            [(place.offset, place.digest) for place in submit.media],
+        ),
+        num_prompt_logprobs=len(resolved.prompt.ids) - 1 if resolved.output.HasField("prompt_logprobs") else 0,
         numerics=request.resume.numerics,
         model=served_model.model,
         needs=Needs(engine=resolved.engine_needs(), detokenizer=resolved.detokenizer_needs()),
+        pictures={item.digest: item for _, item in resolved.prompt.places},
+        media_tokens=resolved.prompt.media_tokens,
     )
 
 
-def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) -> _Resolved:
+def _resolve(
+    request: inference_pb2.GenerateRequest, served_model: ServedModel, pictures: ChatPictures | None
+) -> _Resolved:
     limits, model = served_model.limits, served_model.model
     require_template(request, served_model)  # a better reason than capabilities that it would have
     check_requires(request.requires, served_model.capabilities)
     check_request(request, limits)
     tools = resolve_tools(request.chat)
-    prompt = prompt_ids(request, served_model, tools)
+    digests = [] if pictures is None else pictures.digests
+    check_resumed(request, digests)
+    resolved_prompt = resolve_prompt(request, served_model, tools, pictures)
+    prompt = resolved_prompt.ids
     check_prompt_length(len(prompt), limits)
     check_token_ids("prompt", prompt, limits)  # a tokenizer may have more tokens than the model
     room = limits.max_model_len - len(prompt)
@@ -107,7 +136,18 @@ def _resolve(request: inference_pb2.GenerateRequest, served_model: ServedModel) 
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
     return _Resolved(
-        request, served_model, prompt, resumed, sampling, stopping, output, parse, constraint, bad_words, budget
+        request,
+        served_model,
+        resolved_prompt,
+        digests,
+        resumed,
+        sampling,
+        stopping,
+        output,
+        parse,
+        constraint,
+        bad_words,
+        budget,
     )
 
 
@@ -117,7 +157,9 @@ class _Resolved:
 
     request: inference_pb2.GenerateRequest
     served_model: ServedModel
-    prompt: Sequence[int]
+    prompt: Prompt
+    media_digests: Sequence[bytes]
+    """One for each picture that the client sent."""
     resumed: dict[int, array[int]]
     """Ids delivered before, by choice."""
     sampling: inference_pb2.SamplingParams
@@ -139,7 +181,8 @@ class _Resolved:
         """The engine's message."""
         request, stopping, output, model = self.request, self.stopping, self.output, self.served_model.model
         return engine_pb2.Submit(
-            prompt_token_ids=self.prompt,
+            prompt_token_ids=self.prompt.ids,
+            media=[engine_pb2.MediaPlace(digest=item.digest, offset=at) for at, item in self.prompt.places],
             sampling=_for_engine(self.sampling),
             bad_words=[sampling_pb2.TokenIds(ids=ids) for ids in self.bad_words],
             stop_token_ids=() if self.stops_in_answer_only else stopping.stop_token_ids,
@@ -166,7 +209,7 @@ class _Resolved:
         return detokenizer_pb2.OutputContext(
             reply_to=reply_to.name,
             reply_incarnation=reply_to.incarnation,
-            prompt_tail=left_context(pieces, self.prompt),
+            prompt_tail=left_context(pieces, self.prompt.ids),
             stop_strings=stopping.stop,
             include_stop_str_in_output=stopping.include_stop_str_in_output,
             skip_special_tokens=skips,
@@ -174,7 +217,7 @@ class _Resolved:
             tokenizer_digest=self.served_model.model.tokenizer_digest,
             traceparent=traceparent,
             parse=self.parse,
-            call_id_seed=call_id_seed(self.prompt, self.sampling.seed) if self.parse is not None else b"",
+            call_id_seed=call_id_seed(self.prompt.ids, self.sampling.seed) if self.parse is not None else b"",
             stops_in_answer_only=self.stops_in_answer_only,
             stop_token_ids=stopping.stop_token_ids if self.stops_in_answer_only else (),
         )
@@ -182,20 +225,25 @@ class _Resolved:
     def admitted(self) -> inference_pb2.Admitted:
         """The client's message: with the delivered ids, all that a resume needs."""
         return inference_pb2.Admitted(
-            prompt_tokens=len(self.prompt),
-            prompt_token_ids=self.prompt if self.output.return_prompt_token_ids else (),
+            prompt_tokens=len(self.prompt.ids),
+            prompt_token_ids=self.prompt.ids if self.output.return_prompt_token_ids else (),
             sampling=self.sampling,
             stopping=self.stopping,
             output=self.output,
             model=self.served_model.model.model,
             model_digest=self.served_model.model.model_digest,
             constraint=self.constraint,
+            media_digests=self.media_digests,
         )
 
     def engine_needs(self) -> frozenset[str]:
         """Capabilities without which an engine would draw other tokens than were asked for."""
-        needs = engine_needs(self.constraint, self.parse)
-        return needs if self.budget is None else needs | {REASONING_BUDGET}
+        asked = {
+            REASONING_BUDGET: self.budget is not None,
+            MEDIA: bool(self.prompt.places),
+            NO_REPEAT_NGRAM: self.sampling.HasField("no_repeat_ngram"),
+        }
+        return engine_needs(self.constraint, self.parse).union(name for name, needed in asked.items() if needed)
 
     def detokenizer_needs(self) -> frozenset[str]:
         """Capabilities without which a detokenizer would ignore what was asked for."""
@@ -250,6 +298,7 @@ def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingPa
     params = engine_pb2.SamplingParams(
         **{name: getattr(sampling, name) for name in (*_NEUTRAL, "seed")},
         allowed_token_ids=sampling.allowed_token_ids,
+        no_repeat_ngram=sampling.no_repeat_ngram if sampling.HasField("no_repeat_ngram") else None,
     )
     params.logit_bias.update(sampling.logit_bias)
     return params

@@ -13,6 +13,7 @@ from ringline.inference.v1 import inference_pb2
 from services.common.rpc.message_limits import MalformedMessage
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tenant_policy import TenantPolicies
+from services.processor.media.chat_pictures import OtherModelError
 from services.processor.request import Request, RequestMessage, ResolvedRequest
 from services.processor.served_models import ServedModel, ServedModels
 from services.ring.errors import Code, Refused, Status
@@ -66,7 +67,7 @@ class Job(ABC):
             return self.run()
         except BaseException as raised:  # of any kind: without an outcome, the whole batch would wait forever
             error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
-            if not isinstance(error, Refused | MalformedMessage):
+            if not isinstance(error, Refused | MalformedMessage | OtherModelError):
                 log.exception("work failed", work=self.key)
             # Drop the traceback: it refers to the stack frames that hold the error, a cycle that would keep the whole
             # request until the garbage collector runs.
@@ -103,7 +104,17 @@ class LookUp(Job, Generic[_T]):
 class RequestJob(Job):
     """A received request: chooses its model, and resolves it for that."""
 
-    __slots__ = ("_me", "_message", "_model", "_models", "_on_resolved", "_policies", "_refused", "_request")
+    __slots__ = (
+        "_me",
+        "_message",
+        "_model",
+        "_models",
+        "_on_other_model",
+        "_on_resolved",
+        "_policies",
+        "_refused",
+        "_request",
+    )
 
     def __init__(
         self,
@@ -113,7 +124,9 @@ class RequestJob(Job):
         models: ServedModels,
         policies: TenantPolicies,
         me: PeerId,
+        on_other_model: Callable[[Request], None] = lambda request: None,
     ) -> None:
+        """``on_other_model`` gets the request if its pictures were prepared for another model."""
         size = len(message.packed)
         super().__init__(request.request_id, request.tenant, size, is_constrained=message.is_constrained)
         self._request = request
@@ -122,6 +135,7 @@ class RequestJob(Job):
         self._models = models
         self._policies = policies
         self._me = me
+        self._on_other_model = on_other_model
         self._model: ServedModel | None = None
         self._refused: Refused | None = None
         """Raised by ``run`` if no model is known."""
@@ -142,14 +156,21 @@ class RequestJob(Job):
             raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
         self._policies.check_model(self._request.tenant, self._model.limits.name)
         message = inference_pb2.GenerateRequest.FromString(self._message.packed)
-        return resolve_request(message, self._model, self._request.tenant, self._me, self._request.trace.traceparent)
+        pictures = self._message.pictures
+        if pictures is not None and pictures.tokenizer_digest != self._model.model.tokenizer_digest:
+            raise OtherModelError
+        return resolve_request(
+            message, self._model, self._request.tenant, self._me, self._request.trace.traceparent, pictures
+        )
 
     def finish(self, outcome: ResolvedRequest | Exception) -> bool:
         """Call ``on_resolved``, unless the request has ended, or its model lost its engines."""
         request = self._request
         if request.finished:
             return True
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, OtherModelError):
+            self._on_other_model(request)
+        elif isinstance(outcome, Refused):
             self._on_resolved(request, outcome.status)
         elif isinstance(outcome, Exception):
             log.error("admission failed", request_id=request.request_id, error=repr(outcome))

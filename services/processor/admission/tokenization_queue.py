@@ -101,14 +101,21 @@ class TokenizationQueue:
 
     # Requests
 
-    def add(self, request: Request, on_resolved: OnResolved) -> None:
+    def add(
+        self,
+        request: Request,
+        on_resolved: OnResolved,
+        on_other_model: Callable[[Request], None] = lambda request: None,
+    ) -> None:
         """Queue a received request. ``on_resolved`` is called later, unless the request has ended by then.
+
+        ``on_other_model`` is called instead if its pictures were prepared for another model than takes it now.
 
         Raises ``Refused`` while too much waits already.
         """
         message = request.message
         assert message is not None
-        job = RequestJob(request, message, on_resolved, self._models, self._policies, self._me)
+        job = RequestJob(request, message, on_resolved, self._models, self._policies, self._me, on_other_model)
         self._reserve(job.tenant, job.held)
         if self._window.enter(job.tenant, message.priority, job.key, job, self._max_ahead(job.tenant)):
             self._append(job)

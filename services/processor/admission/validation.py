@@ -7,10 +7,17 @@ import struct
 from collections.abc import Collection, Iterable, Sequence
 
 from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import sampling_pb2
 
 from services.processor.served_models import ModelLimits
 from services.ring.errors import Code, Reason, Refused, invalid_field
-from services.ring.limits import MAX_CHOICES, MAX_STOP_TOKEN_IDS
+from services.ring.limits import (
+    MAX_ALLOWED_BY_NGRAM,
+    MAX_CHOICES,
+    MAX_NGRAM_SIZE,
+    MAX_NGRAM_WINDOW,
+    MAX_STOP_TOKEN_IDS,
+)
 from text_core.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 
 MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_TOKENS = 100, 1024
@@ -64,8 +71,17 @@ def check_chat(chat: inference_pb2.Chat) -> None:
     for index, message in enumerate(chat.messages):
         if not message.role:
             raise refuse(f"chat.messages[{index}].role", "empty: expected a role such as user or assistant")
+        _check_parts(message, f"chat.messages[{index}]")
     if chat.continue_final_message and chat.HasField("add_generation_prompt") and chat.add_generation_prompt:
         raise refuse("chat.continue_final_message", "contradicts add_generation_prompt: expected one of the two")
+
+
+def _check_parts(message: inference_pb2.ChatMessage, path: str) -> None:
+    if message.content and message.content_parts:
+        raise refuse(f"{path}.content_parts", "content is set, too: expected one of the two")
+    for number, part in enumerate(message.content_parts):
+        if part.WhichOneof("part") is None:
+            raise refuse(f"{path}.content_parts[{number}]", "none is set: expected text or media")
 
 
 def check_token_ids(field: str, ids: Collection[int], limits: ModelLimits) -> None:
@@ -123,6 +139,17 @@ def check_sampling(sampling: inference_pb2.SamplingParams, limits: ModelLimits) 
         )
         raise refuse("sampling.allowed_token_ids", problem)
     check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits)
+    if sampling.HasField("no_repeat_ngram"):
+        _check_no_repeat_ngram(sampling.no_repeat_ngram, limits)
+
+
+def _check_no_repeat_ngram(rule: sampling_pb2.NoRepeatNgram, limits: ModelLimits) -> None:
+    field = "sampling.no_repeat_ngram"
+    _check_range(f"{field}.ngram_size", rule.ngram_size, 1, MAX_NGRAM_SIZE)
+    _check_range(f"{field}.window_size", rule.window_size, 1, MAX_NGRAM_WINDOW)
+    if (count := len(rule.allowed_token_ids)) > MAX_ALLOWED_BY_NGRAM:
+        raise refuse(f"{field}.allowed_token_ids", f"{count} ids: expected at most {MAX_ALLOWED_BY_NGRAM}")
+    check_token_ids(f"{field}.allowed_token_ids", rule.allowed_token_ids, limits)
 
 
 def check_candidates(

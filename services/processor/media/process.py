@@ -22,11 +22,13 @@ from text_core.pictures.prepared import CHANNELS, PreparedItem, PreparedPicture,
 
 START_SECONDS = 60.0
 """Time for a process to start, on a machine that has much else to do."""
-WALL_FACTOR = 4.0
+WALL_FACTOR = 6.0
 """A picture may take so many times its time of the CPU, because the process shares the machine."""
 _EXIT_SECONDS = 5.0
 _PIPE_BYTES = 1 << 20
 _MAX_MIME = 256
+_ENVIRONMENT = {"LANG": "C.UTF-8"}
+"""Not empty, because setproctitle finds the title by it."""
 _BOOT = "import sys; sys.path[:0] = sys.argv[2:]; from text_core.pictures.child import run; run(sys.argv[1])"
 
 
@@ -58,7 +60,7 @@ class PictureProcess:
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
-                _command(limits), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, env={}, cwd="/"
+                _command(limits), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, env=_ENVIRONMENT, cwd="/"
             )
         except OSError as error:
             raise ProcessFailed(f"it could not be started: {error}") from None

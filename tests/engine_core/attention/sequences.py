@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,10 @@ class Known:
     def spec(self) -> AttentionSpec:
         return AttentionSpec(*self.key.shape[1:])
 
+    def whole(self, pictures: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those of ``pictures`` that the sequence has all of."""
+        return [(start, end) for start, end in pictures if end <= len(self)]
+
     def inputs(self, positions: slice) -> list[torch.Tensor]:
         """One row holds query, key and value, as a fused projection leaves them."""
         return [torch.cat([self.query[positions], self.key[positions], self.value[positions]], dim=1)]
@@ -73,6 +77,7 @@ class Known:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         chunked: bool = False,
+        pictures: Sequence[tuple[int, int]] = (),
     ) -> torch.Tensor:
         """Causal attention in float64, as ``AttentionOptions`` says, [n, Hq · D]."""
         group = self.query.shape[1] // self.key.shape[1]
@@ -81,6 +86,8 @@ class Known:
         scores = scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
         every = torch.ones(len(self), len(self), dtype=torch.bool)
         hidden = every.triu(1)
+        for start, end in self.whole(pictures):
+            hidden[start:end, start:end] = False
         if window is not None:
             chunk = torch.arange(len(self)) // window
             hidden |= chunk[:, None] != chunk if chunked else every.tril(-window)
@@ -168,6 +175,8 @@ class Run:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     chunked: bool = False
+    pictures: Sequence[tuple[int, int]] = ()
+    """Starts and ends of pictures in every sequence that is long enough: their tokens see all of them."""
     computed: list[int] = field(init=False)
     outputs: list[list[torch.Tensor]] = field(init=False)
     cache: torch.Tensor = field(init=False)
@@ -221,14 +230,24 @@ class Run:
             lens.append(self.computed[s] + count)
         counts = [count for _, count in work]
         metadata = AttentionMetadata.of_sequences(lens, counts, tables, size)
+        if self.pictures:
+            until = [self.visible_until(s, self.computed[s] + row) for s, count in work for row in range(count)]
+            metadata = replace(metadata, visible_until=torch.tensor(until, dtype=torch.int32))
         self.backend.plan(metadata)
         known, inputs = self.sequences[0], [torch.cat(parts).to(self.device) for parts in zip(*rows, strict=True)]
-        options = AttentionOptions(known.scale, self.window, self.softcap, self.sinks, self.chunked)
+        both_ways = bool(self.pictures)
+        options = AttentionOptions(known.scale, self.window, self.softcap, self.sinks, self.chunked, both_ways)
         output = known.attend(self.backend, inputs, self.cache, metadata.on(self.device), options)
         for (s, count), part in zip(work, output.cpu().split(counts), strict=True):
             self.computed[s] += count
             self.outputs[s].append(part)
         return metadata
+
+    def visible_until(self, s: int, position: int) -> int:
+        """The end of the picture that a position is in; 0: none."""
+        known = self.sequences[s]
+        pictures = known.whole(self.pictures) if isinstance(known, Known) else ()
+        return next((end for start, end in pictures if start <= position < end), 0)
 
     def unfinished(self) -> list[int]:
         return [s for s, known in enumerate(self.sequences) if self.computed[s] < len(known)]
@@ -245,7 +264,8 @@ class Run:
             work = []
             for s in rng.sample(unfinished, rng.randint(1, len(unfinished))):
                 rest = len(self.sequences[s]) - self.computed[s]
-                work.append((s, 1 if rest <= 4 else rng.choice([1, 2, 3, rng.randint(1, rest - 4), rest - 4])))
+                count = 1 if rest <= 4 else rng.choice([1, 2, 3, rng.randint(1, rest - 4), rest - 4])
+                work.append((s, max(count, self.visible_until(s, self.computed[s] + count - 1) - self.computed[s])))
             self.step(work)
         return self.result()
 

@@ -112,6 +112,31 @@ def test_capped_scores_and_sinks(
     check(backend, geometry, sequences, window=40, softcap=softcap, sinks=sinks)
 
 
+PICTURES = ((0, 3), (7, 8), (14, 70), (70, 131), (140, 145), (250, 520))
+
+
+@pytest.mark.parametrize(("geometry", "dtype", "window"), diagonal((None,), (33,), (150,)), ids=str)
+def test_tokens_of_a_picture_see_all_of_it(
+    backend: NativeAttention, geometry: Geometry, dtype: torch.dtype, window: int | None
+) -> None:
+    """Of what is behind them; what is before, their windows still hide. Tokens of text see what they saw."""
+    lengths = [*random_lengths(random.Random(str((geometry, window))), 3), 10, 70, 530]
+    sequences = make_sequences(lengths, geometry, dtype, seed=8)
+    check(backend, geometry, sequences, window=window, pictures=PICTURES)
+    with_pictures, without = (
+        Run(backend, geometry, sequences, window=window, pictures=pictures).at_once() for pictures in (PICTURES, ())
+    )
+    in_pictures = torch.tensor([any(start <= row < end for start, end in PICTURES) for row in range(140)])
+    assert torch.equal(with_pictures[-1][:140][~in_pictures], without[-1][:140][~in_pictures])
+
+
+def test_pictures_over_several_splits(backend: NativeAttention) -> None:
+    geometry = Geometry(4, 2, 64, 16)
+    sequences = make_sequences([1500, 1281], geometry, torch.float32, seed=1)
+    check(backend, geometry, sequences, pictures=((200, 1250), (1260, 1280)))
+    check(backend, geometry, sequences, window=700, pictures=((200, 1250), (1260, 1280)))
+
+
 def test_a_cap_that_no_score_comes_near_changes_little(backend: NativeAttention) -> None:
     geometry = Geometry(4, 2, 32, 16)
     sequences = make_sequences([140], geometry, torch.float32, seed=6)

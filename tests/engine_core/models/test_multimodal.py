@@ -15,9 +15,10 @@ from engine_core.errors import CheckpointError, EngineError
 from engine_core.llm import configure
 from engine_core.model_loader.multimodal import CLASSES, is_of_text, text_model, text_name
 from engine_core.model_loader.safetensors_reader import find_tensors
+from engine_core.models.language_model import LanguageModel
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.startup import start_engine
-from tests.engine_core.models.driver import build_model, load, logits_of, open_at
+from tests.engine_core.models.driver import build_model, logits_of, open_at
 from tests.engine_core.models.multimodal_models import (
     TYPES,
     WHOLE,
@@ -33,6 +34,11 @@ from tests.engine_core.models.multimodal_models import (
 IDS = torch.tensor([(31 * place) % 196 + 3 for place in range(24)])
 SOON = ("Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 LATER = sorted(set(TYPES) - set(SOON) - {name for name, kind in TYPES.items() if kind in WHOLE})
+
+
+def load(directory: Path) -> LanguageModel:
+    """The text model, by itself."""
+    return build_model(open_at(directory, dtype="float32", language_model_only=True))
 
 
 def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -114,8 +120,8 @@ def test_a_text_model_by_itself_may_keep_the_class_or_the_names_of_the_whole(
 
 
 def test_an_engine_says_what_it_does_not_serve_unless_that_is_wanted(tmp_path: Path) -> None:
-    name = "Gemma3ForConditionalGeneration"
-    directory = save(make(configuration("gemma3"), name), tmp_path, name)
+    name = "Mistral3ForConditionalGeneration"
+    directory = save(make(configuration("mistral3"), name), tmp_path, name)
     with pytest.warns(RuntimeWarning, match=f"only the text of {name} is served"):
         start_engine(configure(model=str(directory), max_model_len=64), StartupProgress(WarningsOnly())).close()
     options = {"max_model_len": 64, "language_model_only": True}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
+from transformers import PreTrainedModel
 
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.layers.part_factory import PartFactory
@@ -16,6 +20,7 @@ from engine_core.ops.native import NativeBackend
 from engine_core.ops.selector import choose_ops
 from engine_core.vision.transformers_tower import build_module, put_in_parts
 from engine_core.weights.source import TensorRows
+from tests.engine_core.models.multimodal_models import as_published
 
 CPU = torch.device("cpu")
 
@@ -92,3 +97,21 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def save_whole(
+    model: PreTrainedModel,
+    directory: Path,
+    fields: Mapping[str, Any],
+    preprocessor: Mapping[str, Any],
+    renamed: Callable[[str], str] = lambda name: name,
+) -> Path:
+    """A checkpoint of a whole multimodal model; ``renamed``: its tensors' names in the file.
+
+    ``fields`` go into config.json; ``preprocessor`` is preprocessor_config.json.
+    """
+    tensors = {renamed(name): tensor.clone().contiguous() for name, tensor in as_published(model).items()}
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(model.config.to_dict() | dict(fields)))
+    (directory / "preprocessor_config.json").write_text(json.dumps(dict(preprocessor)))
+    return directory

@@ -17,6 +17,8 @@ from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
 from services.processor.linked_peers import LinkedPeers
+from services.processor.media.pool import PicturePool
+from services.processor.media.stage import PictureStage
 from services.processor.metrics import ProcessorMetrics
 from services.processor.served_models import ServedModels
 from services.processor.text_output import TextOutput
@@ -25,6 +27,7 @@ from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from services.ring.poison import MAX_CRASH_RESUBMITS
 from services.ring.routing_logic import Routes
+from text_core.pictures.limits import PictureLimits
 
 NO_LIMITS = BacklogLimits(max_requests=1 << 20, max_seconds=1e9)
 ROUTE_TIMEOUT = 60.0
@@ -45,6 +48,8 @@ class ProcessorCore:
         max_live_bytes: int = MAX_LIVE_BYTES,
         engine_capacity: Callable[[], int | None] = lambda: None,
         outboxes: Outboxes | None = None,
+        pool: PicturePool | None = None,
+        max_picture_bytes: int = 1 << 30,
     ) -> None:
         self.me = PeerId("processor", 1)
         self.metrics = ProcessorMetrics()
@@ -62,7 +67,18 @@ class ProcessorCore:
             engine_capacity=engine_capacity,
         )
         self.backlog = Backlog(backlog_limits)
-        self.admission = Admission(self.backlog, self.rate_limiter, self.queue, max_live_bytes=max_live_bytes)
+        self.pictures = PictureStage(
+            pool or PicturePool(PictureLimits()),
+            self.queue,
+            self.models,
+            self.policies,
+            self.metrics,
+            max_bytes=max_picture_bytes,
+            route_timeout=route_timeout,
+        )
+        self.admission = Admission(
+            self.backlog, self.rate_limiter, self.queue, self.pictures, max_live_bytes=max_live_bytes
+        )
         self.dispatcher = Dispatcher(self.peers, self.routes, route_timeout=route_timeout)
         self.in_flight = InFlightRequests(self.models, self.admission, self.dispatcher, self.metrics)
         self.failover = Failover(

@@ -20,6 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from engine_core.config import ModelSpec
 from engine_core.request import Request
+from services.common.links.media_uploads import MediaUploads
 from services.detokenizer.detokenizer_messages import outputs_of
 from services.detokenizer.engines import Engines
 from services.detokenizer.subscribers import Subscriber
@@ -41,6 +42,7 @@ from services.ring.poison import MAX_CRASH_RESUBMITS
 from tests.services.processor.processor_core import ProcessorCore
 from tests.services.ring.token_logprobs import TokenLogprob, packed
 from text_core.chat_templates import ChatTemplates
+from text_core.pictures.prepared import PreparedItem
 from text_core.tokenizer import Tokenizer
 
 ALPHABET = "abc"
@@ -199,6 +201,7 @@ class AttachStream:
         self.zone = None
         self.commands: deque[bytes] = deque()
         self.responses: deque[bytes] = deque()
+        self.media = MediaUploads()
 
     def __repr__(self) -> str:
         return f"{self.peer.name} at {self.engine.me.name}"
@@ -207,6 +210,10 @@ class AttachStream:
         request = engine_pb2.AttachRequest(commands=list(commands))
         if request.commands:
             self.commands.append(request.SerializeToString())
+
+    def submit(self, submit: engine_pb2.Submit, pictures: Sequence[PreparedItem]) -> None:
+        assert not pictures
+        self.send((engine_pb2.Command(submit=submit),))
 
     def write(self, max_bytes: int = LARGE) -> None:
         """The engine writes everything new."""

@@ -176,10 +176,10 @@ private:
     void sum_split(const QueryTile& q, int split, const RowState& state, Queue<S>& queue, Scratch<S>& scratch) const {
         state.clear(q.count * group_, value_dim_);
         const int first_key = window().first_key(q.position), first_tile = cache_.tile_at(first_key);
-        const int tiles = cache_.tile_at(q.end() - 1) + 1;
+        const int tiles = cache_.tile_at(q.end - 1) + 1;
         int number = split * kSplitTiles > first_tile ? split * kSplitTiles : first_tile;
         for (; number < tiles && number < (split + 1) * kSplitTiles; ++number) {
-            cache_.find_tile(block_table(q), q.kv_head, number, first_key, q.end(), scratch.tile);
+            cache_.find_tile(block_table(q), q.kv_head, number, first_key, q.end, scratch.tile);
             queue.look_ahead(scratch.tile);
             // As late as possible: by now, its memory has been read ahead.
             if (args_.key && !keys_first() && number == cache_.tile_at(q.position)) write(q);
@@ -194,10 +194,11 @@ private:
         compute_tile_scores(scratch.queries + first * head_dim_, rows, scratch);
         for (int row = 0; row < rows; ++row) {
             float* const scores = scratch.scores + row * kScoreStride;
-            const int position = q.position + (first + row) / group_;
+            const int place = (first + row) / group_, position = q.position + place;
             const int before = window().first_key(position) - tile.position;
             if (args_.logit_softcap > 0.0f) cap_scores(scores, tile, args_.scale, args_.logit_softcap);
-            mask_scores(scores, tile, before > 0 ? tile.place_after(before) : 0, tile.place_after(position + 1 - tile.position));
+            const int seen = limits().end(q.row + place, position) - tile.position;
+            mask_scores(scores, tile, before > 0 ? tile.place_after(before) : 0, tile.place_after(seen));
             const float* const value_scales = scratch.scales + (args_.latent_dim > 0 ? 0 : kScoreStride);
             scratch.decays[row] = weigh<S>(scores, first_place(tile), tile.places(), exponent_scale(),
                                            seeing.from(row, value_dim_), value_scales, scratch.weights + row * kTileKeys);
@@ -276,10 +277,13 @@ private:
     const int32_t* block_table(const QueryTile& q) const { return args_.block_tables + q.sequence * args_.block_table_stride; }
 
     // Score rows of a query tile that see positions in [begin, end): first_row … end_row − 1.
-    int first_row(const QueryTile& q, int begin) const { return begin > q.position ? (begin - q.position) * group_ : 0; }
+    int first_row(const QueryTile& q, int begin) const {
+        return limits().rows_before(begin, q.row, q.position, q.count) * group_;
+    }
     int end_row(const QueryTile& q, int end) const { return window().rows_seeing(end - 1, q.position, q.count) * group_; }
 
     Window window() const { return division_.window(); }
+    Limits limits() const { return division_.limits(); }
 
     // Weights are powers of two: the attention's scale (which capped scores include already) times log2(e).
     float exponent_scale() const { return (args_.logit_softcap > 0.0f ? 1.0f : args_.scale) * 1.44269504088896340736f; }

@@ -30,14 +30,32 @@ struct Window {
     }
 };
 
+// Ends of what rows see: behind their own key, or behind their picture. In a sequence, later rows never see less.
+struct Limits {
+    explicit Limits(const RinglineAttention& args) : until(args.both_ways ? args.visible_until : nullptr) {}
+
+    const int32_t* until;  // [T], or null
+
+    // For the step's `row`, at `position` of its sequence.
+    int end(int row, int position) const {
+        return until && until[row] > position ? until[row] : position + 1;
+    }
+    // How many of `count` rows, the first of them the step's `row` at `position`, see no key from `key` on.
+    int rows_before(int key, int row, int position, int count) const {
+        if (!until) return key > position ? key - position : 0;
+        int rows = 0;
+        while (rows < count && end(row + rows, position + rows) <= key) ++rows;
+        return rows;
+    }
+};
+
 // Neighbouring rows of a sequence, with the query heads that share a KV head.
 struct QueryTile {
     int sequence, kv_head;
     int row;       // the first row, in the step
     int position;  // of the first row, in the sequence
     int count;     // rows
-
-    int end() const { return position + count; }
+    int end;       // behind the last key that any of them sees
 };
 
 // A step's query tiles: by sequence, then by head, latest rows first, because they take longest.
@@ -46,6 +64,7 @@ public:
     explicit Division(const RinglineAttention& args)
         : args_(args),
           window_(args),
+          limits_(args),
           group_(args.num_heads / args.num_kv_heads),
           positions_(most_rows(args) / group_ > 1 ? most_rows(args) / group_ : 1),
           buffer_(padded_bytes<int>(args.num_seqs + 1)),
@@ -70,6 +89,7 @@ public:
     int threads() const { return threads_; }
 
     Window window() const { return window_; }
+    Limits limits() const { return limits_; }
     // Query heads of a key/value head.
     int group() const { return group_; }
     // Rows of scores in the largest query tile.
@@ -89,7 +109,9 @@ public:
         const int tiles = tiles_of(low), rows = rows_of(low), place = index - starts_[low];
         const int first = (tiles - 1 - place % tiles) * positions_;
         const int count = rows - first < positions_ ? rows - first : positions_;
-        return {low, place / tiles, args_.query_starts[low] + first, args_.seq_lens[low] - rows + first, count};
+        const int row = args_.query_starts[low] + first, length = args_.seq_lens[low], position = length - rows + first;
+        const int end = limits_.end(row + count - 1, position + count - 1);
+        return {low, place / tiles, row, position, count, end < length ? end : length};
     }
 
 private:
@@ -101,6 +123,7 @@ private:
 
     const RinglineAttention& args_;
     Window window_;
+    Limits limits_;
     int group_;
     int positions_;  // most rows of the step in a query tile
     Buffer buffer_;

@@ -35,7 +35,7 @@ public:
 
     // A query tile sees splits first_split … end_split − 1.
     int first_split(const QueryTile& q) const { return cache_.split_at(division_.window().first_key(q.position)); }
-    int end_split(const QueryTile& q) const { return cache_.split_at(q.end() - 1) + 1; }
+    int end_split(const QueryTile& q) const { return cache_.split_at(q.end - 1) + 1; }
 
     // Some pieces of cut query tiles are empty.
     int size() const { return division_.size() * most_splits_; }
@@ -96,7 +96,7 @@ private:
             const Piece piece = pieces_[static_cast<int>(index)];
             if (piece.first_split == piece.last_split) continue;
             seen_[end_++ % kCapacity] = piece;
-            const int units = cache_.unit_at(piece.q.end() - 1) + 1, limit = cache_.first_unit(piece.last_split);
+            const int units = cache_.unit_at(piece.q.end - 1) + 1, limit = cache_.first_unit(piece.last_split);
             const int first = cache_.first_unit(piece.first_split), seen = cache_.unit_at(window_.first_key(piece.q.position));
             unit_ = seen > first ? seen : first;
             end_unit_ = limit < units ? limit : units;

@@ -89,6 +89,18 @@ def test_windows(window: int, chunked: bool) -> None:
     assert_right(alone, sequences, 1e-5, window=window, chunked=chunked)
 
 
+@pytest.mark.parametrize("window", [20, pytest.param(None, marks=pytest.mark.wide)])
+def test_tokens_of_a_picture_see_all_of_it(window: int | None) -> None:
+    geometry, pictures = Geometry(2, 1, 32, 16), ((0, 2), (4, 5), (7, 40), (40, 85))
+    sequences = make_sequences([5, 41, 90], geometry, torch.float32, seed=7)
+    alone = Run(backend(uniform=True), geometry, sequences, window=window, pictures=pictures).at_once()
+    run = Run(backend(uniform=True), geometry, sequences, seed=1, window=window, pictures=pictures)
+    for step in ([(2, 5), (1, 40)], [(2, 83), (0, 4)], [(2, 1), (1, 1), (0, 1)], [(2, 1)]):
+        run.step(step)
+    assert_equal(run.result(), alone)
+    assert_right(alone, sequences, 1e-5, window=window, pictures=pictures)
+
+
 @pytest.mark.parametrize("softcap", [5.0, pytest.param(None, marks=pytest.mark.wide)])
 def test_capped_scores_and_sinks(softcap: float | None) -> None:
     geometry, sinks = Geometry(4, 2, 32, 16), torch.tensor([-200.0, 0.0, 5.0, 200.0])

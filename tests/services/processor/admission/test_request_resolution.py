@@ -105,6 +105,7 @@ def test_every_scalar_is_resolved() -> None:
                 "prompt_logprobs",
                 "parse",
                 "max_reasoning_tokens",
+                "no_repeat_ngram",
             ):
                 assert message.HasField(field.name), field.name
     sampling, stopping, output = admission.admitted.sampling, admission.admitted.stopping, admission.admitted.output

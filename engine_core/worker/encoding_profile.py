@@ -1,0 +1,56 @@
+"""What encoding a picture takes: measured once, at the start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine_core.media import Picture, VisionShape
+from engine_core.models.vision_model import Encoded, VisionModel
+from engine_core.worker.input_batch import BatchLimits
+
+_MEASURED_TOKENS = 1024
+"""The most tokens of the picture that is measured: larger ones would take minutes on a CPU. A larger one's memory is
+taken to grow with its tokens, as attention is computed in tiles, and its time with their square, which is the most.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingProfile:
+    """Measurements of one picture."""
+
+    picture: Picture
+    encoded: Encoded
+    seconds: float
+    shape: VisionShape
+
+    @property
+    def _factor(self) -> float:
+        """How many times as many tokens the largest picture has."""
+        return max(1.0, self.shape.max_tokens / self.picture.shape.num_tokens)
+
+    def largest_peak(self, growth: int) -> int:
+        """Bytes that the largest picture takes while it is encoded, from those that the measured one took."""
+        return int(growth * self._factor)
+
+    def step_seconds(self, limits: BatchLimits) -> float:
+        """Seconds for as many pictures as one step may encode."""
+        most = max(1.0, limits.encoder_step_tokens / self.shape.max_tokens)
+        return most * self.seconds * self._factor**2
+
+    def cache_bytes(self, limits: BatchLimits) -> int:
+        """Bytes of all embeddings that may be kept."""
+        return limits.encoder_cache_tokens * (self.encoded.nbytes // self.picture.shape.num_tokens)
+
+
+@torch.inference_mode()
+def measure_encoding(vision: VisionModel, synchronize: Callable[[], None] = lambda: None) -> EncodingProfile:
+    """Encode one picture. ``synchronize`` waits for the device."""
+    picture = vision.example(min(vision.shape.max_tokens, _MEASURED_TOKENS))
+    start = time.perf_counter()
+    encoded = vision.encode(picture)
+    synchronize()
+    return EncodingProfile(picture, encoded, time.perf_counter() - start, vision.shape)

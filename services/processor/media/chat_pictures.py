@@ -1,0 +1,162 @@
+"""The pictures of a chat: taken out of its message, read from where they are given, and checked.
+
+A message waits without its pictures' bytes; these wait beside it, and are counted.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.admission.validation import refuse
+from services.processor.served_models import ModelPictures, ServedModel
+from text_core.pictures.prepared import DIGEST_BYTES, PreparedItem, PreparedPicture
+
+MAX_SOURCES = 1024
+"""Pictures of a message; models take fewer."""
+_DATA_URL = re.compile(r"data:(?P<mime>[A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+-]{1,64})?;base64,", re.IGNORECASE)
+_MIME = re.compile(r"[A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSource:
+    """A picture as a client sent it."""
+
+    path: str
+    """Where it stands in the request, for errors."""
+    given: bytes | str = field(repr=False)
+    """The file, or a data: URL."""
+    mime_type: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.given)
+
+    def read(self) -> tuple[bytes, str]:
+        """The file and its type. Raises ``Refused``."""
+        if self.mime_type and not _MIME.fullmatch(self.mime_type):
+            raise refuse(f"{self.path}.mime_type", f"{self.mime_type[:80]!r}: expected a type such as image/png")
+        if isinstance(self.given, bytes):
+            data, mime = self.given, self.mime_type
+        else:
+            data, mime = self._from_url(self.given)
+        if not data:
+            raise refuse(self.path, "empty: expected the bytes of a picture")
+        return data, mime
+
+    def _from_url(self, url: str) -> tuple[bytes, str]:
+        if (head := _DATA_URL.match(url, 0, 256)) is None:
+            problem = f"{url[:40]!r}… is no data: URL: expected data:image/png;base64, and then base64"
+            raise refuse(f"{self.path}.data_url", problem)
+        mime = head["mime"] or ""
+        if self.mime_type and mime and mime.lower() != self.mime_type.lower():
+            problem = f"{self.mime_type!r}, but the data: URL says {mime!r}: expected one type"
+            raise refuse(f"{self.path}.mime_type", problem)
+        try:
+            return base64.b64decode(url[head.end() :], validate=True), self.mime_type or mime
+        except (binascii.Error, ValueError):
+            raise refuse(f"{self.path}.data_url", "not base64: expected its 64 characters and = at the end") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPictures:
+    """A chat's pictures, prepared for one model."""
+
+    tokenizer_digest: str
+    """Of the files that say how they were prepared."""
+    pictures: Sequence[PreparedPicture]
+
+    @property
+    def items(self) -> list[PreparedItem]:
+        return [item for picture in self.pictures for item in picture.items]
+
+    @property
+    def digests(self) -> list[bytes]:
+        """One for each picture, of its pixels as the model sees them."""
+        return [_digest([item.digest for item in picture.items]) for picture in self.pictures]
+
+
+def _digest(items: Sequence[bytes]) -> bytes:
+    return items[0] if len(items) == 1 else blake2b(b"".join(items), digest_size=DIGEST_BYTES).digest()
+
+
+class OtherModelError(Exception):
+    """The request's model is no longer that for which its pictures were prepared."""
+
+
+def take_sources(chat: inference_pb2.Chat) -> list[PictureSource]:
+    """Take the pictures' bytes out of ``chat``, whose parts stay. Raises ``Refused``."""
+    sources = []
+    for path, part in media_parts(chat):
+        media = part.media
+        if (kind := media.WhichOneof("source")) is None:
+            raise refuse(path, "none is set: expected data or data_url")
+        sources.append(PictureSource(path, getattr(media, kind), media.mime_type))
+        if len(sources) > MAX_SOURCES:
+            raise refuse(path, f"more than {MAX_SOURCES} pictures: expected fewer")
+        part.media.Clear()
+        part.media.SetInParent()
+    return sources
+
+
+def media_parts(chat: inference_pb2.Chat) -> Iterator[tuple[str, inference_pb2.ContentPart]]:
+    """The parts that are pictures, with their field."""
+    for at, message in enumerate(chat.messages):
+        for number, part in enumerate(message.content_parts):
+            if part.HasField("media"):
+                yield f"chat.messages[{at}].content_parts[{number}].media", part
+
+
+def pictures_of(served_model: ServedModel, sources: Sequence[PictureSource]) -> ModelPictures:
+    """How the model's pictures are prepared. Raises ``Refused`` if it takes none, or not so many."""
+    pictures = served_model.pictures
+    if pictures is None:
+        problem = f"the model {served_model.limits.name!r} takes no pictures: expected text alone"
+        raise refuse(sources[0].path, problem)
+    if len(sources) > pictures.limit:
+        problem = f"{len(sources)} pictures: expected at most {pictures.limit} (--limit-mm-per-prompt of the engine)"
+        raise refuse(sources[pictures.limit].path, problem)
+    return pictures
+
+
+def check_texts(chat: inference_pb2.Chat, pictures: ModelPictures) -> None:
+    """Raise ``Refused`` for a text with what stands for pictures: nobody may place one by hand."""
+    marks = {pictures.processor.placeholder, pictures.processor.item_token}
+    for field_name, text in _texts(chat):
+        for mark in marks:
+            if mark in text:
+                problem = f"has {mark!r}, which stands for a picture: expected text without it"
+                raise refuse(field_name, problem)
+
+
+def _texts(chat: inference_pb2.Chat) -> Iterator[tuple[str, str]]:
+    for at, message in enumerate(chat.messages):
+        path = f"chat.messages[{at}]"
+        yield f"{path}.content", message.content
+        yield f"{path}.reasoning", message.reasoning
+        for number, part in enumerate(message.content_parts):
+            yield f"{path}.content_parts[{number}].text", part.text
+        for number, call in enumerate(message.tool_calls):
+            yield f"{path}.tool_calls[{number}].arguments_json", call.arguments_json
+
+
+def check_resumed(request: inference_pb2.GenerateRequest, digests: Sequence[bytes]) -> None:
+    """Raise ``Refused`` if a resumed request has other pictures than it began with; ``digests`` are those it has."""
+    if not request.HasField("resume"):
+        return
+    given = list(request.resume.media_digests)
+    delivered = any(choice.token_ids for choice in request.resume.choices)
+    if not given and not delivered:
+        return
+    if given != list(digests):
+        problem = (
+            f"{len(given)} digests, which are not those of the {len(digests)} pictures sent: expected the pictures "
+            "that the request began with, and the digests that Admitted returned"
+        )
+        raise refuse("resume.media_digests", problem)

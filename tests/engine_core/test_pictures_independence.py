@@ -1,0 +1,81 @@
+"""Whole engines with pictures: what they put out depends on no neighbour, chunk, cached prefix or rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine_core.engine import EngineCore
+from engine_core.media import MediaItem, Picture
+from engine_core.request import Request, SamplingParams
+from tests.engine_core.engines import Outcome, started
+from tests.engine_core.pictures import make_multimodal, picture, prompt, seeing
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
+RANDOM = SamplingParams(seed=3, max_tokens=8, ignore_eos=True, n=3, logprobs=1)
+
+
+def request(name: str, params: SamplingParams, *parts: int | Picture) -> Request:
+    ids, found = prompt(*parts)
+    return Request(name, tuple(ids), params, media=tuple(MediaItem(each, offset) for each, offset in found))
+
+
+REQUESTS = [
+    request("two pictures", GREEDY, 5, picture(1, 3, 4), 6, picture(2, 4, 2), 9),
+    request("text", GREEDY, 30),
+    request("choices", RANDOM, 3, picture(3, 4, 6), 4),
+    request("as before", GREEDY, 5, picture(1, 3, 4), 6, picture(2, 4, 2), 20),
+    request("another picture", GREEDY, 5, picture(4, 3, 4), 6, picture(2, 4, 2), 20),
+    request("picture first", RANDOM, picture(5, 1, 5), 40, picture(3, 4, 6), 2),
+]
+Said = dict[tuple[str, int], object]
+
+
+def run(core: EngineCore, requests: list[Request], cached: dict[str, int] | None = None) -> Said:
+    """Tokens and log probabilities of all choices; in ``cached``, of how many tokens keys and values were there."""
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    for each in requests:
+        core.add(each)
+    while core.has_work():
+        for output in core.step():
+            outcomes.setdefault((output.request_id, output.choice), Outcome()).outputs.append(output)
+            if cached is not None and output.cached_tokens is not None:
+                cached[output.request_id] = output.cached_tokens
+    return {choice: (outcome.token_ids, outcome.logprobs) for choice, outcome in outcomes.items()}
+
+
+@pytest.fixture(scope="module")
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    _, directory = make_multimodal(request.param, tmp_path_factory.mktemp("model"))
+    with seeing():
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> Said:
+    """Each request by itself."""
+    said: Said = {}
+    for each in REQUESTS:
+        with started(directory, num_threads=1, enable_prefix_caching=False) as engine:
+            said |= run(engine.core, [each])
+    return said
+
+
+FAMILIES = [
+    "Qwen3VLForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    pytest.param("Qwen2_5_VLForConditionalGeneration", marks=pytest.mark.models),
+    pytest.param("Idefics3ForConditionalGeneration", marks=pytest.mark.models),
+]
+
+
+@pytest.mark.parametrize("directory", FAMILIES, indirect=True)
+def test_neighbours_chunks_and_prefixes_change_nothing(directory: Path, alone: Said) -> None:
+    with started(directory, num_threads=2, max_num_batched_tokens=32, block_size=8) as engine:
+        assert run(engine.core, REQUESTS) == alone
+        cached: dict[str, int] = {}
+        assert run(engine.core, REQUESTS, cached) == alone
+        assert min(cached.values()) > 0
+    assert alone["as before", 0] != alone["another picture", 0]
