@@ -141,7 +141,9 @@ class _Processor:
         self._queue = TokenizationQueue(
             self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
         )
-        self._pool = PicturePool(PictureLimits())
+        pictures = settings.pictures
+        most = PictureLimits(pictures.max_picture_bytes, pictures.max_picture_pixels, pictures.max_picture_time)
+        self._pool = PicturePool(most, pictures.media_processes)
         self._pictures = PictureStage(
             self._pool,
             self._queue,
@@ -185,7 +187,14 @@ class _Processor:
         )
         limits = _session_limits(settings)
         service = InferenceService(
-            self._models, self._intake, self._queue, self._metrics, limits, settings.tenant_header, policies
+            self._models,
+            self._intake,
+            self._queue,
+            self._pictures,
+            self._metrics,
+            limits,
+            settings.tenant_header,
+            policies,
         )
         self._server.add_service(DESCRIPTION, service)
         if vllm is not None:
