@@ -25,6 +25,7 @@ from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
 from services.processor.admission.admission import Admission
 from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
@@ -40,7 +41,6 @@ from services.processor.linked_peers import KnownAddresses, LinkedPeers
 from services.processor.live_page.pages import pages
 from services.processor.live_page.snapshot import LivePageSnapshot
 from services.processor.media.pool import PicturePool
-from services.processor.media.stage import PictureStage
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
