@@ -181,17 +181,7 @@ class _Processor:
         self._snapshot = LivePageSnapshot(
             me.name, self._peers, self._routes, self._metrics, gateways, self._intake.streams
         )
-        limits = _session_limits(settings)
-        service = InferenceService(
-            self._models,
-            self._intake,
-            self._queue,
-            self._pictures,
-            self._metrics,
-            limits,
-            settings.tenant_header,
-            policies,
-        )
+        service = self._inference_service(policies)
         self._server.add_service(DESCRIPTION, service)
         if vllm is not None:
             self._server.add_service(
@@ -200,6 +190,18 @@ class _Processor:
                     service, self._models, self._intake, self._admission, self._peers, policies, self._metrics
                 ),
             )
+
+    def _inference_service(self, policies: TenantPolicies) -> InferenceService:
+        return InferenceService(
+            self._models,
+            self._intake,
+            self._queue,
+            self._pictures,
+            self._metrics,
+            _session_limits(self._settings),
+            self._settings.tenant_header,
+            policies,
+        )
 
     def _picture_stage(self, policies: TenantPolicies) -> PictureStage:
         return PictureStage(
