@@ -194,6 +194,14 @@ class CacheConfig(_Section):
         "largest picture's. Default: the larger of that and --max-num-batched-tokens.",
         minimum=1,
     )
+    media_memory_bytes: int = option(
+        256 * 2**20,
+        "Memory for the pixels of pictures that processors send, of an engine whose model sees: those of requests "
+        "under way, and as many of others as have room.",
+        minimum=16 * 2**20,
+        maximum=2**50,
+        unit="bytes",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ class LLM:
             return CustomText(self._custom_tokenizer)
         from engine_core.offline.model_text import ModelText
 
-        return ModelText(self._config.model)
+        return ModelText(self._config.model, self._engine.executor.picture_facts)
 
     @property
     def model(self) -> ModelSpec:
@@ -262,8 +262,9 @@ class LLM:
         """Complete prompts, in batches; results are in the order of the prompts.
 
         A prompt is text, a list of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; ``prompts`` is one
-        or a list. ``sampling_params``: one for all, or one per prompt; None: the checkpoint's defaults
-        (generation_config.json). ``use_tqdm`` shows progress on stderr if that is a terminal.
+        or a list. ``{"prompt": text, "multi_modal_data": {"image": …}}`` has a picture, or several in a list, for each
+        of the model's placeholders in the text. ``sampling_params``: one for all, or one per prompt; None: the
+        checkpoint's defaults (generation_config.json). ``use_tqdm`` shows progress on stderr if that is a terminal.
 
         A result depends only on the prompt's ids and parameters (on a GPU: with ``deterministic``), not on the other
         prompts: equal prompts with equal seeds give equal tokens.
@@ -272,7 +273,8 @@ class LLM:
         signal, it drops its requests, within a step, before it raises. After ``ExecutorError`` the engine is unusable.
         """
         arrival = Arrival(time.time(), time.monotonic())
-        return self._generate(read_prompts(prompts), sampling_params, arrival, use_tqdm=use_tqdm)
+        read = [self._text.with_pictures(one) if one.pictures else one for one in read_prompts(prompts)]
+        return self._generate(read, sampling_params, arrival, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -289,9 +291,11 @@ class LLM:
         """Answer one or a list of conversations, as ``generate`` completes prompts.
 
         Messages are in OpenAI's format: ``{"role": "user", "content": "Hello"}``, where ``content`` may be a list of
-        text parts. The model's chat template makes the prompt, as in the ring: ``template_name`` chooses one of
-        several; ``tools`` and ``chat_template_kwargs`` are passed to it. ``add_generation_prompt`` opens the answer
-        (the default, unless ``continue_final_message`` continues the last message).
+        texts and pictures: ``{"type": "image_url", "image_url": {"url": "data:…"}}``, or ``{"type": "image", "image":
+        …}`` with bytes, a path or a picture of Pillow. The model's chat template makes the prompt, as in the ring:
+        ``template_name`` chooses one of several; ``tools`` and ``chat_template_kwargs`` are passed to it.
+        ``add_generation_prompt`` opens the answer (the default, unless ``continue_final_message`` continues the last
+        message).
         """
         arrival = Arrival(time.time(), time.monotonic())
         if not isinstance(template_name, str | None):
@@ -305,10 +309,7 @@ class LLM:
             "continue_final_message": continue_final_message,
             "template_args": as_json(chat_template_kwargs or {}, dict, "chat_template_kwargs"),
         }
-        prompts = []
-        for conversation in read_conversations(messages):
-            text, token_ids = self._text.render(conversation.place, conversation.messages, **template)
-            prompts.append(Prompt(conversation.place, text, tuple(token_ids)))
+        prompts = [self._text.render(conversation, **template) for conversation in read_conversations(messages)]
         return self._generate(prompts, sampling_params, arrival, use_tqdm=use_tqdm)
 
     def _generate(
@@ -407,7 +408,7 @@ class LLM:
             token_ids = tuple(map(int, self.tokenizer.encode(prompt.text or "")))
         if params.seed is None:  # another for each prompt that shares them
             for_engine = replace(for_engine, seed=secrets.randbits(64))
-        request = Request(f"offline-{next(self._request_ids)}", token_ids, for_engine)
+        request = Request(f"offline-{next(self._request_ids)}", token_ids, for_engine, media=prompt.media)
         try:
             validate_request(request, self.model, self._engine.executor.grammar_support)
         except InvalidRequestError as error:

@@ -32,9 +32,9 @@ class NoRepeatNgram:
     """No token completes a run of ``ngram_size`` tokens that came before within the output's last ``window_size``."""
 
     ngram_size: int
-    """≥ 1"""
+    """In [1, 1024]."""
     window_size: int
-    """≥ 1"""
+    """In [1, 65536]; a run counts if all of it is in the window."""
     allowed_token_ids: frozenset[int] = frozenset()
     """Tokens that may be drawn all the same."""
 
@@ -73,7 +73,7 @@ class SamplingParams:
     reasoning_budget: ReasoningBudget | None = None
     """None: reasoning has no limit of its own."""
     no_repeat_ngram: NoRepeatNgram | None = None
-    """If this and other bans leave no token to sample, they are ignored for that token."""
+    """Where it bans every token that others leave, it is ignored for that token."""
     seed: int = 0
     """64-bit unsigned; with (choice, position, token id) it fixes the noise, whatever else is in the batch."""
     n: int = 1

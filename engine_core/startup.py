@@ -147,7 +147,7 @@ class Startup:
             concurrent_steps,
             loaded.grammars,
             None if vision is None else vision.check,
-            picture_facts(checkpoint, self._config.model),
+            picture_facts(checkpoint),
         )
 
     def _configuration(self) -> tuple[Checkpoint, BatchLimits]:

@@ -14,7 +14,18 @@ from math import inf
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError, written
-from engine_core.request import ReasoningBudget, Request, SamplingParams
+from engine_core.media import (
+    CHANNELS,
+    MAX_SIDE,
+    MAX_VIEWS,
+    MEDIA_DIGEST_BYTES,
+    MediaItem,
+    Picture,
+    PictureShape,
+    View,
+    VisionShape,
+)
+from engine_core.request import NoRepeatNgram, ReasoningBudget, Request, SamplingParams
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -26,6 +37,9 @@ LEAST_PENALTY = 2.0**-31
 MAX_LIST_ITEMS = 1024
 """Limit on the entries of ``logit_bias`` and ``stop_token_ids``, and on all tokens of ``bad_words_token_ids``."""
 
+MAX_NGRAM = 1024
+"""Limit of ``no_repeat_ngram.ngram_size``."""
+MAX_NGRAM_WINDOW = 65536
 MAX_REASONING_TOKENS = 2**31 - 1
 MAX_MARKER_TOKENS = 16
 """Limit on a marker around reasoning."""
@@ -44,6 +58,8 @@ def validate_request(request: Request, model: ModelSpec, grammar_support: str | 
     if not request.request_id:
         raise InvalidRequestError("request_id", "is empty; expected a name that no live request has")
     _check_prompt(request.prompt_token_ids, model)
+    if request.media:
+        _check_media(request, model)
     params = request.params
     _check_param_types(params)
     check_numbers(params)
@@ -51,6 +67,8 @@ def validate_request(request: Request, model: ModelSpec, grammar_support: str | 
     _check_token_sets(params, model)
     if request.params.reasoning_budget is not None:
         _check_budget(request.params.reasoning_budget, model)
+    if params.no_repeat_ngram is not None:
+        _check_ngram(params.no_repeat_ngram, model)
     _check_something_is_left(params, model)
     _check_grammar(params, grammar_support)
     _check_resume(request, model)
@@ -68,10 +86,30 @@ def _check_types(request: Request) -> None:
     _check_type("cache_salt", request.cache_salt, bytes, "bytes")
     if request.deadline is not None:
         _check_number("deadline", request.deadline)
+    _check_type("media", request.media, tuple, "a tuple of MediaItem")
+    for item in request.media:
+        _check_picture_types(item)
     _check_type("resume", request.resume, Mapping, "token ids by choice")
     for choice, output in request.resume.items():
         _check_integer("resume", choice)
         _check_type("resume", output, _LISTS, "a tuple of token ids for each choice")
+
+
+def _check_picture_types(item: MediaItem) -> None:
+    _check_type("media", item, MediaItem, "a MediaItem")
+    _check_integer("media", item.offset)
+    picture = item.picture
+    _check_type("media", picture, Picture, "a Picture")
+    _check_type("media", picture.shape, PictureShape, "a PictureShape")
+    for name in PictureShape.__slots__:
+        _check_integer("media", getattr(picture.shape, name))
+    _check_type("media", picture.digest, bytes, "bytes")
+    _check_type("media", picture.views, tuple, "a tuple of views")
+    for view in picture.views:
+        _check_type("media", view, View, "a View")
+        _check_integer("media", view.height)
+        _check_integer("media", view.width)
+        _check_type("media", view.pixels, bytes, "bytes")
 
 
 def _check_param_types(params: SamplingParams) -> None:
@@ -101,6 +139,11 @@ def _check_param_types(params: SamplingParams) -> None:
             _check_type("reasoning_budget", marker, _LISTS, "a tuple of token ids for each marker")
         _check_type("reasoning_budget", budget.begun, bool, "True or False, whether the prompt has begun it")
         _check_type("reasoning_budget", budget.blank, Set, "a set of token ids of white space")
+    if (rule := params.no_repeat_ngram) is not None:
+        _check_type("no_repeat_ngram", rule, NoRepeatNgram, "a NoRepeatNgram, or none")
+        _check_integer("no_repeat_ngram", rule.ngram_size)
+        _check_integer("no_repeat_ngram", rule.window_size)
+        _check_type("no_repeat_ngram", rule.allowed_token_ids, Set, "a set of token ids that may be drawn all the same")
 
 
 def _check_type(field: str, value: object, types: type | tuple[type, ...], accepted: str) -> None:
@@ -129,6 +172,46 @@ def _check_prompt(prompt: tuple[int, ...], model: ModelSpec) -> None:
             f"(max_model_len is {model.max_model_len})",
         )
     _check_ids("prompt_token_ids", prompt, model.vocab_size)
+
+
+def _check_media(request: Request, model: ModelSpec) -> None:
+    """Raise ``InvalidRequestError`` unless pictures of the right types are such as ``model`` takes, in the prompt."""
+    vision = model.vision
+    if vision is None:
+        problem = f"has {len(request.media)} pictures; this model takes no pictures, so expected a prompt of text alone"
+        raise InvalidRequestError("media", problem)
+    if len(request.media) > vision.limit:
+        problem = f"has {len(request.media)} pictures; expected at most {vision.limit} (--limit-mm-per-prompt)"
+        raise InvalidRequestError("media", problem)
+    end, length = 0, len(request.prompt_token_ids)
+    for place, item in enumerate(request.media):
+        _check_picture(place, item.picture, vision)
+        if item.offset < end:
+            where = f"offset {written(item.offset)} of picture {place}"
+            _refuse("media", where, f"at least {end}, where the one before ends: pictures by ascending offset")
+        end = item.end
+        if end > length:
+            _refuse("media", f"end {written(end)} of picture {place}", f"at most the prompt's length, {length}")
+
+
+def _check_picture(place: int, picture: Picture, vision: VisionShape) -> None:
+    name, shape = f"of picture {place}", picture.shape
+    if not 1 <= shape.num_tokens <= vision.max_tokens:
+        _refuse("media", f"num_tokens {written(shape.num_tokens)} {name}", f"from 1 to {vision.max_tokens}")
+    for field in PictureShape.__slots__:
+        if not 0 <= (value := getattr(shape, field)) < 2**31:
+            _refuse("media", f"{field} {written(value)} {name}", "from 0 to 2^31 - 1")
+    if len(picture.digest) != MEDIA_DIGEST_BYTES:
+        _refuse("media", f"a digest {name} of {len(picture.digest)} bytes", f"{MEDIA_DIGEST_BYTES} bytes")
+    if not 1 <= len(picture.views) <= MAX_VIEWS:
+        _refuse("media", f"{len(picture.views)} views {name}", f"from 1 to {MAX_VIEWS}")
+    for view in picture.views:
+        if not (1 <= view.height <= MAX_SIDE and 1 <= view.width <= MAX_SIDE):
+            _refuse(
+                "media", f"a view {name} of {written(view.height)} × {written(view.width)} pixels", f"up to {MAX_SIDE}"
+            )
+        if len(view.pixels) != (size := view.height * view.width * CHANNELS):
+            _refuse("media", f"a view {name} of {len(view.pixels)} bytes", f"{size}, as its sides have it")
 
 
 def check_numbers(params: SamplingParams) -> None:
@@ -199,6 +282,14 @@ def _check_budget(budget: ReasoningBudget, model: ModelSpec) -> None:
     _check_count("reasoning_budget", budget.blank)
     ids = (*budget.opening, *budget.closing, *budget.again, *budget.blank)
     _check_ids("reasoning_budget", ids, model.vocab_size)
+
+
+def _check_ngram(rule: NoRepeatNgram, model: ModelSpec) -> None:
+    for name, most in (("ngram_size", MAX_NGRAM), ("window_size", MAX_NGRAM_WINDOW)):
+        if not 1 <= (value := getattr(rule, name)) <= most:
+            _refuse("no_repeat_ngram", f"{name} {written(value)}", f"from 1 to {most}")
+    _check_count("no_repeat_ngram", rule.allowed_token_ids)
+    _check_ids("no_repeat_ngram", rule.allowed_token_ids, model.vocab_size)
 
 
 def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:

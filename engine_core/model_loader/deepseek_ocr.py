@@ -24,7 +24,7 @@ _OF_LATENTS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_
 """Fields of latent attention: null or 0 where there is none, which transformers refuses."""
 
 
-class PublishedConfig(PretrainedConfig):
+class PublishedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """The fields of config.json as they are."""
 
     model_type = MODEL_TYPE

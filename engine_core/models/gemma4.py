@@ -43,6 +43,8 @@ class PerLayerShape:
     vocab_size: int
     size: int
     """P: numbers per token and layer, without padding."""
+    media_token: int = 0
+    """The token whose embeddings all tokens of pictures have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +143,14 @@ class PerLayerEmbeddings:
         self.projection = parts.linear(f"{prefix}.per_layer_model_projection", hidden, Features(count, shape.size))
         self.norm = parts.rms_norm(f"{prefix}.per_layer_projection_norm", shape.size, config.norm_eps, scale=2**-0.5)
         self._num_layers = count
+        self._media_token = shape.media_token
         self._scale = hidden**-0.5
         self._missing_from = shape.vocab_size if shape.vocab_size < config.vocab_size else None
 
-    def of_tokens(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def of_tokens(self, input_ids: torch.Tensor, media: MediaRows | None = None) -> torch.Tensor:
         """Rows of the table [T, L · P]; its first one for tokens that it lacks."""
+        if media is not None:
+            input_ids = input_ids.index_fill(0, media.rows, self._media_token)
         if self._missing_from is not None:
             input_ids = torch.where(input_ids < self._missing_from, input_ids, 0)
         return self.embed_tokens(input_ids)
@@ -191,7 +196,7 @@ class StackWithEmbeddings:
 
 
 class Gemma4ForCausalLM(CausalLM):
-    """Text only: no images, no sound."""
+    """Pictures are rows as others here: ``engine_core.vision.gemma4`` encodes them. No sound."""
 
     model_type = "gemma4_text"
     reads_per_layer_config = True
@@ -254,7 +259,7 @@ class Gemma4ForCausalLM(CausalLM):
         given = super().first_input(input_ids, positions, media)
         if self.per_layer is None:
             return given
-        of_tokens = self.per_layer.of_tokens(input_ids)
+        of_tokens = self.per_layer.of_tokens(input_ids, media)
         return replace(given, per_layer=of_tokens if self.has_head else self.per_layer(of_tokens, given.hidden))
 
     def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
@@ -352,7 +357,8 @@ def _per_layer(config: PretrainedConfig, fields: dict[str, Any]) -> PerLayerShap
         raise CheckpointError(
             f"vocab_size_per_layer_input={rows} is not usable: expected at least vocab_size={vocab_size}"
         )
-    return PerLayerShape(rows, size)
+    pad = config.pad_token_id  # transformers looks pictures up as padding
+    return PerLayerShape(rows, size, pad if isinstance(pad, int) and 0 <= pad < rows else 0)
 
 
 def _mixture(config: PretrainedConfig, fields: dict[str, Any]) -> Mixture | None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine_core.offline.pictures import PICTURE_TYPES, PictureFile, picture_of_part
+
 _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _MESSAGE = 'a message such as {"role": "user", "content": "Hello"}'
 _CALL = 'a call such as {"function": {"name": "add", "arguments": {"a": 1}}}'
@@ -23,6 +25,9 @@ class Conversation:
     place: str
     """In the caller's input, such as ``messages[3]``."""
     messages: tuple[Mapping[str, Any], ...]
+    """Contents are texts, or with pictures lists of parts: ``{"type": "text", "text": …}`` or ``{"type": "image"}``."""
+    pictures: tuple[PictureFile, ...] = ()
+    """In order."""
 
 
 def read_conversations(messages: object) -> list[Conversation]:
@@ -37,10 +42,13 @@ def read_conversations(messages: object) -> list[Conversation]:
 def _read(messages: Sequence[object], place: str) -> Conversation:
     if not messages:
         raise ValueError(f"{place} is empty; expected at least one message")
-    return Conversation(place, tuple(_message(each, f"{place}[{index}]") for index, each in enumerate(messages)))
+    pictures: list[PictureFile] = []
+    read = tuple(_message(each, f"{place}[{index}]", pictures) for index, each in enumerate(messages))
+    return Conversation(place, read, tuple(pictures))
 
 
-def _message(message: object, place: str) -> Mapping[str, Any]:
+def _message(message: object, place: str, pictures: list[PictureFile]) -> Mapping[str, Any]:
+    """A message; its pictures are added to ``pictures``."""
     given = _mapping(message, place, _MESSAGE)
     if unknown := [key for key in given if key not in _KEYS]:
         raise TypeError(f"{place} has the key {reprlib.repr(unknown[0])}; expected {', '.join(_KEYS)}")
@@ -48,7 +56,7 @@ def _message(message: object, place: str) -> Mapping[str, Any]:
     if not read["role"]:
         raise ValueError(f"{place}.role is empty; expected a role such as user or assistant")
     calls = given.get("tool_calls") or ()
-    read["content"] = _content(given.get("content"), f"{place}.content", optional=bool(calls))
+    read["content"] = _content(given.get("content"), f"{place}.content", pictures, optional=bool(calls))
     if calls:
         listed = _listed(calls, f"{place}.tool_calls", _CALL)
         read["tool_calls"] = [_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(listed)]
@@ -58,20 +66,29 @@ def _message(message: object, place: str) -> Mapping[str, Any]:
     return read
 
 
-def _content(content: object, place: str, *, optional: bool) -> str:
-    """A text, or the texts of parts joined with newlines."""
+def _content(
+    content: object, place: str, pictures: list[PictureFile], *, optional: bool
+) -> str | list[Mapping[str, Any]]:
+    """A text, or the texts of parts joined with newlines; with pictures, the parts."""
     if content is None and optional:
         return ""
     if not isinstance(content, list | tuple):
         return _text(content, place)
-    texts = []
+    parts: list[Mapping[str, Any]] = []
     for index, each in enumerate(content):
         part = _mapping(each, f"{place}[{index}]", 'a part such as {"type": "text", "text": "Hello"}')
-        if part.get("type") != "text":
-            kind = reprlib.repr(part.get("type"))
-            raise ValueError(f"{place}[{index}] is a part of type {kind}; expected parts of type 'text'")
-        texts.append(_text(part.get("text"), f"{place}[{index}].text"))
-    return "\n".join(texts)
+        kind = part.get("type")
+        if kind in PICTURE_TYPES:
+            pictures.append(picture_of_part(part, f"{place}[{index}]"))
+            parts.append({"type": "image"})
+        elif kind == "text":
+            parts.append({"type": "text", "text": _text(part.get("text"), f"{place}[{index}].text")})
+        else:
+            expected = "expected parts of type 'text', 'image_url' or 'image'"
+            raise ValueError(f"{place}[{index}] is a part of type {reprlib.repr(kind)}; {expected}")
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
 
 
 def _call(call: object, place: str) -> Mapping[str, Any]:

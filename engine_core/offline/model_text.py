@@ -6,15 +6,19 @@ ids alone need none of it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.model_loader.chat_template import with_template
 from engine_core.model_loader.tokenizer import tokenizer_directory
-from engine_core.offline.conversations import as_json, read_conversations
+from engine_core.offline.conversations import Conversation, as_json, read_conversations
+from engine_core.offline.model_pictures import NO_PICTURES, Pictures
+from engine_core.offline.prompts import Prompt
 from engine_core.offline.sampling_params import SamplingParams
 from engine_core.offline.text import ChoiceText, Stopped
 from engine_core.request import Finish
@@ -31,6 +35,7 @@ from text_core.grammar.constraints import (
 )
 from text_core.grammar.grammar_text import grammar_of
 from text_core.incremental_decoder import left_context
+from text_core.pictures.registry import parse_facts, processor_of
 from text_core.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 from text_core.tokenizer import Tokenizer as ModelTokenizer
 from text_core.tokenizer_files import NEEDS_TOKENIZER, NO_TOKENIZER, read_tokenizer_files
@@ -84,6 +89,8 @@ class ChatTokenizer(ModelTokenizer):
             if template_args.pop(name, None):
                 raise TypeError(f"parameter {name!r} is not supported: a prompt is text or a list of token ids")
         conversations = read_conversations(conversation)
+        if pictures := [picture for each in conversations for picture in each.pictures]:
+            raise InvalidRequestError(pictures[0].place, "is a picture; LLM.chat takes them, a prompt of ids does not")
         prompts: list[Any] = []
         for each in conversations:
             text = self.render(
@@ -110,8 +117,12 @@ class ChatTokenizer(ModelTokenizer):
 class ModelText:
     """Text by a model's tokenizer and templates, as in the ring."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """Read the files that ``config`` names. Raises ``CheckpointError``."""
+    def __init__(self, config: ModelConfig, picture_facts: Mapping[str, Any] | None = None) -> None:
+        """Read the files that ``config`` names. Raises ``CheckpointError``.
+
+        ``picture_facts``: the model's, as the executor has them; None if it takes no pictures.
+        """
+        self._picture_facts = picture_facts
         try:
             self.tokenizer = ChatTokenizer.from_files(_files(config))
         except ValueError as error:
@@ -151,9 +162,36 @@ class ModelText:
         except ConstraintError as error:
             raise InvalidRequestError(f"{place}: {error.field or form}", error.problem) from None
 
-    def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
-        text = self.tokenizer.render(place, messages, **template)
-        return text, self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them
+    @cached_property
+    def _pictures(self) -> Pictures | None:
+        """Raises ``CheckpointError``."""
+        if self._picture_facts is None:
+            return None
+        try:
+            facts = parse_facts(json.dumps(self._picture_facts).encode())
+            facts = replace(facts, special_tokens=self.tokenizer.added_tokens())
+            return Pictures(processor_of(facts), facts.limit)
+        except ValueError as error:
+            raise CheckpointError(f"the model's pictures cannot be prepared: {error}") from None
+
+    def render(self, conversation: Conversation, **template: Any) -> Prompt:
+        place, pictures = conversation.place, self._pictures
+        if pictures is None or not conversation.pictures:
+            if conversation.pictures:
+                raise InvalidRequestError(conversation.pictures[0].place, NO_PICTURES)
+            text = self.tokenizer.render(place, conversation.messages, **template)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them
+            return Prompt(place, text, tuple(ids))
+        pictures.check_texts(place, conversation.messages)
+        placeholder = pictures.processor.placeholder
+        text = self.tokenizer.render(place, conversation.messages, placeholder=placeholder, **template)
+        prompt = Prompt(place, text, None, conversation.pictures)
+        return pictures.placed(prompt, partial(self.tokenizer.encode, add_special_tokens=False))
+
+    def with_pictures(self, prompt: Prompt) -> Prompt:
+        if self._pictures is None:
+            raise InvalidRequestError(prompt.place, NO_PICTURES)
+        return self._pictures.placed(prompt, self.tokenizer.encode)
 
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText:
         pieces = self.tokenizer.pieces(skip_special_tokens=params.skip_special_tokens)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Number
 from typing import Any, TypedDict
 
 from engine_core.errors import written
+from engine_core.media import MediaItem
+from engine_core.offline.pictures import PictureFile, read_picture
 
-_TEXT, _IDS = "prompt", "prompt_token_ids"
+_TEXT, _IDS, _MEDIA = "prompt", "prompt_token_ids", "multi_modal_data"
 _ACCEPTED = f'text, a list of token ids, {{"{_TEXT}": text}} or {{"{_IDS}": ids}}'
 
 
@@ -24,13 +26,21 @@ class TextPrompt(TypedDict):
     prompt: str
 
 
+class PicturesPrompt(TypedDict):
+    """A prompt of text in which the model's placeholder stands for each picture."""
+
+    prompt: str
+    multi_modal_data: Mapping[str, Any]
+    """``{"image": picture}``, or a list of pictures."""
+
+
 class TokensPrompt(TypedDict):
     """A prompt of token ids."""
 
     prompt_token_ids: Sequence[int]
 
 
-PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
+PromptInput = str | Sequence[int] | TextPrompt | PicturesPrompt | TokensPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,10 @@ class Prompt:
     """In the caller's input, such as ``prompts[3]``."""
     text: str | None
     token_ids: tuple[int, ...] | None
+    pictures: tuple[PictureFile, ...] = ()
+    """What the placeholders in ``text`` stand for, while there are no ids."""
+    media: tuple[MediaItem, ...] = ()
+    """Pictures among the ids."""
 
 
 def read_prompts(prompts: object) -> list[Prompt]:
@@ -60,15 +74,29 @@ def _read(prompt: object, place: str) -> Prompt:
         return _text(prompt, place)
     if not isinstance(prompt, Mapping):
         return Prompt(place, None, _token_ids(prompt, place, _ACCEPTED))
+    if prompt.keys() == {_TEXT, _MEDIA}:
+        text = _read({_TEXT: prompt[_TEXT]}, place)
+        return replace(text, pictures=_pictures(prompt[_MEDIA], f"{place}[{_MEDIA!r}]"))
     if len(prompt) != 1 or (key := next(iter(prompt))) not in (_TEXT, _IDS):
         has = ", ".join(map(reprlib.repr, prompt)) or "none"
-        raise ValueError(f"{place} has the keys {has}; expected {_TEXT!r} or {_IDS!r} alone")
+        expected = f"{_TEXT!r} or {_IDS!r} alone, or {_TEXT!r} and {_MEDIA!r}"
+        raise ValueError(f"{place} has the keys {has}; expected {expected}")
     value, place = prompt[key], f"{place}[{key!r}]"
     if key == _IDS:
         return Prompt(place, None, _token_ids(value, place, "a list of token ids"))
     if not isinstance(value, str):
         raise TypeError(f"{place} {_shown(value)}; expected text")
     return _text(value, place)
+
+
+def _pictures(data: object, place: str) -> tuple[PictureFile, ...]:
+    if not isinstance(data, Mapping) or data.keys() != {"image"}:
+        has = ", ".join(map(reprlib.repr, data)) if isinstance(data, Mapping) else _shown(data)
+        raise ValueError(f"{place} has {has}; expected {{'image': picture}}, or a list of pictures")
+    given, place = data["image"], f"{place}['image']"
+    if not isinstance(given, list | tuple):
+        return (read_picture(given, place),)
+    return tuple(read_picture(one, f"{place}[{index}]") for index, one in enumerate(given))
 
 
 def _text(value: str, place: str) -> Prompt:

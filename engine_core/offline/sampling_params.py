@@ -11,6 +11,7 @@ from typing import Any, Self
 from engine_core import request
 from engine_core.errors import InvalidRequestError
 from engine_core.offline.numpy_to_python import plain
+from engine_core.request import NoRepeatNgram
 
 _OF_VLLM = {
     "best_of": "n gives several choices",
@@ -62,6 +63,9 @@ class SamplingParams(request.SamplingParams):
     """The whole text matches it."""
     choice: Sequence[str] | None = None
     """The text is one of these."""
+    extra_args: Mapping[str, Any] | None = None
+    """As vLLM's ``NGramPerReqLogitsProcessor`` takes them: ``ngram_size``, ``window_size`` (default: 100) and
+    ``whitelist_token_ids`` are ``no_repeat_ngram``."""
     any_whitespace: bool = False
     """The model chooses JSON's white space. Default: one blank after each comma and colon."""
 
@@ -101,6 +105,7 @@ def read_params(given: request.SamplingParams, place: str) -> SamplingParams:
     if isinstance(stop, tuple | None):
         with suppress(TypeError):  # from what cannot be in a set, which the type check will refuse
             values["stop_token_ids"] = frozenset(stop or ())
+    values["no_repeat_ngram"] = _no_repeat_ngram(values["no_repeat_ngram"], values.pop("extra_args", None), place)
     params = SamplingParams(**values)
     if not isinstance(params.stop, str | list | tuple | None):
         kind = type(params.stop).__name__
@@ -109,3 +114,31 @@ def read_params(given: request.SamplingParams, place: str) -> SamplingParams:
         if type(value := getattr(params, name)) is not bool:
             raise InvalidRequestError(f"{place}: {name}", f"is of type {type(value).__name__}; expected True or False")
     return params
+
+
+_OF_NGRAM = {"ngram_size": "ngram_size", "window_size": "window_size", "whitelist_token_ids": "allowed_token_ids"}
+_WINDOW_OF_VLLM = 100
+
+
+def _no_repeat_ngram(given: object, extra: object, place: str) -> NoRepeatNgram | None:
+    """The rule against repetitions, given as itself, as a dictionary, or as vLLM's ``extra_args``."""
+    field = f"{place}: no_repeat_ngram"
+    if isinstance(extra, Mapping) and extra:
+        field = f"{place}: extra_args"
+        if unknown := [key for key in extra if key not in _OF_NGRAM]:
+            raise InvalidRequestError(field, f"has {unknown[0]!r}; expected {', '.join(_OF_NGRAM)}")
+        if given is not None:
+            raise InvalidRequestError(field, "is given beside no_repeat_ngram; expected one of them")
+        if "ngram_size" in extra:  # vLLM's processor does nothing without it
+            given = {"window_size": _WINDOW_OF_VLLM, **{_OF_NGRAM[key]: value for key, value in extra.items()}}
+    elif extra:
+        raise InvalidRequestError(f"{place}: extra_args", f"is of type {type(extra).__name__}; expected a dictionary")
+    if given is None or isinstance(given, NoRepeatNgram):
+        return given
+    if not isinstance(given, Mapping) or not {"ngram_size", "window_size"} <= given.keys() <= set(_OF_NGRAM.values()):
+        expected = "expected a dictionary with ngram_size, window_size and perhaps allowed_token_ids"
+        raise InvalidRequestError(field, f"is {given!r:.80}; {expected}")
+    try:
+        return NoRepeatNgram(**{**given, "allowed_token_ids": frozenset(given.get("allowed_token_ids") or ())})
+    except TypeError as error:
+        raise InvalidRequestError(field, f"allowed_token_ids cannot be read ({error}); expected token ids") from None

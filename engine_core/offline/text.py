@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from engine_core.errors import InvalidRequestError
+from engine_core.offline.conversations import Conversation
+from engine_core.offline.prompts import Prompt
 from engine_core.offline.sampling_params import SamplingParams
 from engine_core.request import Finish
 
@@ -58,8 +60,11 @@ class Text(Protocol):
     def grammar(self, form: str, value: Any, params: SamplingParams, place: str) -> str:
         """The engine's grammar for a form (see ``offline.forms``). Raises ``InvalidRequestError``, naming ``place``."""
 
-    def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
-        """A conversation as a prompt: its text and its ids. Raises ``InvalidRequestError``, naming ``place``."""
+    def render(self, conversation: Conversation, **template: Any) -> Prompt:
+        """A conversation as a prompt. Raises ``InvalidRequestError``, naming its place."""
+
+    def with_pictures(self, prompt: Prompt) -> Prompt:
+        """The ids of a prompt of text with pictures. Raises ``InvalidRequestError``, naming its place."""
 
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText: ...
 
@@ -83,8 +88,11 @@ class CustomText:
     def grammar(self, form: str, value: Any, params: SamplingParams, place: str) -> str:
         _refuse(f"{place}: {form}", "needs", "give it to an LLM without one")
 
-    def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
-        _refuse(place, "a chat needs", "render the conversation and call generate")
+    def render(self, conversation: Conversation, **template: Any) -> Prompt:
+        _refuse(conversation.place, "a chat needs", "render the conversation and call generate")
+
+    def with_pictures(self, prompt: Prompt) -> Prompt:
+        _refuse(prompt.place, "a prompt with pictures needs", "give them to an LLM without one")
 
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText:
         return _CustomChoice(self.tokenizer, prompt_ids)

@@ -20,6 +20,7 @@ from engine_core.sampling.logits_processors import (
     ProcessorSetup,
     SamplingRows,
 )
+from engine_core.sampling.no_repeat_ngram import NoRepeatNgrams
 from engine_core.sampling.noise import sequence_key
 from engine_core.sampling.reasoning_budget import ReasoningBudgets
 from engine_core.structured_output.matcher import Bits
@@ -28,6 +29,7 @@ PROCESSORS: tuple[type[LogitsProcessor[Any]], ...] = (
     GrammarMask,
     AllowedTokenIds,
     BannedTokens,
+    NoRepeatNgrams,
     LogitBias,
     Penalties,
     ReasoningBudgets,

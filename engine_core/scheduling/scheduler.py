@@ -283,13 +283,13 @@ class Scheduler:
         Counts them for the tenant.
         """
         tenant, start, least = seq.group.tenant, seq.num_computed, self._least_chunk(seq, seq.num_computed)
-        if wanted > 1:
+        if is_prompt := wanted > 1:
             # Leave a token for each later sequence, so that a long prompt does not interrupt decoding.
             wanted = min(wanted, max(least, step.budget - num_later), step.budget)
             wanted = self._tenants.prompt_room(tenant, wanted, least)
         if self._encoder is not None:
             wanted = self._encoder.reach(seq.group, start, start + wanted) - start
-        if wanted > 1:
+        if is_prompt:
             self._tenants.plan_prompt(tenant, wanted)
         return wanted
 

@@ -75,7 +75,8 @@ class ClipLayer:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, W] of ``hidden`` [N, W]."""
         heads = self.qkv_proj(self.layer_norm1(hidden)).view(1, len(hidden), 3, self._num_heads, -1)
-        attended = attend(*widened(heads.permute(2, 0, 3, 1, 4)).contiguous(), self._scale)
+        queries, keys, values = widened(heads.permute(2, 0, 3, 1, 4)).contiguous()
+        attended = attend(queries, keys, values, self._scale)
         hidden = self.out_proj(attended[0].to(hidden.dtype), hidden)
         inner = self.fc1(self.layer_norm2(hidden))
         return self.fc2(self._activate(inner * _QUICK_GELU, Activation.SIGMOID, inner), hidden)

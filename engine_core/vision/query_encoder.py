@@ -91,7 +91,7 @@ class QueryLayer:
 
     def _attended(self, heads: torch.Tensor, features: int, rotation: torch.Tensor) -> torch.Tensor:
         """[F + Q, heads · D] of queries, keys and values [F + Q, heads, D]."""
-        queries, keys, values = heads.split(self._counts, dim=1)
+        queries, keys, values = torch.split(heads, list(self._counts), dim=1)
         queries, keys = self._rotated(queries, rotation), self._rotated(keys, rotation)
         queries, keys, values = (each.transpose(0, 1)[None].contiguous() for each in (queries, keys, values))
         places = torch.arange(len(heads), device=heads.device)

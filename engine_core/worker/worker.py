@@ -25,7 +25,13 @@ from engine_core.model_loader.digest import RankDigest, TakenBytes, WeightsDiges
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import Platform
-from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
+from engine_core.platforms.kv_cache_size import (
+    MemoryProfile,
+    Profile,
+    require_room_for_angles,
+    require_room_for_weights,
+    size,
+)
 from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
@@ -268,7 +274,10 @@ class Worker:
     @_on_device
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
-        return self.device.profile(self.model, self._new_batch)
+        profile = self.device.profile(self.model, self._new_batch)
+        if self.checkpoint.spec.vision is not None and isinstance(profile, MemoryProfile):
+            return replace(profile, pixels=self._config.cache.media_memory_bytes)
+        return profile
 
     @_on_device
     def allocate(self, kv_cache_config: KVCacheConfig) -> int:

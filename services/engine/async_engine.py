@@ -285,4 +285,11 @@ class AsyncEngine:
             steps=loop.steps,
             computed_tokens=stats.computed_tokens,
             generated_tokens=stats.generated_tokens,
+            pictures=0 if self.media is None else len(self.media),
+            picture_bytes=0 if self.media is None else self.media.used,
+            received_pictures=0 if self.media is None else self.media.received,
+            encoded_pictures=stats.encoded_pictures,
+            encoded_tokens=stats.encoded_picture_tokens,
+            picture_uses=stats.encoder_cache_uses,
+            picture_hits=stats.encoder_cache_hits,
         )

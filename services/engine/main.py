@@ -145,7 +145,7 @@ class _EngineProcess:
             markers = Markers(added_tokens, executor.is_special_token)
             self._engine.use_grammars(executor.compile_grammar, markers)
         if (vision := executor.model.vision) is not None:
-            self._engine.use_media(self._settings.media_memory_bytes, vision.max_tokens, executor.check_picture)
+            self._engine.use_media(self._config.cache.media_memory_bytes, vision.max_tokens, executor.check_picture)
         room = executor.request_memory
         self._engine.ledgers.resize(max_logprob_bytes=room.logprob_bytes, max_id_bytes=room.id_bytes)
         self._engine.step_loop = StepLoop(

@@ -38,6 +38,19 @@ class EngineReading:
     computed_tokens: int
     """Prompt and output tokens."""
     generated_tokens: int
+    pictures: int = 0
+    """Held, by their pixels."""
+    picture_bytes: int = 0
+    """Of these pixels, and of pictures that are arriving."""
+    received_pictures: int = 0
+    """Since the start, like the fields below."""
+    encoded_pictures: int = 0
+    encoded_tokens: int = 0
+    """Of pictures."""
+    picture_uses: int = 0
+    """Pictures whose embeddings a sequence began to read."""
+    picture_hits: int = 0
+    """Of these, found: not encoded for that sequence."""
 
 
 class EngineMetrics(ServiceMetrics):
@@ -100,9 +113,19 @@ class EngineMetrics(ServiceMetrics):
             yield self._counter("ringline_steps", "Steps computed.", now.steps)
             yield self._counter("ringline_computed_tokens", "Tokens computed, of prompts too.", now.computed_tokens)
             yield self._counter("ringline_generated_tokens", "Output tokens computed.", now.generated_tokens)
+            yield from self._of_pictures(now)
         yield self._counter("ringline_constrained_requests", "Requests with a constraint.", self.constrained_requests)
         yield self._counter("ringline_failed_choices", "Choices ended by an error of their own.", self._failed_choices)
         yield self._counter(
             "ringline_failed_logits", "Choices ended as the logits were not numbers.", self._choices_without_numbers
         )
         yield from self._histograms(self._step, self._step_tokens, self._queue, self._grammar)
+
+    def _of_pictures(self, now: EngineReading) -> Iterator[Metric]:
+        yield self._gauge("ringline_pictures_held", "Pictures whose pixels are kept.", now.pictures)
+        yield self._gauge("ringline_picture_memory_bytes", "Bytes of pixels, arriving ones too.", now.picture_bytes)
+        yield self._counter("ringline_pictures_received", "Pictures received.", now.received_pictures)
+        yield self._counter("ringline_pictures_encoded", "Pictures encoded.", now.encoded_pictures)
+        yield self._counter("ringline_picture_tokens_encoded", "Their tokens.", now.encoded_tokens)
+        yield self._counter("vllm:mm_cache_queries", "Pictures whose embeddings a sequence needed.", now.picture_uses)
+        yield self._counter("vllm:mm_cache_hits", "Of these, found.", now.picture_hits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 from types import ModuleType
 
 import structlog
@@ -61,6 +62,8 @@ _BUDGET_PER_LIVE = 4
 closes connections."""
 _BUDGET_PER_PICTURES = 4
 """Pictures of requests may take as much again."""
+_MOST_BYTES = 2**31 - 1
+"""Of a message of protobuf."""
 _TICK = 0.05
 """Seconds between checks of liveness, timeouts and waiting requests."""
 
@@ -92,11 +95,16 @@ def _session_limits(settings: ProcessorSettings) -> SessionLimits:
     server = settings.server
     return SessionLimits(
         max_live_requests=settings.max_live_requests,
-        max_message_bytes=server.max_message_bytes,
+        max_message_bytes=_received_bytes(settings),
         stall_timeout=server.stall_timeout,
         drain_grace=server.drain_grace,
         max_age=_SESSION_AGE * settings.max_connection_age,
     )
+
+
+def _received_bytes(settings: ProcessorSettings) -> int:
+    """Of the largest message: gRPC's limit knows no pictures. The model's own limits divide it."""
+    return min(settings.server.max_message_bytes + settings.media.max_media_bytes, _MOST_BYTES)
 
 
 class _Processor:
@@ -111,7 +119,7 @@ class _Processor:
         gateways = Gateways()
         services = [DESCRIPTION, *([] if vllm is None else [vllm.DESCRIPTION])]
         self._server = Server(
-            server,
+            replace(server, max_message_bytes=_received_bytes(settings)),
             [service.full_name for service in services],
             credentials=listening_credentials(settings, internal=False),
             authorizers=[*certificate_authorizers(settings, internal=False), *client_authorizers(settings.auth)],
@@ -133,7 +141,9 @@ class _Processor:
         self._queue = TokenizationQueue(
             self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
         )
-        self._pool = PicturePool(PictureLimits())
+        pictures = settings.pictures
+        most = PictureLimits(pictures.max_picture_bytes, pictures.max_picture_pixels, pictures.max_picture_time)
+        self._pool = PicturePool(most, pictures.media_processes)
         self._pictures = PictureStage(
             self._pool,
             self._queue,
@@ -177,7 +187,14 @@ class _Processor:
         )
         limits = _session_limits(settings)
         service = InferenceService(
-            self._models, self._intake, self._queue, self._metrics, limits, settings.tenant_header, policies
+            self._models,
+            self._intake,
+            self._queue,
+            self._pictures,
+            self._metrics,
+            limits,
+            settings.tenant_header,
+            policies,
         )
         self._server.add_service(DESCRIPTION, service)
         if vllm is not None:

@@ -15,10 +15,10 @@ from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.handlers import RequestStream
-from services.common.rpc.message_limits import is_cheap_to_parse, parse
+from services.common.rpc.message_limits import MessageLimits, is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import abort, status_from_proto
-from services.processor.admission.prompt_resolution import render_chat
+from services.processor.admission.prompt_resolution import prompt_with_pictures, render_chat
 from services.processor.admission.request_resolution import resolve_sampling
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
@@ -26,6 +26,8 @@ from services.processor.admission.validation import check_model, check_text_size
 from services.processor.client_stream import MAX_REFUSALS, ClientStream
 from services.processor.inference_messages import refusal
 from services.processor.intake import Intake, usable_id
+from services.processor.media.chat_pictures import ChatPictures, PictureSource, check_pictures, take_sources
+from services.processor.media.stage import PictureStage
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.served_models import ServedModel, ServedModels, find_model
@@ -54,6 +56,17 @@ class SessionLimits:
     """Age at which a session's client is asked to open another."""
 
 
+@dataclass(frozen=True, slots=True)
+class _WithPictures:
+    """A look-up whose chat has pictures."""
+
+    request: inference_pb2.TokenizeRequest
+    model: ServedModel
+    sources: Sequence[PictureSource]
+    size: int
+    """Bytes of its message."""
+
+
 class InferenceService:
     """Methods take messages as bytes (see ``services.common.rpc.handlers``), and check their size before parsing."""
 
@@ -62,6 +75,7 @@ class InferenceService:
         models: ServedModels,
         intake: Intake,
         queue: TokenizationQueue,
+        pictures: PictureStage,
         metrics: ProcessorMetrics,
         limits: SessionLimits,
         tenant_header: str,
@@ -70,6 +84,7 @@ class InferenceService:
         self._models = models
         self._intake = intake
         self._queue = queue
+        self._pictures = pictures
         self._metrics = metrics
         self.limits = limits
         self._tenant_header = tenant_header
@@ -266,7 +281,42 @@ class InferenceService:
     async def Tokenize(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.TokenizeResponse:
-        return await self._look_up(tokenize, inference_pb2.TokenizeRequest, data, context)
+        tenant = (await self.principal(context)).tenant
+        try:
+            return await self._tokenize(data, tenant)
+        except Refused as refused:
+            await abort(context, refused.status)
+
+    async def _tokenize(self, data: bytes, tenant: str) -> inference_pb2.TokenizeResponse:
+        """In two turns: pictures are prepared between them."""
+        limits = self._models.lookup_limits
+        work = partial(self._begin_to_tokenize, data, limits, tenant)
+        begun = await self._queue.run_in_thread(work, tenant, len(data))
+        if isinstance(begun, inference_pb2.TokenizeResponse):
+            return begun
+        async with self._pictures.prepared(begun.sources, begun.model, tenant) as pictures:
+            rest = partial(tokenize, begun.request, begun.model, pictures)
+            return await self._queue.run_in_thread(rest, tenant, begun.size)
+
+    def _begin_to_tokenize(
+        self, data: bytes, limits: MessageLimits, tenant: str
+    ) -> inference_pb2.TokenizeResponse | _WithPictures:
+        """The answer, or what waits for its pictures. Runs in a thread; raises ``Refused``."""
+        request = parse(inference_pb2.TokenizeRequest, data, limits)
+        model = self._model_of(request.model, tenant)
+        sources = take_sources(request.chat)
+        if not sources:
+            return tokenize(request, model)
+        check_model(request.model, model.limits)
+        check_pictures(request.chat, sources, model)
+        return _WithPictures(request, model, sources, len(data))
+
+    def _model_of(self, name: str, tenant: str) -> ServedModel:
+        """The served model of that name, which the tenant may use. Raises ``Refused``."""
+        if (model := find_model(name, self._models.served())) is None:
+            raise self._models.refuse_without_model()
+        self._policies.check_model(tenant, model.limits.name)
+        return model
 
     async def Detokenize(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -319,8 +369,10 @@ def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
     return None
 
 
-def tokenize(request: inference_pb2.TokenizeRequest, model: ServedModel) -> inference_pb2.TokenizeResponse:
-    """The ids of a text or chat, as a request would get them. Raises ``Refused``."""
+def tokenize(
+    request: inference_pb2.TokenizeRequest, model: ServedModel, pictures: ChatPictures | None = None
+) -> inference_pb2.TokenizeResponse:
+    """The ids of a text or chat, as a request would get them; ``pictures``: the chat's. Raises ``Refused``."""
     check_model(request.model, model.limits)
     rendered = ""
     match request.WhichOneof("input"):
@@ -336,8 +388,12 @@ def tokenize(request: inference_pb2.TokenizeRequest, model: ServedModel) -> infe
             raise refuse("input", "none is set: expected text or chat")
     if request.HasField("add_special_tokens"):
         special = request.add_special_tokens
+    if pictures is None:
+        ids: Sequence[int] = model.tokenizer.encode(text, add_special_tokens=special)
+    else:
+        ids = prompt_with_pictures(text, model, pictures, add_special_tokens=special).ids
     return inference_pb2.TokenizeResponse(
-        token_ids=model.tokenizer.encode(text, add_special_tokens=special),
+        token_ids=ids,
         rendered=rendered,
         max_model_len=model.limits.max_model_len,
     )

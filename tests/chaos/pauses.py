@@ -27,7 +27,8 @@ _DIALLED_BY = {"engine": "processor", "detokenizer": "processor", "processor": "
 LAG = 0.5
 """Seconds after a fault in which deltas that were on their way may still arrive."""
 _PREFILLS = 8
-_VOCABULARY = 1000
+_IDS = 270
+"""Every model has as many."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ async def prefill_cost(client: AsyncClient, tokens: int, seed: int) -> Prefill:
     cold: list[float] = []
     cached: list[float] = []
     for _ in range(_PREFILLS):
-        ids = random_.choices(range(3, _VOCABULARY), k=tokens)
+        ids = random_.choices(range(3, _IDS), k=tokens)
         for times in (cold, cached):
             begun = time.monotonic()
             await client.generate(token_ids=ids, max_tokens=1, ignore_eos=True, temperature=0.0)

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.chaos import budgets, ranks
+from tests.chaos import budgets, pictures, ranks
 from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import CUT_SHARE, ClosedLoop, connect, record_answers
@@ -52,7 +53,7 @@ class Options:
     divided: bool = False
     """Whether engines divide the machine, as those of `ringline serve --data-parallel-size` do."""
     kind: str | None = None
-    """Of the model, one of ``models.KINDS``; None: the bundled one."""
+    """Of the model: one of ``models.KINDS``, or ``pictures.KIND``; None: the bundled one."""
     keep: Path | None = None
     """Where logs are kept; by default they are deleted."""
 
@@ -62,19 +63,20 @@ async def run(options: Options) -> Report:
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
-        model = make(options.kind, directory / "model")
+        sees = options.kind == pictures.KIND
+        model = (pictures.make if sees else partial(make, options.kind))(directory / "model")
         fleet = await stack.enter_async_context(
             Fleet(
                 directory,
                 engines=options.engines,
-                model=[str(model)],
+                model=[str(model), *(pictures.FLAGS if sees else ())],
                 ranks=ranks.OPTIONS if options.ranks else None,
                 divided=options.divided,
             )
         )
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
-        limited = budgets.pool(options.seed, options.per_kind)
-        specs = pool(options.seed, options.per_kind) + limited
+        limited = [] if sees else budgets.pool(options.seed, options.per_kind)
+        specs = (pictures.pool if sees else pool)(options.seed, options.per_kind) + limited
         answers = await record_answers(clients[0], specs, options.concurrency)
         budgets.check(limited, answers, model)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)

@@ -45,7 +45,7 @@ class RequestSpec:
 
     name: str
     prompt: str | None
-    messages: tuple[dict[str, str], ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:

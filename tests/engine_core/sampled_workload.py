@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 
-from engine_core.request import ReasoningBudget, SamplingParams
+from engine_core.request import NoRepeatNgram, ReasoningBudget, SamplingParams
 from engine_core.startup import StartedEngine
 
 from .engines import run
@@ -21,6 +21,9 @@ BUDGETS = (
     ReasoningBudget(3, (21,), opening=(5,), again=(5,)),
 )
 """Of reasoning that the prompt has begun, and of reasoning that a token begins which some requests make likely."""
+
+RULES = NoRepeatNgram(1, 6, frozenset({8})), NoRepeatNgram(2, 100)
+"""Against loops."""
 
 
 def sampled_params(rng: random.Random) -> SamplingParams:
@@ -61,6 +64,8 @@ class Workload:
         self.params = {name: sampled_params(rng) for name in self.prompts}
         for budget, name in zip(cycle(BUDGETS), list(self.prompts)[::3]):
             self.params[name] = replace(self.params[name], reasoning_budget=budget)
+        for rule, name in zip(cycle(RULES), list(self.prompts)[1::4]):
+            self.params[name] = replace(self.params[name], no_repeat_ngram=rule)
 
 
 WORKLOAD = Workload()

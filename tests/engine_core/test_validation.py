@@ -12,13 +12,30 @@ import pytest
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError
+from engine_core.media import MEDIA_DIGEST_BYTES, MediaItem, Picture, PictureShape, View, VisionShape
 from engine_core.offline.sampling_params import read_params
-from engine_core.request import ReasoningBudget, Request, SamplingParams
+from engine_core.request import NoRepeatNgram, ReasoningBudget, Request, SamplingParams
 from engine_core.validation import MAX_CHOICES, MAX_LOGPROBS, validate_request
 
 NAN, INF = math.nan, math.inf
 MODEL = ModelSpec("m", "M", vocab_size=100, max_model_len=50, eos_token_ids=(1, 2), dtype="float32")
 GOOD = Request("r", (5, 6, 7), SamplingParams())
+
+SEES = replace(MODEL, vision=VisionShape(8, limit=3))
+PICTURE = Picture.of(PictureShape(2), [View(2, 3, bytes(18))])
+ODD_ITEMS = (
+    MediaItem(PICTURE, 1.0),
+    MediaItem(PICTURE, True),
+    MediaItem(None, 1),
+    MediaItem(replace(PICTURE, shape=None), 1),
+    *(MediaItem(replace(PICTURE, shape=PictureShape(*shape)), 1) for shape in [(2.0,), (2, True), (2, 0, None)]),
+    MediaItem(replace(PICTURE, digest="d" * 32), 1),
+    MediaItem(replace(PICTURE, views=[View(2, 3, bytes(18))]), 1),
+    *(
+        MediaItem(replace(PICTURE, views=(view,)), 1)
+        for view in [None, View(2.0, 3, bytes(18)), View(2, None, bytes(18)), View(2, 3, bytearray(18))]
+    ),
+)
 
 
 def check(request=GOOD, **params):
@@ -87,6 +104,15 @@ def refused(request=GOOD, **params):
                 *(ReasoningBudget(1, (5,), blank=frozenset(blank)) for blank in ([100], [-1], range(2000))),
             ],
         ),
+        (
+            "no_repeat_ngram",
+            [None, NoRepeatNgram(1, 1), NoRepeatNgram(1024, 65536, frozenset({0, 99})), NoRepeatNgram(9, 3)],
+            [
+                *(NoRepeatNgram(size, 10) for size in (0, -1, 1025)),
+                *(NoRepeatNgram(2, size) for size in (0, -1, 65537)),
+                *(NoRepeatNgram(2, 10, frozenset(ids)) for ids in ([100], [-1], range(2000))),
+            ],
+        ),
         ("request_id", ["r"], [""]),
         ("deadline", [0.0, 10**400], [NAN, INF]),
     ],
@@ -138,6 +164,19 @@ def test_values_beyond_the_edges_of_a_range_are_refused_by_field(field, taken, w
                 ReasoningBudget(1, (5,), begun=1),
             ],
         ),
+        (
+            "no_repeat_ngram",
+            [
+                5,
+                {},
+                NoRepeatNgram(2.0, 10),
+                NoRepeatNgram(True, 10),
+                NoRepeatNgram(2, "10"),
+                NoRepeatNgram(2, 10, [5]),
+                NoRepeatNgram(2, 10, frozenset({5.0})),
+            ],
+        ),
+        ("media", [None, [], (5,), (PICTURE,), *(((item),) for item in ODD_ITEMS)]),
         ("request_id", [None, 5]),
         ("prompt_token_ids", ["ab", (5, 6.0), (5, True), (5, "6"), (5, None), (math.nan,), None, {5}]),
         ("params", [None, {}]),
@@ -225,3 +264,47 @@ def test_min_tokens_must_leave_something_to_sample():
     assert refused(allowed_token_ids=(1, 5), bad_words_token_ids=((5,),), min_tokens=1).field == "min_tokens"
     all_stop = frozenset(range(100))
     assert refused(stop_token_ids=all_stop, min_tokens=1).field == "min_tokens"
+
+
+def with_pictures(*media):
+    return replace(GOOD, prompt_token_ids=(5,) * 10, media=media)
+
+
+def resized(num_tokens, **shape):
+    return replace(PICTURE, shape=PictureShape(num_tokens, **shape))
+
+
+def test_pictures():
+    fine = [
+        (),
+        (MediaItem(PICTURE, 0), MediaItem(PICTURE, 2), MediaItem(PICTURE, 8)),
+        (MediaItem(resized(8, rows=2, columns=1, token_rows=2**31 - 1), 2),),
+    ]
+    for media in fine:
+        validate_request(with_pictures(*media), SEES)
+    item = MediaItem(PICTURE, 0)
+    for media, problem in [
+        ((item, MediaItem(PICTURE, 1)), "offset 1 of picture 1; expected at least 2"),
+        ((MediaItem(PICTURE, 4), item), "offset 0 of picture 1; expected at least 6"),
+        ((MediaItem(PICTURE, -1),), "offset -1 of picture 0; expected at least 0"),
+        ((MediaItem(PICTURE, 9),), "end 11 of picture 0; expected at most the prompt's length, 10"),
+        ((MediaItem(PICTURE, 10**5000),), "at most the prompt's length"),
+        (tuple(MediaItem(PICTURE, at) for at in (0, 2, 4, 6)), "has 4 pictures; expected at most 3"),
+        ((MediaItem(resized(9), 0),), "num_tokens 9 of picture 0; expected from 1 to 8"),
+        ((MediaItem(resized(0), 0),), "expected from 1 to 8"),
+        ((MediaItem(resized(2, rows=-1), 0),), "rows -1 of picture 0"),
+        ((MediaItem(resized(2, token_columns=2**31), 0),), "token_columns"),
+        ((MediaItem(replace(PICTURE, digest=b"short"), 0),), f"of 5 bytes; expected {MEDIA_DIGEST_BYTES} bytes"),
+        ((MediaItem(replace(PICTURE, views=()), 0),), "0 views of picture 0; expected from 1 to 256"),
+        ((MediaItem(replace(PICTURE, views=PICTURE.views * 257), 0),), "257 views"),
+        ((MediaItem(replace(PICTURE, views=(View(0, 3, b""),)), 0),), "0 × 3 pixels"),
+        ((MediaItem(replace(PICTURE, views=(View(2, 2**17, b""),)), 0),), "pixels; expected"),
+        ((MediaItem(replace(PICTURE, views=(View(2, 3, bytes(17)),)), 0),), "17 bytes; expected 18"),
+    ]:
+        with pytest.raises(InvalidRequestError) as caught:
+            validate_request(with_pictures(*media), SEES)
+        assert caught.value.field == "media"
+        assert problem in caught.value.problem
+        assert len(str(caught.value)) < 300
+    with pytest.raises(InvalidRequestError, match="this model takes no pictures"):
+        validate_request(with_pictures(item), MODEL)

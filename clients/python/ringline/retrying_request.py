@@ -1,7 +1,8 @@
 """One request over several attempts: the first request sent, what was delivered, and the request after a lost stream.
 
 An admitted request is never started over but resumed: any server continues it from the delivered ids, with the prompt
-ids, the seed and the options that the first server resolved, so the tokens are the same as without the interruption.
+ids, the seed and the options that the first server resolved, so the tokens are the same as without the interruption. A
+chat with pictures is sent again in place of prompt ids, with the digests of its pictures.
 ``retry`` decides whether and when, ``response_reader`` keeps what was delivered.
 """
 
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ringline.content_parts import has_pictures
 from ringline.errors import DeadlineExceeded, RingError, Truncated, Unavailable
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.outputs import Admitted
@@ -37,7 +39,9 @@ class RetryingRequest:
         """When the first attempt began, on the monotonic clock; perhaps long after this object was made."""
         self._request = request
         self._retry_state = retry_state
-        keeps_prompt = retry_state.resumable and request.WhichOneof("prompt") != "token_ids"
+        self._has_pictures = has_pictures(request.chat)
+        is_text = request.WhichOneof("prompt") != "token_ids" and not self._has_pictures
+        keeps_prompt = retry_state.resumable and is_text
         hides_prompt = keeps_prompt and not request.output.return_prompt_token_ids
         if keeps_prompt:  # a resume needs the token ids of a text or chat
             request.output.return_prompt_token_ids = True
@@ -82,7 +86,8 @@ class RetryingRequest:
 
         ``any_available``: whether some server is not ejected, so that it can be tried at once.
         """
-        if error.partial is not None and not (self._retry_state.resumable and self._prompt_ids()):
+        has_prompt = self._has_pictures or self._prompt_ids()
+        if error.partial is not None and not (self._retry_state.resumable and has_prompt):
             raise error
         try:
             delay = self._retry_state.delay(error, any_available=any_available)
@@ -133,7 +138,13 @@ class RetryingRequest:
         if admitted.output.HasField("parse") and not admitted.stopping.HasField("stop_in_reasoning"):
             request.stopping.stop_in_reasoning = True  # a server that does not know the field applies stops everywhere
         request.requires.extend(name for name in needed(request) if name not in request.requires)
-        request.token_ids.ids.extend(self._prompt_ids())
+        if self._has_pictures:  # they are prepared anew, and compared
+            request.chat.CopyFrom(self._request.chat)
+            if self._request.HasField("add_special_tokens"):
+                request.add_special_tokens = self._request.add_special_tokens
+            request.resume.media_digests.extend(admitted.media_digests)
+        else:
+            request.token_ids.ids.extend(self._prompt_ids())
         request.output.return_prompt_token_ids = False
         if self._request.HasField("priority"):
             request.priority = self._request.priority

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +27,10 @@ from services.cli.commands._options import (
 )
 from services.cli.commands._parts import AnswerPrinter
 
-HELP = "/system TEXT sets the system message, /reset begins a new conversation, /exit ends; Ctrl-C stops an answer."
+HELP = (
+    "/system TEXT sets the system message, /image FILE adds a picture to the next message, /reset begins a new "
+    "conversation, /exit ends; Ctrl-C stops an answer."
+)
 TOOLS_HELP = """With --tools, chat shows each call that the model makes, and asks you for its result: any text, such as
 JSON. From a pipe, the next line is the result.
 
@@ -66,7 +70,8 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
         if "parse" in model.capabilities:
             options.setdefault("parse", True)
         asks = _ask_for_result if sys.stdin.isatty() else _read_result
-        conversation = Conversation(client, address, connection, system, options, asks)
+        sees = "media" in model.capabilities
+        conversation = Conversation(client, address, connection, system, options, asks, sees_pictures=sees)
         if sys.stdin.isatty():
             click.echo(f"{model.name} at {address}. {HELP}", err=True)
             _talk(conversation)
@@ -121,6 +126,9 @@ class Conversation:
     result_of: Callable[[ringline.ToolCall], str | None]
     """Returns a call's result; None withdraws the user's message."""
     messages: list[ringline.Message] = field(default_factory=list)
+    sees_pictures: bool = False
+    pictures: list[bytes] = field(default_factory=list)
+    """Of the next message."""
 
     def take(self, line: str, keep_going: bool) -> bool:
         """Handle a line of input; returns whether to go on. A failed answer raises unless ``keep_going``."""
@@ -130,6 +138,9 @@ class Conversation:
             return False
         if command == "/reset":
             self.messages.clear()
+            self.pictures.clear()
+        elif command == "/image":
+            self._add_picture(argument.strip(), keep_going)
         elif command == "/system":
             self.system = argument.strip() or None
         elif command.startswith("/"):
@@ -138,13 +149,33 @@ class Conversation:
             self._answer(text, keep_going)
         return True
 
+    def _add_picture(self, name: str, keep_going: bool) -> None:
+        """Read a picture for the next message, and say what it is. A failure raises unless ``keep_going``."""
+        path = Path(name.strip("'\"")).expanduser()
+        try:
+            if not self.sees_pictures:
+                raise OSError("the model takes no pictures: serve one that does, such as a vision model")
+            data = path.read_bytes()
+            if not data:
+                raise OSError(f"{path} is empty: expected a PNG, JPEG or other picture")
+        except OSError as error:
+            problem = f"/image: {error}" if name else "/image needs the name of a file, as in: /image page.png"
+            if not keep_going:
+                raise click.ClickException(problem) from None
+            click.echo(problem, err=True)
+            return
+        self.pictures.append(data)
+        click.echo(f"[{path.name}, {len(data) / 1024:,.0f} KiB: goes with your next message]", err=True)
+
     def _answer(self, text: str, keep_going: bool) -> None:
         """Stream the answer to ``text``, and those to the results of its tool calls.
 
         All become part of the conversation, unless one fails.
         """
         before = len(self.messages)
-        self.messages.append({"role": "user", "content": text})
+        content: Any = [*self.pictures, text] if self.pictures else text
+        self.pictures.clear()
+        self.messages.append({"role": "user", "content": content})
         try:
             while calls := self._say():
                 for call in calls:

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -33,6 +34,7 @@ Examples:
   ringline generate "Is 7 prime?" --chat --choice yes --choice no
   ringline generate "Name colours." --chat --json-schema '{"type": "array", "items": {"type": "string"}}'
   ringline generate "What is 3 plus 4?" --chat --tools tools.json --tool-choice required
+  ringline generate "What is written here?" --image page.png --temperature 0
 """
 
 
@@ -43,6 +45,14 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
 @click.option("--chat", is_flag=True, help="Send PROMPT as a user's message, by the model's chat template.")
 @click.option("--system", help="With --chat: the system message.")
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A picture before PROMPT, with --chat, which it implies; several if repeated. PROMPT may be left out.",
+)
 @click.option(
     "--token-ids", "ids", type=token_ids, metavar="ID,ID,…", help="Token ids to continue, in place of PROMPT."
 )
@@ -62,10 +72,15 @@ def generate(
     as_json: bool,
     chat: bool,
     system: str | None,
+    images: tuple[Path, ...],
     ids: list[int] | None,
     **flags: Any,
 ) -> None:
     """Continue PROMPT; "-" reads it from standard input (without its last newline)."""
+    if images:
+        if ids is not None:
+            raise click.UsageError("--image and --token-ids exclude each other: give one of them.")
+        chat, prompt = True, prompt or ""
     if prompt is None and ids is None:
         raise click.UsageError("PROMPT is missing: give a text, or --token-ids.")
     if prompt is not None and ids is not None:
@@ -87,11 +102,7 @@ def generate(
     if "prompt_logprobs" in options:
         options["return_prompt_token_ids"] = True
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    messages: list[ringline.Message] | None = None
-    if chat and text is not None:
-        messages = [{"role": "user", "content": text}]
-        if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
+    messages = _messages(system, images, text) if chat and text is not None else None
     with usage_errors():
         client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
     with client:
@@ -111,11 +122,18 @@ def generate(
                     click.echo(f"[{choice.index}] {choice.text}")
 
 
+def _messages(system: str | None, images: Sequence[Path], text: str) -> list[ringline.Message]:
+    messages: list[ringline.Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": [*images, *([text] if text else [])] if images else text})
+    return messages
+
+
 def to_json(generation: ringline.Generation) -> dict[str, Any]:
     """The first choice's fields and the usage; all choices if there are several."""
     usage = asdict(generation.usage)
-    if not usage["reasoning_tokens"]:
-        del usage["reasoning_tokens"]
+    for name in ("reasoning_tokens", "media_tokens"):
+        if not usage[name]:
+            del usage[name]
     document = _choice_json(generation.choices[0]) | {
         "usage": usage,
         "model": generation.request.model,

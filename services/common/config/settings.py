@@ -46,6 +46,10 @@ _MEDIA_HOST = re.compile(
 )
 
 
+MESSAGE_WITH_PICTURES_BYTES = 40 << 20
+"""Of clients' messages to processors by default: the most that a gateway takes by default, and what is around it."""
+
+
 class _Section:
     """Checks its own options when constructed."""
 
@@ -326,7 +330,7 @@ class PictureSettings(_Section):
     max_picture_pixels: int = option(
         MAX_PICTURE_PIXELS,
         "Most pixels of a picture, width times height, before it is resized; a larger one is refused with "
-        "INVALID_ARGUMENT. A process that decodes takes up to 16 bytes for each.",
+        "INVALID_ARGUMENT. A process that decodes takes up to 20 bytes for each.",
         minimum=1024,
         maximum=2**30,
     )
@@ -345,7 +349,8 @@ class MediaSettings(_Section):
 
     max_media_bytes: int = option(
         32 * 2**20,
-        "Most bytes of the pictures of one request, in base64 if they come so, beside --max-message-bytes.",
+        "Most bytes of the pictures of one request, in base64 if they come so, beside --max-message-bytes. "
+        "A processor and its gateways need the same.",
         minimum=0,
         maximum=2**30,
         unit="bytes",
@@ -358,7 +363,9 @@ class ProcessorSettings(ServiceSettings):
 
     service: ClassVar[str] = "processor"
 
-    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=PROCESSOR_PORT))
+    server: ServerSettings = field(
+        default_factory=lambda: ServerSettings(port=PROCESSOR_PORT, max_message_bytes=MESSAGE_WITH_PICTURES_BYTES)
+    )
     engines: tuple[str, ...] = option(
         (f"127.0.0.1:{ENGINE_PORT}",),
         "Addresses of the engines, separated by commas: host:port or unix:path. If a host is a name, each of its "
@@ -373,6 +380,7 @@ class ProcessorSettings(ServiceSettings):
     auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
     pictures: PictureSettings = field(default_factory=PictureSettings)
+    media: MediaSettings = field(default_factory=MediaSettings)
     model_aliases: tuple[str, ...] = option(
         (),
         "Further names of the served model, separated by commas: requests may use them, and models are listed under "
@@ -490,14 +498,6 @@ class EngineServiceSettings(ServiceSettings):
         minimum=0,
         maximum=3600,
         unit="seconds",
-    )
-    media_memory_bytes: int = option(
-        512 * 2**20,
-        "Memory for the pixels of pictures, of an engine whose model sees: those of requests under way, and as many "
-        "of others as have room.",
-        minimum=16 * 2**20,
-        maximum=2**50,
-        unit="bytes",
     )
     service_auth: ServiceAuthSettings = field(default_factory=ServiceAuthSettings)
 

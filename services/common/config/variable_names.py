@@ -54,6 +54,7 @@ ENGINE_OPTIONS = (
     "block_size",
     "enable_prefix_caching",
     "encoder_cache_tokens",
+    "media_memory_bytes",
     "max_num_batched_tokens",
     "max_num_seqs",
     "max_num_queued_reqs",

@@ -9,7 +9,7 @@ import hashlib
 import secrets
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
@@ -127,6 +127,8 @@ def _resolve(
     for field, words in (("stopping.stop", stopping.stop), ("stopping.bad_words", stopping.bad_words)):
         if words:
             require_tokenizer(served_model, field)
+    if request.HasField("resume") and request.HasField("constraint"):  # Admitted's, which includes that of tools
+        tools = replace(tools, calls=None, free_calls=None)
     parse = resolve_parse(request, served_model, prompt, tools)
     if parse is not None:
         require_tokenizer(served_model, "output.parse")

@@ -125,6 +125,15 @@ def pictures_of(served_model: ServedModel, sources: Sequence[PictureSource]) -> 
     return pictures
 
 
+def check_pictures(
+    chat: inference_pb2.Chat, sources: Sequence[PictureSource], served_model: ServedModel
+) -> ModelPictures:
+    """How the model's pictures are prepared. Raises ``Refused`` for a chat that cannot be used with it."""
+    pictures = pictures_of(served_model, sources)
+    check_texts(chat, pictures)
+    return pictures
+
+
 def check_texts(chat: inference_pb2.Chat, pictures: ModelPictures) -> None:
     """Raise ``Refused`` for a text with what stands for pictures: nobody may place one by hand."""
     marks = {pictures.processor.placeholder, pictures.processor.item_token}

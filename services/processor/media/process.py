@@ -60,7 +60,13 @@ class PictureProcess:
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
-                _command(limits), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, env=_ENVIRONMENT, cwd="/"
+                _command(limits),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env=_ENVIRONMENT,
+                cwd="/",
             )
         except OSError as error:
             raise ProcessFailed(f"it could not be started: {error}") from None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,16 +22,17 @@ from services.processor.admission.validation import check_request, refuse
 from services.processor.media.chat_pictures import (
     ChatPictures,
     PictureSource,
-    check_texts,
+    check_pictures,
     pictures_of,
 )
 from services.processor.media.pool import PicturePool
 from services.processor.metrics import ProcessorMetrics
 from services.processor.request import Request
-from services.processor.served_models import ModelPictures, ServedModel, ServedModels, no_route
+from services.processor.served_models import ServedModel, ServedModels, no_route
 from services.ring.errors import Code, Refused, Status
 from services.ring.identity import check_requires
 from services.ring.tenant_quota import TenantMemoryQuota
+from text_core.pictures.prepared import PreparedPicture
 
 log = structlog.get_logger(__name__)
 
@@ -150,16 +152,43 @@ class PictureStage:
         self._policies.check_model(request.tenant, model.limits.name)
         message = request.message
         assert message is not None
-        facts = pictures_of(model, waiting.sources)
-        work = partial(_check_and_read, message.packed, waiting.sources, model, facts)
-        size = len(message.packed) + waiting.sent_bytes
-        files = await self._queue.run_in_thread(work, request.tenant, size)
+        pictures_of(model, waiting.sources)
+        work = partial(_check, message.packed, waiting.sources, model)
+        await self._queue.run_in_thread(work, request.tenant, len(message.packed))
+        pictures = await self._read(waiting.sources, model, request.tenant, partial(self._charge, request))
+        return ChatPictures(model.model.tokenizer_digest, pictures)
+
+    async def _read(
+        self, sources: Sequence[PictureSource], model: ServedModel, tenant: str, charge: Callable[[int], None]
+    ) -> list[PreparedPicture]:
+        """One after another, so that a request with many takes turns with others."""
+        assert model.pictures is not None
         prepared = []
-        for source, (data, mime) in zip(waiting.sources, files, strict=True):
-            picture = await self._pool.prepare(request.tenant, facts.facts, data, mime, source.path)
-            self._charge(request, picture.nbytes)
+        for source in sources:
+            data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
+            picture = await self._pool.prepare(tenant, model.pictures.facts, data, mime, source.path)
+            charge(picture.nbytes)
             prepared.append(picture)
-        return ChatPictures(model.model.tokenizer_digest, tuple(prepared))
+        return prepared
+
+    @asynccontextmanager
+    async def prepared(
+        self, sources: Sequence[PictureSource], model: ServedModel, tenant: str
+    ) -> AsyncIterator[ChatPictures]:
+        """The pictures of a look-up, counted until the block ends. Raises ``Refused``."""
+        charged = 0
+
+        def charge(size: int) -> None:
+            nonlocal charged
+            self._memory.check(tenant, size)
+            self._memory.take(tenant, size)
+            charged += size
+
+        try:
+            charge(sum(source.nbytes for source in sources))
+            yield ChatPictures(model.model.tokenizer_digest, await self._read(sources, model, tenant, charge))
+        finally:
+            self._memory.give_back(tenant, charged)
 
     async def _model(self, request: Request) -> ServedModel:
         """The request's model, as soon as an engine takes work."""
@@ -188,14 +217,11 @@ class PictureStage:
             self._held[request.request_id] = left
 
 
-def _check_and_read(
-    packed: bytes, sources: Sequence[PictureSource], model: ServedModel, pictures: ModelPictures
-) -> list[tuple[bytes, str]]:
-    """The files of a request's pictures, once the rest of it is checked. Runs in a thread; raises ``Refused``."""
+def _check(packed: bytes, sources: Sequence[PictureSource], model: ServedModel) -> None:
+    """Check what a request with pictures has besides them. Runs in a thread; raises ``Refused``."""
     request = inference_pb2.GenerateRequest.FromString(packed)
     check_requires(request.requires, model.capabilities)
     check_request(request, model.limits)
     if request.HasField("truncate_prompt_tokens"):
         raise refuse("truncate_prompt_tokens", "set, and the chat has pictures, which cannot be cut: expected none")
-    check_texts(request.chat, pictures)
-    return [source.read() for source in sources]
+    check_pictures(request.chat, sources, model)

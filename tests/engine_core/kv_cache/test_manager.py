@@ -10,9 +10,10 @@ from engine_core.errors import OutOfMemoryError
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.kv_cache.prefix_hashes import block_hashes, root_hash
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, group_layers
+from engine_core.media import MediaItem, VisionShape
 from engine_core.sequence import Sequence, SequenceGroup, SequenceState
 
-from ..scheduling.checked_executor import model_spec
+from ..scheduling.checked_executor import make_picture, model_spec
 from ..scheduling.harness import Harness, make_request
 
 WINDOW = 6
@@ -311,3 +312,64 @@ def test_the_hash_chain_continues_where_it_stopped_and_depends_on_all_before(tok
     if len(tokens) > block_size:
         changed = [tokens[0] + 1, *tokens[1:]]
         assert not set(chain) & set(block_hashes(root, changed, block_size))
+
+
+def pictures_at(*places):
+    """``places``: number, tokens and offset of each picture."""
+    return tuple(MediaItem(make_picture(number, tokens), offset) for number, tokens, offset in places)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=5),
+    st.integers(1, 5),
+    st.integers(0, 40),
+    st.data(),
+)
+def test_hashes_from_a_picture_on_depend_on_it_and_its_place(places, block_size, cut, data):
+    media, end = [], 0
+    for gap, tokens, number in places:
+        [item] = pictures_at((number, tokens, end + gap))
+        media.append(item)
+        end = item.end
+    root, tokens = root_hash(b"salt"), [7] * (end + block_size)
+    chain = block_hashes(root, tokens, block_size, media)
+    blocks = min(cut, len(chain))
+    parent = chain[blocks - 1] if blocks else root
+    rest = block_hashes(parent, tokens[blocks * block_size :], block_size, media, blocks * block_size)
+    assert chain[:blocks] + rest == chain
+    place = data.draw(st.integers(0, len(media) - 1))
+    item = media[place]
+    other = MediaItem(make_picture(9, item.picture.shape.num_tokens), item.offset)
+    moved = MediaItem(item.picture, item.offset + 1)  # it may overlap the next, which does not matter here
+    before = item.offset // block_size
+    for changed in (other, moved):
+        hashes = block_hashes(root, tokens, block_size, [*media[:place], changed, *media[place + 1 :]])
+        same = before if changed is other else min(before, moved.offset // block_size)
+        assert hashes[:same] == chain[:same]
+        assert not set(hashes[same:]) & set(chain[same:])
+
+
+def test_equal_tokens_with_other_pictures_share_no_blocks():
+    engine = caching(vision=VisionShape(8))
+    first = (make_picture(0, 8), 6)
+    assert engine.cached("a", PROMPT, media=[first]) == 0
+    assert engine.cached("b", PROMPT, media=[first]) == 20
+    assert engine.cached("c", PROMPT, media=[(make_picture(1, 8), 6)]) == 4, "those before the picture's first"
+    assert engine.cached("d", PROMPT, media=[(make_picture(0, 8), 7)]) == 4
+    assert engine.cached("e", PROMPT) == 4
+    assert engine.cached("f", PROMPT, media=[first], salt=b"s") == 0
+
+
+def test_blocks_of_output_behind_a_picture_are_its_own():
+    """The block in which the prompt ends has a picture's last tokens."""
+    engine = caching(vision=VisionShape(8))
+    prompt, outputs = PROMPT[:10], []
+    for number in (0, 1):
+        name = f"{number}"
+        engine.add(name, prompt, media=[(make_picture(number, 2), 8)], max_tokens=11)
+        outputs.append(tuple(engine.finish()[name][0]))
+        assert engine.streams[name].cached_tokens == (0 if number == 0 else 8)
+    for number in (0, 1):
+        longer = (*prompt, *outputs[0])
+        found = engine.cached(f"again {number}", longer, media=[(make_picture(number, 2), 8)])
+        assert found == (20 if number == 0 else 8)

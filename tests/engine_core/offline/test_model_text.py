@@ -217,8 +217,8 @@ def test_forms_that_cannot_be_used_are_refused_where_they_are(llm: LLM, form: di
         ([{"content": "Hello"}], r"^messages\[0\]\.role is missing; expected text"),
         ([QUESTION | {"text": "Hi"}], r"^messages\[0\] has the key 'text'; expected role, content"),
         (
-            [[QUESTION], [{"role": "user", "content": [{"type": "image_url"}]}]],
-            r"^messages\[1\]\[0\]\.content\[0\] is a part of type 'image_url'; expected parts of type 'text'",
+            [[QUESTION], [{"role": "user", "content": [{"type": "video_url"}]}]],
+            r"^messages\[1\]\[0\]\.content\[0\] is a part of type 'video_url'; expected parts of type 'text'",
         ),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],

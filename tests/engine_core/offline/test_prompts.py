@@ -79,10 +79,14 @@ ANY = r"expected text, a list of token ids, \{\"prompt\": text\} or \{\"prompt_t
         ([[[1]]], TypeError, r"^prompts\[0\]\[0\] is \[1\], of type list"),
         (["a", 3], TypeError, rf"^prompts\[1\] is 3, of type int; {ANY}$"),
         (["a", None], TypeError, rf"^prompts\[1\] is None; {ANY}$"),
-        ({}, ValueError, "^prompts has the keys none; expected 'prompt' or 'prompt_token_ids' alone$"),
+        ({}, ValueError, "^prompts has the keys none; expected 'prompt' or 'prompt_token_ids' alone, or 'prompt' and"),
         ([{"text": "a"}], ValueError, r"^prompts\[0\] has the keys 'text'; expected"),
-        ({"prompt": "a", "multi_modal_data": {}}, ValueError, "^prompts has the keys 'prompt', 'multi_modal_data'; "),
-        ({"prompt": "a", "prompt_token_ids": [1]}, ValueError, "alone$"),
+        (
+            {"prompt": "a", "multi_modal_data": {}},
+            ValueError,
+            r"^prompts\['multi_modal_data'\] has ; expected \{'image'",
+        ),
+        ({"prompt": "a", "prompt_token_ids": [1]}, ValueError, "alone, or 'prompt' and 'multi_modal_data'$"),
         ({"prompt": [1]}, TypeError, r"^prompts\['prompt'\] is \[1\], of type list; expected text$"),
         ([{"prompt_token_ids": "a"}], TypeError, r"^prompts\[0\]\['prompt_token_ids'\] is 'a', .* a list of token ids"),
         (

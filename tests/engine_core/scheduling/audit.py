@@ -13,6 +13,9 @@ from engine_core.step import SequenceOutput, StepPlan
 
 from .checked_executor import expected_output, prompt_entry
 
+MOST_PICTURE_TOKENS = 6
+"""Of the pictures in these tests."""
+
 
 def check_pool(pool: BlockPool) -> None:
     """The free list holds exactly the blocks without holders, and contents point at their blocks."""
@@ -59,9 +62,28 @@ def check_holders(scheduler: Scheduler) -> None:
         for block_tables in step.deferred:
             holders.update(held(block_tables))
     check_states(scheduler)
+    check_pictures(scheduler)
     assert {block: pool.ref_count(block) for block in range(pool.num_blocks) if pool.ref_count(block)} == holders
     assert sequences.running == sorted(sequences.running, key=lambda seq: seq.rank)
     assert len(sequences.running) <= scheduler._places <= scheduler._config.max_num_seqs
+
+
+def check_pictures(scheduler: Scheduler) -> None:
+    """Embeddings have as many holders as sequences and steps hold them, and fit."""
+    encoder, sequences = scheduler._encoder, scheduler._lifecycle
+    if encoder is None:
+        return
+    partial = {seq.seq_id: seq.partial_picture for group in sequences.groups.values() for seq in group.members.values()}
+    running = {seq.seq_id for seq in sequences.running}
+    assert all(key is None or seq_id in running for seq_id, key in partial.items())
+    holders = Counter(key for key in partial.values() if key is not None)
+    for step in sequences.in_flight.values():
+        holders.update(step.pictures)
+    assert encoder._holders == holders
+    assert encoder._holders.keys().isdisjoint(encoder._idle)
+    assert encoder._holders.keys() | encoder._idle.keys() == encoder._tokens.keys()
+    assert sum(encoder._tokens.values()) == encoder._num_kept <= encoder.capacity
+    assert sum(encoder._tokens[key] for key in holders) == encoder.num_held
 
 
 def check_states(scheduler: Scheduler) -> None:
@@ -104,6 +126,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler._queue
     assert not scheduler._lifecycle._holding
     check_holders(scheduler)
+    assert scheduler._encoder is None or not scheduler._encoder.num_held
     if scheduler._kv.states is not None:
         assert scheduler._kv.states.pool.num_free == scheduler._kv.states.pool.num_blocks
 
@@ -129,6 +152,8 @@ def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]
             count = planned_tokens - len(plan.draft_token_ids.get(seq.seq_id, ()))
             prompts[seq.group.tenant] += count if count > 1 or not samples or seq.seq_id in new else 0
         quarter = max(1, config.max_num_batched_tokens // 4)
+        if scheduler._encoder is not None and scheduler._encoder._attends_both_ways:
+            quarter = max(quarter, MOST_PICTURE_TOKENS)  # the first picture of a step is computed whole
         assert all(prompts[tenant] <= quarter for tenant in shared)
 
 

@@ -4,7 +4,7 @@ What it stores for a position is a hash of all tokens up to there, made from wha
 what it draws is a function of what it stored last. A block that is shared wrongly, freed while in use or not computed
 changes the tokens, and is reported before that by the checks made of every plan. Every group of the cache stores the
 same, and of a group with a window only what the window shows is read. A state of a sequence is the hash of all its
-tokens so far.
+tokens so far. A picture's "embeddings" are its pixels, which go into the hash of each of its positions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.executor.base import Executor
 from engine_core.kv_cache_interface import NO_BLOCK, NO_STATE, KVCacheConfig, first_seen
 from engine_core.logprobs import Logprobs, TokenLogprobs
+from engine_core.media import Picture, PictureShape, View, embedding_key
 from engine_core.request import Finish, FinishReason, Request, SamplingParams
 from engine_core.step import Failure, NewSequence, StepPlan, StepResult
 
 EOS = 1
 
 
-def model_spec(vocab_size=40, max_model_len=64):
+def model_spec(vocab_size=40, max_model_len=64, vision=None):
     return ModelSpec(
         name="hashes",
         architecture="HashForCausalLM",
@@ -31,7 +32,13 @@ def model_spec(vocab_size=40, max_model_len=64):
         max_model_len=max_model_len,
         eos_token_ids=(EOS,),
         dtype="float32",
+        vision=vision,
     )
+
+
+def make_picture(number: int, num_tokens: int) -> Picture:
+    """Pictures of different numbers differ."""
+    return Picture.of(PictureShape(num_tokens), [View(1, 1, bytes([number, 0, 0]))])
 
 
 def failing(position: int, choice: int = 0) -> str:
@@ -47,8 +54,19 @@ def fails_at(params: SamplingParams, choice: int) -> int | None:
     return int(words[-1]) if words and words[0] == str(choice) else None
 
 
-def digest(previous: bytes, token_id: int) -> bytes:
-    return blake2b(previous + token_id.to_bytes(4, "little"), digest_size=8).digest()
+def digest(previous: bytes, token_id: int, media: bytes = b"") -> bytes:
+    """``media``: what the position has of a picture."""
+    return blake2b(previous + token_id.to_bytes(4, "little") + media, digest_size=8).digest()
+
+
+def seen_at(position: int, offset: int, picture: Picture) -> bytes:
+    """What a position has of a picture that begins at ``offset``."""
+    return bytes([position - offset]) + picture.views[0].pixels
+
+
+def seen_by(request: Request) -> dict[int, bytes]:
+    """What each position of the prompt has of a picture."""
+    return {at: seen_at(at, item.offset, item.picture) for item in request.media for at in range(item.offset, item.end)}
 
 
 def draw(state: bytes, params: SamplingParams, choice: int, position: int, model: ModelSpec) -> int:
@@ -76,8 +94,9 @@ def expected_output(request: Request, choice: int, model: ModelSpec) -> tuple[li
     params = request.params
     output = list(request.resume.get(choice, ()))
     state = b""
-    for token_id in (*request.prompt_token_ids, *output):
-        state = digest(state, token_id)
+    seen = seen_by(request)
+    for at, token_id in enumerate((*request.prompt_token_ids, *output)):
+        state = digest(state, token_id, seen.get(at, b""))
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
     final = set() if params.grammar is None else set(model.eos_token_ids)
     failure = fails_at(params, choice)
@@ -111,13 +130,22 @@ class _Worker:
     tokens: list[int]
     tables: list[list[int]]
     computed: int
+    pictures: dict[bytes, Picture]
+    """All that requests have, by key."""
     digests: list[bytes] = field(default_factory=list)
 
     def expected(self, position: int) -> bytes:
         while len(self.digests) <= position:
-            previous = self.digests[-1] if self.digests else b""
-            self.digests.append(digest(previous, self.tokens[len(self.digests)]))
+            previous, at = self.digests[-1] if self.digests else b"", len(self.digests)
+            self.digests.append(digest(previous, self.tokens[at], self.seen(at, self.pictures)))
         return self.digests[position]
+
+    def seen(self, position: int, pictures: dict[bytes, Picture]) -> bytes:
+        """What ``position`` has of a picture."""
+        for place in self.new.media:
+            if place.offset <= position < place.end:
+                return seen_at(position, place.offset, pictures[place.key])
+        return b""
 
 
 @dataclass(frozen=True)
@@ -133,6 +161,7 @@ class Pending:
         del self.executor.drafting[self.step.step_id]
         del self.executor.sampling[self.step.step_id]
         del self.executor.slots_in_use[self.step.step_id]
+        del self.executor.pictures_in_use[self.step.step_id]
         return self.step
 
 
@@ -149,7 +178,16 @@ class CheckedExecutor(Executor):
         limits: SchedulerConfig,
         max_concurrent_steps: int = 1,
         stages: int = 1,
+        encoder_tokens: int = 0,
     ) -> None:
+        """``encoder_tokens``: of pictures, for whose embeddings there is room."""
+        self.encoder_tokens = encoder_tokens
+        self.pictures: dict[bytes, Picture] = {}
+        """Whose embeddings are kept, by key."""
+        self.known_pictures: dict[bytes, Picture] = {}
+        """All that requests have, by key: with windows of one token, no request may ever have computed a cached one."""
+        self.pictures_in_use: dict[int, set[bytes]] = {}
+        """Of the steps in flight, by step id."""
         self.stages = stages
         self.model = model
         self.kv_cache_config = kv_cache_config
@@ -177,6 +215,11 @@ class CheckedExecutor(Executor):
         self.last_step_id = -1
         self.plans: list[StepPlan] = []
 
+    def expect(self, request: Request) -> None:
+        """Know the pictures of ``request``, which will be added."""
+        for item in request.media:
+            self.known_pictures[embedding_key(item.picture.digest, request.cache_salt)] = item.picture
+
     def start(self, *_):
         raise NotImplementedError
 
@@ -190,6 +233,7 @@ class CheckedExecutor(Executor):
         self._take_in(plan)
         self._check_batch(plan)
         self._check_states(plan)
+        self._encode(plan)
         in_use = {block for seq_id in plan.seq_ids for table in self._live(self.workers[seq_id]) for block in table}
         result = StepResult(plan.step_id, [[] for _ in plan.seq_ids])
         # Last first: no sequence may rely on what another one computes in the same step.
@@ -216,7 +260,9 @@ class CheckedExecutor(Executor):
                 assert group.sliding_window is not None or len(table) == -(-len(new.token_ids) // size)
                 handed_out += table[new.num_computed_tokens // size :]
             tables = [list(table) for table in new.block_ids]
-            self.workers[new.seq_id] = _Worker(new, list(new.token_ids), tables, new.num_computed_tokens)
+            self.workers[new.seq_id] = _Worker(
+                new, list(new.token_ids), tables, new.num_computed_tokens, self.known_pictures
+            )
         introduced = {new.seq_id for new in plan.new}
         for seq_id, blocks in plan.new_block_ids.items():
             assert any(blocks)
@@ -231,6 +277,34 @@ class CheckedExecutor(Executor):
             assert in_use.isdisjoint(handed_out), "a block of a step in flight was handed out"
         for block in handed_out:
             self.kv[block] = [None] * size
+
+    def _encode(self, plan: StepPlan) -> None:
+        if plan.encoder is not None:
+            for key in plan.encoder.forgotten:
+                del self.pictures[key]
+                assert not any(key in each for each in self.pictures_in_use.values()), "a step in flight reads it"
+            encoded = 0
+            for key, picture in plan.encoder.encoded:
+                assert key not in self.pictures, "encoded in vain"
+                self.pictures[key] = picture
+                encoded += picture.shape.num_tokens
+            assert encoded
+            assert encoded <= max(self.limits.max_num_batched_tokens, self.model.vision.max_tokens)
+        assert sum(each.shape.num_tokens for each in self.pictures.values()) <= self.encoder_tokens
+        used = self.pictures_in_use[plan.step_id] = set()
+        for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
+            worker = self.workers[seq_id]
+            start, end = worker.computed, worker.computed + count
+            for place in worker.new.media:
+                if place.offset < end and start < place.end:
+                    assert place.key in self.pictures, "a row is computed of a picture that is not there"
+                    assert self.pictures[place.key] == self.known_pictures[place.key]
+                    assert self.pictures[place.key].shape == place.shape
+                    used.add(place.key)
+                    if self.model.vision.attends_both_ways:
+                        assert start <= place.offset < place.end <= end, "a picture is cut"
+        if plan.encoder is not None:
+            assert used.issuperset(key for key, _ in plan.encoder.encoded), "encoded before it is needed"
 
     def _check_batch(self, plan: StepPlan) -> None:
         assert len(plan.seq_ids) == len(plan.num_tokens) == len(plan.samples) > 0
@@ -323,7 +397,7 @@ class CheckedExecutor(Executor):
                 oldest = min(oldest, self.state_rests_on[source])
         states = []
         for position in range(start, end):
-            state = digest(state, worker.tokens[position])
+            state = digest(state, worker.tokens[position], worker.seen(position, self.pictures))
             states.append(state)
             for number in range(len(self.groups)):
                 block, offset = self._slot(worker, number, position)

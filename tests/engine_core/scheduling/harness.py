@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from engine_core.config import CacheConfig, SchedulerConfig
+from engine_core.config import CacheConfig, SchedulerConfig, encoder_cache_tokens
 from engine_core.kv_cache_interface import KVCacheConfig, group_layers
+from engine_core.media import MediaItem
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
 
@@ -12,8 +13,13 @@ from .audit import Stream, check_holders, check_idle, texts
 from .checked_executor import CheckedExecutor, model_spec
 
 
-def make_request(request_id, prompt=4, *, priority=0, tenant="", salt=b"", deadline=None, resume=None, **params):
-    """``prompt`` is token ids, or a length: then the ids differ from those of every other request id."""
+def make_request(
+    request_id, prompt=4, *, priority=0, tenant="", salt=b"", deadline=None, resume=None, media=(), **params
+):
+    """``prompt`` is token ids, or a length: then the ids differ from those of every other request id.
+
+    ``media``: pictures and their offsets.
+    """
     if isinstance(prompt, int):
         first = sum(request_id.encode()) * 7 % 31
         prompt = [2 + (first + at * at) % 37 for at in range(prompt)]
@@ -27,6 +33,7 @@ def make_request(request_id, prompt=4, *, priority=0, tenant="", salt=b"", deadl
         cache_salt=salt,
         deadline=deadline,
         resume=resume or {},
+        media=tuple(MediaItem(picture, offset) for picture, offset in media),
     )
 
 
@@ -44,20 +51,27 @@ class Harness:
         window_chunks=False,
         drafts=None,
         states=0,
+        vision=None,
+        encoder_tokens=None,
         max_concurrent_steps=1,
         stages=1,
         **config,
     ):
         """``drafts``: the way of a ``ScriptedDrafter`` that adds drafts to the results of steps."""
         self.now = 0.0
-        self.model = model_spec(max_model_len=max_model_len)
+        self.model = model_spec(max_model_len=max_model_len, vision=vision)
         self.config = SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 16} | config)
         groups = group_layers(windows, chunked=window_chunks) if windows else ()
         size = KVCacheConfig(blocks, block_size, 1, groups, num_states=states)
-        cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
+        cache = CacheConfig(
+            block_size=block_size, enable_prefix_caching=prefix_caching, encoder_cache_tokens=encoder_tokens
+        )
         self.streams: dict[str, Stream] = {}
         self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, stages=stages)
-        self.executor = CheckedExecutor(self.model, size, self.config, max(max_concurrent_steps, stages), stages)
+        kept = 0 if vision is None else encoder_cache_tokens(cache, self.config, vision)
+        most = max(max_concurrent_steps, stages)
+        self.executor = CheckedExecutor(self.model, size, self.config, most, stages, encoder_tokens=kept)
+        self.checked = self.executor
         if drafts is not None:
             drafter = ScriptedDrafter(lambda: texts(self.streams), self.model.vocab_size, drafts)
             self.executor = DraftingExecutor(self.executor, drafter)
@@ -70,6 +84,7 @@ class Harness:
 
     def add(self, *args, **kwargs):
         request = make_request(*args, **kwargs)
+        self.checked.expect(request)
         self.scheduler.add(request)
         self.streams[request.request_id] = Stream(request, self.model)
 

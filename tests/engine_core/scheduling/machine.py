@@ -21,21 +21,51 @@ from engine_core.config import CacheConfig, SchedulerConfig
 from engine_core.errors import QueueFullError
 from engine_core.kv_cache import state_slots
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, blocks_of_longest, group_layers
+from engine_core.media import MediaItem, VisionShape
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler, drafting
 from engine_core.scheduling.fairness import LATELY
 
 from ..drafters import DraftingExecutor, ScriptedDrafter
-from .audit import Stream, check_holders, check_idle, check_room_for_others, decoding_seq_ids, texts
-from .checked_executor import CheckedExecutor, failing, model_spec
+from .audit import (
+    MOST_PICTURE_TOKENS,
+    Stream,
+    check_holders,
+    check_idle,
+    check_room_for_others,
+    decoding_seq_ids,
+    texts,
+)
+from .checked_executor import CheckedExecutor, failing, make_picture, model_spec
 
 MODEL = model_spec(vocab_size=12, max_model_len=32)
+
+PICTURES = [make_picture(number, tokens) for number, tokens in enumerate([1, 2, 3, 3, MOST_PICTURE_TOKENS])]
 
 prompts = st.one_of(
     # Prefixes of one another, so that blocks are found again, and prompts that have nothing in common.
     st.integers(1, 31).map(lambda length: tuple(2 + at % 5 for at in range(length))),
     st.lists(st.integers(0, 11), min_size=1, max_size=31).map(tuple),
 )
+
+pictures = st.one_of(
+    st.just([]), st.lists(st.tuples(st.integers(0, 7), st.sampled_from(PICTURES)), min_size=1, max_size=5)
+)
+"""Each with the number of tokens before it."""
+
+
+def with_pictures(prompt, pictures):
+    """``prompt`` with as many of ``pictures`` as it has room for, and their places."""
+    tokens, media, end = list(prompt), [], 0
+    for gap, picture in pictures:
+        item = MediaItem(picture, end + gap)
+        if item.end > len(prompt):
+            break
+        tokens[item.offset : item.end] = [3] * picture.shape.num_tokens
+        media.append(item)
+        end = item.end
+    return tuple(tokens), tuple(media)
+
 
 sampling = st.builds(
     SamplingParams,
@@ -85,6 +115,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         states=st.sampled_from([0, 0, 3, 4, 6, 10, 40]),
         attends=st.sampled_from([True, True, True, False]),
         milestone=st.sampled_from([1, 4, 512]),
+        sees=st.sampled_from([False, True, True]),
+        both_ways=st.booleans(),
+        encoder_spare=st.sampled_from([0, 0, 1, 3, 100]),
     )
     def start(
         self,
@@ -104,10 +137,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         states,
         attends,
         milestone,
+        sees,
+        both_ways,
+        encoder_spare,
     ):
         """``trusting``: drafts are computed however many came true. ``window_chunks``: windows do not slide.
 
         ``states``: slots for states, if layers keep any; only then may no layer attend. ``milestone``: the first one.
+        ``sees``: the model takes pictures. ``encoder_spare``: room for embeddings behind the least.
         """
         for module, name, value in (
             (drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS),
@@ -118,6 +155,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             patch.start()
             self.patches.append(patch)
         self.stages = stages
+        self.model, encoder_tokens = MODEL, None
+        if sees:
+            vision = VisionShape(MOST_PICTURE_TOKENS, attends_both_ways=both_ways)
+            self.model = replace(MODEL, vision=vision)
+            budget = max(budget, MOST_PICTURE_TOKENS) if both_ways else budget
+            encoder_tokens = encoder_spare + (MOST_PICTURE_TOKENS if chunked else max(budget, MODEL.max_model_len))
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget if chunked else max(budget, MODEL.max_model_len),
             max_num_seqs=max_num_seqs,
@@ -131,9 +174,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         longest = blocks_of_longest(groups, MODEL.max_model_len, step_tokens, block_size)
         blocks = longest + spare_tokens // block_size if groups else 0
         size = KVCacheConfig(blocks, block_size, 1, groups, num_states=states)
-        cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(self.config, cache, size, MODEL, lambda: self.now, stages=stages)
-        self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3, stages=stages)
+        cache = CacheConfig(
+            block_size=block_size, enable_prefix_caching=prefix_caching, encoder_cache_tokens=encoder_tokens
+        )
+        self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, stages=stages)
+        self.executor = CheckedExecutor(
+            self.model,
+            size,
+            self.config,
+            max_concurrent_steps=3,
+            stages=stages,
+            encoder_tokens=encoder_tokens or 0,
+        )
         self.submit = self.executor.submit
         if drafts is not None:
             drafter = ScriptedDrafter(lambda: texts(self.streams), MODEL.vocab_size, drafts)
@@ -141,6 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts,
+        pictures=pictures,
         params=sampling,
         min_tokens=st.integers(0, 4),
         priority=st.integers(-1, 1),
@@ -150,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed=st.dictionaries(st.integers(0, 4), st.lists(st.integers(2, 11), max_size=20), max_size=3),
         resume=st.sampled_from([False, False, False, True]),
     )
-    def add(self, prompt, params, min_tokens, priority, tenant, salt, seconds, resumed, resume):
+    def add(self, prompt, pictures, params, min_tokens, priority, tenant, salt, seconds, resumed, resume):
         longest = min(params.max_tokens, MODEL.max_model_len - len(prompt))
         self.bring(
             prompt,
@@ -160,10 +213,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_salt=salt,
             deadline=None if seconds is None else self.now + seconds,
             resume={choice: tuple(ids[:longest]) for choice, ids in resumed.items() if resume and choice < params.n},
+            pictures=pictures,
         )
 
-    def bring(self, prompt, params, *, tenant, **options):
-        request = Request(f"r{self.serial}", prompt, params, tenant=tenant, **options)
+    def bring(self, prompt, params, *, tenant, pictures=(), media=(), **options):
+        if pictures and self.model.vision is not None:
+            prompt, media = with_pictures(prompt, pictures)
+        request = Request(f"r{self.serial}", prompt, params, tenant=tenant, media=media, **options)
+        self.executor.expect(request)
         waiting = [group for group in self.scheduler._lifecycle.groups.values() if group.admission is None]
         limit = self.config.max_num_queued_reqs
         assert self.scheduler.stats().waiting_reqs == len(waiting)
@@ -194,7 +251,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         request, output = stream.request, next(iter(stream.tokens.values()))
         prompt = (*request.prompt_token_ids, *output)[: MODEL.max_model_len - 1]
         params = SamplingParams(max_tokens=max_tokens)
-        self.bring(prompt, params, tenant=request.tenant, cache_salt=request.cache_salt)
+        media = tuple(item for item in request.media if item.end <= len(prompt))
+        self.bring(prompt, params, tenant=request.tenant, cache_salt=request.cache_salt, media=media)
 
     @rule(data=st.data(), whole=st.booleans(), silent=st.booleans())
     def cancel(self, data, whole, silent):
@@ -238,8 +296,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from([(30,), (3, 30), (6, 30)]),
         keep=st.integers(0, 2),
         tenant=st.sampled_from(["a", "b", ""]),
+        pictures=pictures,
     )
-    def crowd(self, count, choices, length, alike, priorities, max_tokens, keep, tenant):
+    def crowd(self, count, choices, length, alike, priorities, max_tokens, keep, tenant, pictures):
         """Several grow together, beyond what a small cache holds; ``alike``: they compute the same blocks."""
         for number in range(count):
             seed = 0 if alike else number
@@ -249,6 +308,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 SamplingParams(n=n, max_tokens=most, ignore_eos=True, seed=seed),
                 priority=priorities[number % len(priorities)],
                 tenant=tenant,
+                pictures=pictures if alike else pictures[number % 2 :],
             )
         self.overlap(keep, steps=20)
 

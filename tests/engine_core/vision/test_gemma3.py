@@ -17,6 +17,7 @@ from engine_core.errors import CheckpointError, EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View, VisionShape
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, random_view, save
+from tests.engine_core.vision.whole_models import Prompt, answers, assert_greedy, logits_of, prompt_of
 
 SIDE, TOKENS = 56, 16
 PREPROCESSOR = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7], "rescale_factor": 1 / 255}
@@ -32,11 +33,13 @@ VISION = {
 TEXT = {
     "hidden_size": 48,
     "intermediate_size": 80,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": 200,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 FIELDS = {"image_token_index": 199, "boi_token_index": 198, "eoi_token_index": 197, "mm_tokens_per_image": TOKENS}
 PICTURE = random_picture(PictureShape(TOKENS), SIDE, SIDE)
@@ -52,11 +55,14 @@ def directory(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) 
     return save(model, tmp_path_factory.mktemp("gemma3"), PREPROCESSOR)
 
 
-def expected(model: PreTrainedModel, picture: Picture) -> torch.Tensor:
+def pixels_of(picture: Picture) -> torch.Tensor:
     processor = Gemma3ImageProcessorPil(**PREPROCESSOR, size={"height": SIDE, "width": SIDE})
-    pixels = processor([image_of(picture.views[0])], return_tensors="pt")["pixel_values"]
+    return processor([image_of(picture.views[0])], return_tensors="pt")["pixel_values"]
+
+
+def expected(model: PreTrainedModel, picture: Picture) -> torch.Tensor:
     with torch.no_grad():
-        return model.get_image_features(pixels).pooler_output[0]
+        return model.get_image_features(pixels_of(picture)).pooler_output[0]
 
 
 def embeddings(directory: Path, picture: Picture, **options: Any) -> torch.Tensor:
@@ -175,3 +181,35 @@ def test_preprocessors_that_are_not_usable_are_refused(
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(changed))
     with pytest.raises(CheckpointError, match=next(iter(changed))):
         open_at(tmp_path, "dummy", dtype="float32")
+
+
+def whole_logits(model: PreTrainedModel, prompt: Prompt, tokens: list[int] | None = None) -> torch.Tensor:
+    ids = torch.tensor([prompt[0] + (tokens or [])])
+    pixels = torch.cat([pixels_of(picture) for picture, _ in prompt[1]])
+    with torch.no_grad():
+        return model(input_ids=ids, pixel_values=pixels, token_type_ids=(ids == 199).long()).logits[0]
+
+
+SECOND = random_picture(PictureShape(TOKENS), SIDE, SIDE, seed=1)
+PROMPT = prompt_of(5, [198], PICTURE, [197], 3, [198], SECOND, [197], 9, image_token=199)
+
+
+def test_logits_are_those_of_the_whole_model(model: PreTrainedModel, directory: Path) -> None:
+    """Pictures are seen both ways, also in layers with a window, which is shorter than a picture."""
+    assert_close(logits_of(directory, PROMPT), whole_logits(model, PROMPT))
+
+
+def test_an_engine_answers_as_transformers_does(model: PreTrainedModel, directory: Path) -> None:
+    """In steps that take a picture as a whole, but not a prompt, and beside other prompts."""
+    other = prompt_of(7, [198], SECOND, [197], 2, [198], PICTURE, [197], 4, image_token=199)
+    found = answers(directory, [PROMPT, other, PROMPT], max_num_batched_tokens=20)
+    assert found[0] == found[2]
+    for prompt, tokens in zip((PROMPT, other), found, strict=False):
+        assert_greedy(whole_logits(model, prompt, tokens), prompt, tokens)
+
+
+def test_logits_of_text_alone_are_those_of_the_whole_model(model: PreTrainedModel, directory: Path) -> None:
+    prompt = prompt_of(40, image_token=199)
+    with torch.no_grad():
+        whole = model(input_ids=torch.tensor([prompt[0]])).logits[0]
+    assert_close(logits_of(directory, prompt), whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine_core.errors import EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View, VisionShape
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, random_view, save
+from tests.engine_core.vision.whole_models import Prompt, answers, assert_greedy, logits_of, prompt_of
 
 PREPROCESSOR = {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70}
 SIZE = 12
@@ -44,6 +46,12 @@ TEXT = {
     "hidden_size_per_layer_input": 16,
 }
 FIELDS = {"image_token_id": 199, "boi_token_id": 198, "eoi_token_id": 197, "video_token_id": 196, "audio_token_id": 195}
+TEXT_OF_LAYERS = {
+    "num_hidden_layers": 4,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
+BOTH_WAYS = {"use_bidirectional_attention": "vision"}
 SIDES = [(1, 1), (7, 10), (10, 7), (1, 70), (3, 2)]
 """Rows and columns of tokens."""
 
@@ -73,9 +81,13 @@ def picture_of(rows: int, columns: int) -> Picture:
     return random_picture(PictureShape(rows * columns), rows * SIZE, columns * SIZE)
 
 
-def expected(model: PreTrainedModel, picture: Picture) -> torch.Tensor:
+def inputs_of(*pictures: Picture) -> Mapping[str, torch.Tensor]:
     processor = Gemma4ImageProcessorPil(**PREPROCESSOR, do_resize=False)
-    given = processor([image_of(picture.views[0])], return_tensors="pt")
+    return processor([image_of(picture.views[0]) for picture in pictures], return_tensors="pt")
+
+
+def expected(model: PreTrainedModel, picture: Picture) -> torch.Tensor:
+    given = inputs_of(picture)
     with torch.no_grad():
         found = model.model.get_image_features(given["pixel_values"], given["image_position_ids"]).pooler_output
     return found[0]
@@ -184,3 +196,37 @@ def test_only_sizes_that_transformers_accepts_are_accepted(directory: Path, tmp_
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR | {"max_soft_tokens": 71}))
     with pytest.raises(EngineError, match="max_soft_tokens=71"):
         open_at(tmp_path, "dummy", dtype="float32")
+
+
+PICTURES = picture_of(4, 5), picture_of(1, 3)
+PROMPT = prompt_of(5, [198], PICTURES[0], [197], 3, [198], PICTURES[1], [197], 9, image_token=199)
+
+
+def whole_logits(model: PreTrainedModel, prompt: Prompt, tokens: list[int] | None = None) -> torch.Tensor:
+    ids = torch.tensor([prompt[0] + (tokens or [])])
+    given = inputs_of(*(picture for picture, _ in prompt[1]))
+    with torch.no_grad():
+        return model(
+            input_ids=ids,
+            pixel_values=given["pixel_values"],
+            image_position_ids=given["image_position_ids"],
+            mm_token_type_ids=(ids == 199).long(),
+        ).logits[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param({"pad_token_id": 5}, marks=pytest.mark.models, id="causal, per-layer embeddings"),
+        pytest.param({**BOTH_WAYS, "hidden_size_per_layer_input": 0}, marks=pytest.mark.models, id="both ways"),
+        pytest.param({**BOTH_WAYS, "num_kv_shared_layers": 2, "pad_token_id": 5}, id="both ways, shared caches"),
+    ],
+)
+def test_an_engine_answers_as_transformers_does(text: dict[str, Any], tmp_path: Path) -> None:
+    """Pictures are seen both ways in layers with a window alone; of per-layer embeddings they have padding's."""
+    model = made(TEXT_OF_LAYERS | text)
+    directory = save(model, tmp_path, PREPROCESSOR)
+    assert_close(logits_of(directory, PROMPT), whole_logits(model, PROMPT))
+    prompts = PROMPT, prompt_of(60, [198], PICTURES[0], [197], 9, image_token=199)
+    for prompt, tokens in zip(prompts, answers(directory, prompts, max_num_batched_tokens=70), strict=True):
+        assert_greedy(whole_logits(model, prompt, tokens), prompt, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from engine_core.media import Picture, PictureShape, VisionShape
 from engine_core.vision.idefics3 import Idefics3Vision
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, save
+from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of, prompt_of
 
 TEXT = {
     "model_type": "llama",
@@ -50,13 +52,18 @@ def saved(model: PreTrainedModel, side: int, directory: Path) -> Path:
     return save(model, directory, {"max_image_size": {"longest_edge": side}, "image_mean": [0.5, 0.4, 0.3]})
 
 
-def expected(model: PreTrainedModel, picture: Picture) -> torch.Tensor:
-    side = picture.views[0].height
+def inputs_of(*tiles: Picture) -> Mapping[str, torch.Tensor]:
+    side = tiles[0].views[0].height
     processor = SmolVLMImageProcessorPil(
         size={"longest_edge": side}, max_image_size={"longest_edge": side}, image_mean=[0.5, 0.4, 0.3]
     )
-    given = processor([[image_of(picture.views[0])]], return_tensors="pt")
-    assert given["pixel_values"].shape == (1, 1, 3, side, side)
+    given = processor([[image_of(tile.views[0]) for tile in tiles]], return_tensors="pt")
+    assert given["pixel_values"].shape == (1, len(tiles), 3, side, side)
+    return given
+
+
+def expected(model: PreTrainedModel, picture: Picture) -> torch.Tensor:
+    given = inputs_of(picture)
     with torch.no_grad():
         found = model.model.get_image_features(given["pixel_values"], given["pixel_attention_mask"]).pooler_output
     return found[0].reshape(-1, found[0].shape[-1])
@@ -125,3 +132,20 @@ def test_configurations_that_are_not_usable_are_refused(changed: str, tmp_path: 
 )
 def test_names(name: str, own: str | None) -> None:
     assert Idefics3Vision.renamed(name) == own
+
+
+@pytest.mark.parametrize(("architecture", "side", "patch", "scale"), SIZES[1:])
+def test_an_engine_answers_as_transformers_does(
+    architecture: str, side: int, patch: int, scale: int, tmp_path: Path
+) -> None:
+    model = made(architecture, side, patch, scale)
+    directory = saved(model, side, tmp_path)
+    shape = PictureShape((side // patch // scale) ** 2)
+    tiles = [random_picture(shape, side, side, seed) for seed in range(3)]
+    prompt = prompt_of(4, tiles[0], [198, 197], tiles[1], 2, tiles[2], 7, image_token=199)
+    pixels = inputs_of(*tiles)["pixel_values"]
+    (tokens,) = answers(directory, [prompt], max_num_batched_tokens=16)
+    with torch.no_grad():
+        whole = model(input_ids=torch.tensor([prompt[0] + tokens]), pixel_values=pixels).logits[0]
+    assert_close(logits_of(directory, prompt), whole[: len(prompt[0])])
+    assert_greedy(whole, prompt, tokens)

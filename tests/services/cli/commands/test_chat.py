@@ -174,3 +174,24 @@ async def test_at_a_terminal_the_result_of_a_call_is_asked_for(scripted_processo
         terminal.type("Hi\n")
         await terminal.expect("Hello, world")
     assert said(scripted_processor.service.requests[1]) == [("user", "Hi")]
+
+
+async def test_pictures_go_with_the_next_message(scripted_processor, tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG")
+    result = await run(scripted_processor, f"/image {path}\nHi\n")
+    assert result.exit_code == 1
+    assert "Error: /image: the model takes no pictures" in result.stderr
+    scripted_processor.service.model.capabilities.append("media")
+    result = await run(scripted_processor, f"/image '{path}'\nHi\nAnd now?\n/image {path}\n/reset\nHo\n")
+    assert result.exit_code == 0
+    assert "[a.png, 0 KiB: goes with your next message]" in result.stderr
+    first, second, third = scripted_processor.service.requests
+    assert [part.text or part.media.data for part in first.chat.messages[0].content_parts] == [b"\x89PNG", "Hi"]
+    assert len(second.chat.messages[0].content_parts) == 2
+    assert said(second)[1:] == [("assistant", "Hello, world"), ("user", "And now?")]
+    assert said(third) == [("user", "Ho")]
+    for line in ("/image", f"/image {tmp_path / 'none.png'}"):
+        result = await run(scripted_processor, f"{line}\nHi\n")
+        assert result.exit_code == 1
+        assert "/image" in result.stderr

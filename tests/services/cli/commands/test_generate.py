@@ -309,3 +309,19 @@ async def test_the_parts_of_an_answer(scripted_processor, tmp_path):
     assert (document["content"], document["reasoning"]) == ("So: ", "Hm")
     assert document["tool_calls"][0] == {"id": "id-add", "name": "add", "arguments": '{"a": 1}'}
     assert document["usage"]["reasoning_tokens"] == 1
+
+
+async def test_pictures_are_a_chat(scripted_processor, tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG")
+    image = ("--image", str(path))
+    for arguments, expected in (
+        ((*image, "What is it?"), [b"\x89PNG", "What is it?"]),
+        ((*image, *image), [b"\x89PNG", b"\x89PNG"]),
+    ):
+        assert (await run(scripted_processor, *arguments)).exit_code == 0
+        request = scripted_processor.service.requests[-1]
+        assert [part.text or part.media.data for part in request.chat.messages[0].content_parts] == expected
+        assert "media" in request.requires
+    assert (await run(scripted_processor, "--image", str(tmp_path / "none.png"), "Hi")).exit_code == 2
+    assert (await run(scripted_processor, *image, "--token-ids", "1")).exit_code == 2

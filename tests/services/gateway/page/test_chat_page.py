@@ -229,8 +229,8 @@ class MadeUp:
 def made_up() -> Iterator[tuple[MadeUp, str]]:
     gateway = MadeUp()
     callers = Callers(AsyncClient("127.0.0.1:1"), "x-ringline-tenant")
-    load = Load(max_requests=100, max_connections_per_client=100, max_body_bytes=1 << 20)
-    app = Gateway(callers, load, GatewayMetrics(), max_body_bytes=1 << 20).application(gateway.endpoints, {})
+    load = Load(max_requests=100, max_connections_per_client=100, max_body_bytes=16 << 20)
+    app = Gateway(callers, load, GatewayMetrics(), max_body_bytes=16 << 20).application(gateway.endpoints, {})
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -386,3 +386,74 @@ def test_what_is_kept_and_is_no_chat_breaks_nothing(browser: Browser, made_up: t
         say(browser, "hello")
         browser.wait(FOOT, lambda foot: foot and browser.run(IDLE))
     assert browser.run("document.querySelector('.user .text').textContent") == HOSTILE
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PIXEL_URL = f"data:image/png;base64,{PIXEL}"
+GIVE = """((pixel, how, name, size, type) => {
+    const bytes = Uint8Array.from(atob(pixel), (one) => one.charCodeAt(0)), data = new DataTransfer();
+    const init = {dataTransfer: data, clipboardData: data, bubbles: true, cancelable: true};
+    data.items.add(new File([bytes, new Uint8Array(size)], name, {type}));
+    const files = document.querySelector("#files");
+    if (how === "choose") { files.files = data.files; files.dispatchEvent(new Event("change")); }
+    if (how === "paste") document.dispatchEvent(new ClipboardEvent("paste", init));
+    if (how === "drop") for (const name of ["dragover", "drop"]) document.dispatchEvent(new DragEvent(name, init));
+})"""
+THUMBNAILS = "[...document.querySelectorAll('#pictures img')].filter(one => one.naturalWidth === 1).map(one => one.alt)"
+SHOWN = "[...document.querySelectorAll('article.user img')].map(one => one.src)"
+PROBLEM = "document.querySelector('#pictureProblem').textContent"
+
+
+def give(browser: Browser, how: str, name: str, size: int = 0, kind: str = "image/png") -> None:
+    """A file to the page: chosen, pasted or dropped; a picture of one pixel, and as many bytes more."""
+    browser.run(f"{GIVE}(...{json.dumps([PIXEL, how, name, size, kind])})")
+
+
+def test_pictures_are_chosen_pasted_and_dropped(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
+    gateway, url = made_up
+    gateway.model["architecture"] = {"input_modalities": ["text", "image"]}
+    open_page(browser, url)
+    browser.wait("!document.querySelector('#attach').disabled")
+    for how in ("choose", "paste", "drop"):
+        give(browser, how, f"{how}.png")
+        browser.wait(THUMBNAILS, lambda names, how=how: names and names[-1] == f"{how}.png")
+    click(browser, "Remove paste.png")
+    assert browser.run(THUMBNAILS) == ["choose.png", "drop.png"]
+    give(browser, "drop", "a.pdf", kind="application/pdf")
+    browser.wait(PROBLEM, lambda text: text == "a.pdf is no PNG, JPEG, WebP, GIF, BMP or TIFF.")
+    give(browser, "paste", "large.png", 20 << 20)
+    browser.wait(PROBLEM, lambda text: text == "large.png has 20.0 MiB: at most 20 MiB can be sent.")
+    assert browser.run(THUMBNAILS) == ["choose.png", "drop.png"]
+
+    say(browser, "What is it?")
+    answers(browser, 1)
+    picture = {"type": "image_url", "image_url": {"url": PIXEL_URL}}
+    message = gateway.asked[-1]["messages"][0]  # type: ignore[index]
+    assert message == {"role": "user", "content": [picture, picture, {"type": "text", "text": "What is it?"}]}
+    assert browser.run(SHOWN) == [PIXEL_URL] * 2
+    assert browser.run(THUMBNAILS) == []
+    open_page(browser, url)
+    assert browser.run(SHOWN) == [PIXEL_URL] * 2, "they are kept with the chat"
+    say(browser, "And now?")
+    answers(browser, 2)
+    assert gateway.asked[-1]["messages"][0] == message  # type: ignore[index]
+
+    click(browser, "New chat")
+    give(browser, "choose", "big.png", 3 << 20)
+    browser.wait(THUMBNAILS, lambda names: names == ["big.png"])
+    click(browser, "Send")
+    answers(browser, 1)
+    assert len(gateway.asked[-1]["messages"][0]["content"][0]["image_url"]["url"]) > 4 << 20  # type: ignore[index]
+    open_page(browser, url)
+    browser.wait("document.querySelector('article.user').textContent", lambda text: "big.png (not kept)" in text)
+
+
+def test_a_model_that_takes_no_pictures_says_so(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
+    open_page(browser, made_up[1])
+    assert browser.run("[document.querySelector('#attach').disabled, document.querySelector('#attach').title]") == [
+        True,
+        "This model takes no pictures",
+    ]
+    give(browser, "paste", "a.png")
+    browser.wait(PROBLEM, lambda text: text == "This model takes no pictures.")
+    assert browser.run(THUMBNAILS) == []
