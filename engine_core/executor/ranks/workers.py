@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -186,10 +187,12 @@ class RankWorkers(Workers):
         self._monitor.expect_beats()
 
     def submit(self, plan: StepPlan) -> PendingResult:
-        message = pickle.dumps(Step(plan, self._results))
+        message = behind_first = pickle.dumps(Step(plan, self._results))
+        if plan.encoder is not None and self.config.parallel.pipeline_parallel_size > 1:
+            behind_first = pickle.dumps(Step(replace(plan, encoder=None), self._results))  # only the first encodes
         self._results = []
-        for rank in self._running():
-            self._send(rank, message)
+        for each in self._running():
+            self._send(each, behind_first if each.rank.pp else message)
         return PendingResult(lambda: self._take_reply(plan.step_id))
 
     def _take_reply(self, step_id: int) -> StepResult:

@@ -18,7 +18,7 @@ import structlog
 
 from services.common.process.run import DaemonThreadPool
 from services.processor.media.fair_queue import FairQueue
-from services.processor.media.process import PictureProcess, ProcessFailed
+from services.processor.media.process import PictureProcess, ProcessFailed, TooSlow
 from services.ring.errors import Code, Reason, Refused, invalid_field, retry_after_ms
 from services.ring.tenant_quota import TenantQuota
 from text_core.pictures.base import PictureError, PictureProcessor
@@ -129,7 +129,7 @@ class PicturePool:
 
         ``facts``: content of the model's ``FACTS_FILE``. ``mime``: declared type, such as image/png; empty if none is
         known. ``field``: names the picture in errors. Raises ``Refused``: INVALID_ARGUMENT if it cannot be used,
-        RESOURCE_EXHAUSTED while too much waits.
+        RESOURCE_EXHAUSTED while too much waits, or the machine is too busy.
         """
         model = self._model(facts)
         if len(data) > self._limits.max_bytes:
@@ -216,7 +216,7 @@ class PicturePool:
             done.add_done_callback(partial(self._finish, job, begun))
 
     def _work(self, worker: _Worker, job: _Job) -> PreparedPicture:
-        """In a thread. Raises ``PictureError``, ``ProcessFailed``."""
+        """In a thread. Raises ``PictureError``, ``TooSlow``, ``ProcessFailed``."""
         process = worker.process
         if process is not None and (process.pictures >= MAX_PICTURES or not process.is_alive):
             process.close()
@@ -259,6 +259,11 @@ class PicturePool:
                 log.warning("a picture ended its process", reason=str(error))
             error.__traceback__ = None
             return error
+        if isinstance(error, TooSlow):
+            log.warning("a picture could not be decoded in time", reason=str(error))
+            return Refused(
+                Code.RESOURCE_EXHAUSTED, f"{FIELD}: {error}; retry later", retry_after_ms=retry_after_ms(None)
+            )
         log.error("a process that decodes pictures failed", error=repr(error))
         text = "pictures cannot be decoded now: a process failed; see the processor's log, or retry later"
         return Refused(Code.UNAVAILABLE, text, retry_after_ms=retry_after_ms(None))

@@ -36,6 +36,10 @@ class ProcessFailed(Exception):
     """The process cannot do its work, whatever the picture."""
 
 
+class TooSlow(Exception):
+    """The machine has too much else to do: nothing in a picture makes its process wait."""
+
+
 class _Ended(Exception):
     """The process has ended, or takes too long."""
 
@@ -96,15 +100,20 @@ class PictureProcess:
         self._end()
 
     def prepare(self, facts: bytes, processor: PictureProcessor, data: bytes, mime: str) -> PreparedPicture:
-        """Decode a picture. Raises ``PictureError``, after which the process may have ended; ``ProcessFailed``."""
+        """Decode a picture. Raises ``PictureError`` and ``TooSlow``, after which the process may have ended;
+        ``ProcessFailed``.
+        """
         self.pictures += 1
         most = WALL_FACTOR * self._limits.max_seconds
         deadline = time.monotonic() + most
         try:
             return self._exchange(facts, processor, data, mime, deadline)
         except _Ended:
-            in_time = time.monotonic() < deadline
-            raise PictureError(self._reason(self._end(), in_time, most)) from None
+            is_late = time.monotonic() >= deadline
+            code = self._end()
+            if is_late and code != -signal.SIGPROF:
+                raise TooSlow(f"it could not be decoded within {most:g} s, because this machine is busy") from None
+            raise PictureError(self._reason(code)) from None
 
     def _exchange(
         self, facts: bytes, processor: PictureProcessor, data: bytes, mime: str, deadline: float
@@ -136,12 +145,10 @@ class PictureProcess:
         width, height = plan.size
         return PreparedView(width, height, self._read(width * height * CHANNELS, deadline))
 
-    def _reason(self, code: int, in_time: bool, most: float) -> str:
+    def _reason(self, code: int) -> str:
         """Why a picture ended the process, for its sender."""
         if code == -signal.SIGPROF:
             return f"it could not be decoded within {self._limits.max_seconds:g} s of computing; make it smaller"
-        if not in_time:
-            return f"it could not be decoded within {most:g} s; make it smaller, or try again later"
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"it could not be decoded: it ended the process that read it ({how}); check the file, or {CONVERT}"
 

@@ -19,6 +19,8 @@ from engine_core.models.vision_model import VisionModel
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.vision.deepseek_ocr_checkpoints import SIZES, write_deepseek_ocr
 from tests.engine_core.vision.pictures import random_picture
+from text_core.pictures.base import PictureFacts
+from text_core.pictures.registry import processor_of
 
 unlimited_ocr = pytest.importorskip("transformers.models.unlimited_ocr", reason="the reference is newer")
 GRIDS = [(0, 0), (1, 2), (2, 3), (6, 1)]
@@ -123,6 +125,16 @@ def test_the_largest_picture_bounds_tokens(model: LanguageModel) -> None:
         vision.check(example)
         assert example.shape.num_tokens <= max(tokens, 21)
     assert vision.example(10**6).shape.num_tokens == vision.shape.max_tokens
+
+
+@pytest.mark.parametrize("size", [(90, 70), (129, 40), (500, 500), (3000, 200), (200, 3000), (900, 640)])
+def test_what_the_processor_plans_is_taken(size: tuple[int, int], model: LanguageModel) -> None:
+    vision = vision_of(model)
+    facts = PictureFacts("DeepseekOCRForCausalLM", {}, SIZES, 1, vision.shape.max_tokens, {"<image>": 261})
+    (item,) = processor_of(facts).plan(*size).items
+    shape = PictureShape(item.num_tokens, item.rows, item.columns, item.token_rows, item.token_columns)
+    vision.check(random_picture(shape, [(view.size[1], view.size[0]) for view in item.views]))
+    assert (len(item.views) > 1) == (max(size) > SIZES["image_size"])
 
 
 def _changed(shape: PictureShape, sides: list[tuple[int, int]]) -> Picture:

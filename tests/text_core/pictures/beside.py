@@ -47,7 +47,7 @@ def both(
     architecture: str, preprocessor: Mapping[str, Any], reference: Any, size: tuple[int, int], **options: Any
 ) -> tuple[PictureProcessor, PreparedPicture, Any]:
     """Our processor and its picture, and what ``reference``, an image processor, makes of the same file."""
-    data = saved(noise(*size))
+    data = saved(noise(*size), compress_level=0)
     processor = processor_of(facts_of(architecture, preprocessor))
     expected = reference.preprocess(load_image_of(data), **UNCHANGED, **options)
     return processor, prepare(processor, data, "image/png"), expected

@@ -46,7 +46,7 @@ def test_views_of_the_first_version_are_as_in_its_own_code(size, most) -> None:
     """Its code pads by ``ImageOps.pad``; grid and count of tokens are those of transformers' Unlimited-OCR."""
     image = noise(*size)
     processor = processor_of(facts_of("DeepseekOCRForCausalLM", {"max_patches": most}))
-    prepared = prepare(processor, saved(image))
+    prepared = prepare(processor, saved(image, compress_level=0))
     whole, *parts = views(prepared)
     padded = ImageOps.pad(image, (1024, 1024), color=(127, 127, 127))
     assert np.array_equal(whole, np.moveaxis(np.asarray(padded), -1, 0))

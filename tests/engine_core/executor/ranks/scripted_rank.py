@@ -23,7 +23,7 @@ from engine_core.executor.ranks import local_main, loop
 from engine_core.executor.ranks.connection import RankReport, RankStart
 from engine_core.executor.ranks.local import LocalRank
 from engine_core.progress import StartupProgress
-from engine_core.step import StepPlan, StepResult
+from engine_core.step import EncoderPlan, StepPlan, StepResult
 
 Do = Callable[[], None]
 
@@ -39,6 +39,7 @@ class ScriptedWorker:
         self.rank = rank
         self.takes_one_step = rank.pp_size == 1
         self._seen: list[Any] = []
+        self._encoder: EncoderPlan | None = None
         self._in_step: tuple[Any, ...] | None = None
 
     def echo(self, *arguments: Any) -> tuple[Any, ...]:
@@ -46,6 +47,10 @@ class ScriptedWorker:
 
     def seen(self) -> list[Any]:
         return self._seen
+
+    def encoder(self) -> EncoderPlan | None:
+        """What the last plan does with pictures."""
+        return self._encoder
 
     def do(self, number: int, what: str, argument: Any) -> None:
         """On one rank: raise an error, exit with a code, write a line and exit, stop, or sleep for seconds."""
@@ -81,6 +86,7 @@ class ScriptedWorker:
         if what is not None:
             self.do(*what)
         self._seen.append(plan.step_id)
+        self._encoder = plan.encoder
         token_ids = np.array([plan.step_id, self.rank.number])
         return SimpleNamespace(result=lambda: StepResult(plan.step_id, [token_ids.tolist()]), sampled=token_ids)
 

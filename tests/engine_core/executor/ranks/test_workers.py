@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from engine_core.executor.ranks.connection import portable
 from engine_core.executor.ranks.identity import require_equal
 from engine_core.executor.ranks.local import LocalLauncher
 from engine_core.executor.ranks.workers import RankWorkers
+from engine_core.media import Picture, PictureShape, View
 from engine_core.progress import StartupProgress
 from engine_core.startup import start_engine
-from engine_core.step import StepPlan
+from engine_core.step import EncoderPlan, StepPlan
 from tests.processes import alive
 
 from .scripted_rank import scripted
@@ -108,6 +110,14 @@ def test_the_rank_that_samples_answers_and_others_hear_with_the_next_plan() -> N
         follower, also, sampler = executor.collective_rpc("seen")
         assert sampler == [0, 1, 2, 3, 4]
         assert follower == also == [0, 1, 2, (0, [0, 2]), (1, [1, 2]), (2, [2, 2]), 3, (3, [3, 2]), 4]
+
+
+def test_pictures_go_to_all_ranks_of_the_first_stage_alone() -> None:
+    picture = Picture.of(PictureShape(4, token_rows=2, token_columns=2), [View(28, 56, bytes(28 * 56 * 3))])
+    encoder = EncoderPlan([b"forgotten"], [(picture.digest, picture)])
+    with scripted(tp=2, pp=2) as executor:
+        executor.submit(replace(plan(0), encoder=encoder)).result()
+        assert executor.collective_rpc("encoder") == [encoder, encoder, None, None]
 
 
 @pytest.mark.parametrize("error", [ConfigError("dtype", "x", "y"), CheckpointError("damaged"), ValueError("what")])

@@ -243,7 +243,7 @@ async def send(count: int, seed: int, limits: PictureLimits, processes: int = 1)
             except Refused as refused:
                 status = refused.status
                 report.outcomes[status.code.name] += 1
-                if status.code is not Code.INVALID_ARGUMENT:
+                if status.code not in (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED):
                     report.unexpected.append(f"{picture.name}: {status.message}")
                 if "ended the process" in status.message or "could not be decoded within" in status.message:
                     report.crashes[status.message[-160:]] += 1
