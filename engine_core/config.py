@@ -389,6 +389,13 @@ def encoder_step_tokens(scheduler: SchedulerConfig, vision: VisionShape) -> int:
     return max(scheduler.max_num_batched_tokens, vision.max_tokens)
 
 
+def require_step_for_pictures(scheduler: SchedulerConfig, vision: VisionShape) -> None:
+    """Raise ``ConfigError`` if a picture must be computed in one step, and the largest would never fit into one."""
+    if vision.attends_both_ways and scheduler.max_num_batched_tokens < vision.max_tokens:
+        accepted = f"at least {vision.max_tokens}, the tokens of this model's largest picture, which one step computes"
+        raise ConfigError("max_num_batched_tokens", scheduler.max_num_batched_tokens, accepted)
+
+
 def encoder_cache_tokens(cache: CacheConfig, scheduler: SchedulerConfig, vision: VisionShape) -> int:
     """Tokens of pictures whose embeddings are kept. Raises ``ConfigError``."""
     asked = cache.encoder_cache_tokens

@@ -411,6 +411,8 @@ class LLM:
         request = Request(f"offline-{next(self._request_ids)}", token_ids, for_engine, media=prompt.media)
         try:
             validate_request(request, self.model, self._engine.executor.grammar_support)
+            for item in prompt.media:
+                self._engine.executor.check_picture(item.picture)
         except InvalidRequestError as error:
             where = f"{place}: {error.field}" if error.field in _PARAMS else prompt.place
             raise InvalidRequestError(where, error.problem) from None

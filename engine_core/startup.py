@@ -154,10 +154,9 @@ class Startup:
         with self._progress.stage("configuration") as stage:
             checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             spec = checkpoint.spec
-            text_of = "" if checkpoint.text_of is None else f"the text of {checkpoint.text_of} alone: "
             stage.detail = (
-                f"{text_of}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
-                f"{spec.max_model_len}"
+                f"{_parts_served(checkpoint)}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, "
+                f"max_model_len {spec.max_model_len}"
             )
             if spec.default_sampling:
                 chosen = ", ".join(f"{name} {value:g}" for name, value in sorted(spec.default_sampling.items()))
@@ -289,19 +288,26 @@ class Startup:
             is_stable = all(each.is_bitwise_stable for each in ready)
             details = (
                 self._by_rank([each.made for each in ready]),
-                self._of_largest_step(largest),
+                self._of_largest_step(largest, max(each.encoding_seconds for each in ready), spec),
                 _STABLE if is_stable else _UNSTABLE % (advice and f" ({advice})"),
                 self._by_rank([each.memory_left for each in ready]),
             )
             stage.detail = "; ".join(filter(None, details))
             return is_stable, largest
 
-    def _of_largest_step(self, seconds: float) -> str:
-        """How long it takes, for a person; where streams would stall, also which option shortens it."""
+    def _of_largest_step(self, seconds: float, encoding: float, spec: ModelSpec) -> str:
+        """How long it takes, for a person; where streams would stall, also which option shortens it.
+
+        ``encoding``: how much of the ``seconds`` pictures take.
+        """
         tokens = self._config.scheduler.max_num_batched_tokens
         text = f"the largest step, of {tokens} tokens of long prompts, takes about {float(f'{seconds:.1g}'):g} s"
+        if is_mostly_pictures := encoding > seconds / 2:
+            text += f", {float(f'{encoding:.1g}'):g} s of it to encode pictures"
         if seconds < _LONG_STEP:
             return text
+        if is_mostly_pictures and spec.vision is not None and spec.vision.shrinks:
+            return f"{text}; a lower --max-picture-tokens, now {spec.vision.max_tokens}, bounds what streams wait"
         return f"{text}, one without prompts far less; a lower --max-num-batched-tokens bounds what streams wait"
 
     def _require_numbers(self, spec: ModelSpec) -> None:
@@ -348,6 +354,15 @@ class _Loaded:
     numerics: str
     grammars: GrammarCompiler | str
     """As in ``StartedModel``."""
+
+
+def _parts_served(checkpoint: Checkpoint) -> str:
+    """What is served of a multimodal model, to begin a description of its text model; empty for another."""
+    if checkpoint.text_of is None:
+        return ""
+    if (vision := checkpoint.spec.vision) is None:
+        return f"the text of {checkpoint.text_of} alone: "
+    return f"text and pictures, up to {vision.max_tokens} tokens each, of {checkpoint.text_of}: "
 
 
 def _text_alone(checkpoint: Checkpoint) -> str:

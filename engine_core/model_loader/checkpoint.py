@@ -343,7 +343,11 @@ def _vision_of(path: Path, architecture: str | None, options: ModelConfig, load:
             return None
     preprocessor = {**_preprocessor(path), **overrides}
     is_quantized = not types <= set(_DTYPES.values())
-    return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor), is_quantized)
+    try:
+        shape = model.read_shape(config, preprocessor)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / 'config.json'}: its vision model is not usable: {_reason(error)}") from error
+    return VisionChoice(model, config, preprocessor, shape, is_quantized)
 
 
 def _whole_config(path: Path, architecture: str | None) -> PretrainedConfig:

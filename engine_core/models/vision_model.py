@@ -33,6 +33,12 @@ class Encoded:
     def nbytes(self) -> int:
         return self.embeddings.nbytes + (0 if self.deepstack is None else self.deepstack.nbytes)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether it has neither a NaN nor an infinity."""
+        tensors = (self.embeddings,) if self.deepstack is None else (self.embeddings, self.deepstack)
+        return all(bool(each.isfinite().all()) for each in tensors)
+
 
 class VisionModel(ABC):
     """Made of parts of the same factory as the language model, so that its weights are loaded, counted and hashed with

@@ -29,8 +29,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from engine_core.config import CacheConfig, ModelSpec, SchedulerConfig, encoder_cache_tokens, encoder_step_tokens
-from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
+from engine_core.config import (
+    CacheConfig,
+    ModelSpec,
+    SchedulerConfig,
+    encoder_cache_tokens,
+    encoder_step_tokens,
+    require_step_for_pictures,
+)
+from engine_core.errors import ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
 from engine_core.kv_cache.manager import KVCacheManager, Prefix
 from engine_core.kv_cache.state_slots import StateUse
 from engine_core.kv_cache_interface import SPARE_SLOTS, KVCacheConfig, blocks_of_longest
@@ -498,10 +505,8 @@ def _encoder_of(
 def _check_limits(config: SchedulerConfig, kv_cache: KVCacheConfig, model: ModelSpec) -> None:
     budget, longest = config.max_num_batched_tokens, model.max_model_len
     config.require_step_for(longest)
-    vision = model.vision
-    if vision is not None and vision.attends_both_ways and budget < vision.max_tokens:
-        accepted = f"at least {vision.max_tokens}, the tokens of this model's largest picture, which one step computes"
-        raise ConfigError("max_num_batched_tokens", budget, accepted)
+    if model.vision is not None:
+        require_step_for_pictures(config, model.vision)
     needed = blocks_of_longest(kv_cache.groups, longest, budget, kv_cache.block_size)
     if kv_cache.num_blocks < needed:
         raise OutOfMemoryError(

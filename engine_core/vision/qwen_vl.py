@@ -175,6 +175,9 @@ def _check_sizes(vision: PretrainedConfig, width: str) -> None:
             f"vision_config: {inner} features are not divisible into {vision.num_heads} heads whose size is a multiple "
             "of 4"
         )
+    window, least = getattr(vision, "window_size", None), _side(vision)
+    if hasattr(vision, "window_size") and (type(window) is not int or not least <= window <= _MOST):
+        raise CheckpointError(f"vision_config: window_size={window!r} is not usable: expected {least} to {_MOST}")
     if vision.in_channels != CHANNELS:
         raise CheckpointError(f"vision_config: in_channels={vision.in_channels}: expected {CHANNELS}")
 

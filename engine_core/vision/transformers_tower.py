@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from transformers.activations import QuickGELUActivation
 
 from engine_core.activation import Activation
-from engine_core.errors import UnsupportedModelError
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.fallback.assembly import parameters_without_memory
@@ -37,9 +37,16 @@ Renames = Callable[[str], str]
 
 
 def build_module(make: Callable[[], nn.Module], parts: PartFactory) -> nn.Module:
-    """What ``make`` makes: parameters on the meta device in the model's type, computed buffers on its device."""
-    with parameters_without_memory(parts.dtype), torch.device(parts.device):
-        module = make()
+    """What ``make`` makes: parameters on the meta device in the model's type, computed buffers on its device.
+
+    Raises ``CheckpointError`` if transformers cannot make it.
+    """
+    try:
+        with parameters_without_memory(parts.dtype), torch.device(parts.device):
+            module = make()
+    except Exception as error:  # whatever a class raises that a configuration's values do not fit
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise CheckpointError(f"vision_config: no tower can be made of it: {reason}") from error
     return module.train(False)
 
 

@@ -12,7 +12,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.config import EngineConfig, RequestMemory, encoder_cache_tokens, encoder_step_tokens
+from engine_core.config import (
+    EngineConfig,
+    RequestMemory,
+    encoder_cache_tokens,
+    encoder_step_tokens,
+    require_step_for_pictures,
+)
 from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
@@ -102,6 +108,8 @@ class ReadyReport:
     made: str
     """Preparations for which steps would otherwise have waited, for a person."""
     largest_step_seconds: float
+    encoding_seconds: float
+    """Of these, what the pictures take that a step may encode."""
     is_bitwise_stable: bool
     is_sound: bool
     """Whether logits were numbers; unknown, and True, if another rank samples."""
@@ -110,10 +118,13 @@ class ReadyReport:
 
 
 def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
-    """The limits of a batch. Raises ``ConfigError`` if the model's longest prompt could never be computed."""
+    """The limits of a batch. Raises ``ConfigError`` if the model's longest prompt, or its largest picture, could never
+    be computed.
+    """
     scheduler, longest = config.scheduler, checkpoint.spec.max_model_len
     scheduler.require_step_for(longest)
-    vision = checkpoint.spec.vision
+    if (vision := checkpoint.spec.vision) is not None:
+        require_step_for_pictures(scheduler, vision)
     return BatchLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
@@ -313,7 +324,7 @@ class Worker:
         for plan in steps:
             is_sound &= self._compute(plan)
         self._runner.batch.update(release)
-        encoding_seconds = self._warm_up_pictures()
+        encoding_seconds, is_tower_sound = self._warm_up_pictures()
         device, model, limits = self.device, self.model, self.limits
         made = device.prepare(self._runner, self._new_batch, self._caches)
         spec = model.kv_cache_spec(limits.block_size)
@@ -330,19 +341,21 @@ class Worker:
             (device.largest_step_seconds or seconds_per_token * limits.max_num_batched_tokens)
             + attention
             + encoding_seconds,
+            encoding_seconds,
             is_stable,
-            is_sound,
+            is_sound and is_tower_sound,
             device.memory_left(self._config.cache, kv_cache_config),
         )
 
-    def _warm_up_pictures(self) -> float:
-        """Compute a prompt with a picture, if any fits; the seconds that a step may take to encode pictures.
+    def _warm_up_pictures(self) -> tuple[float, bool]:
+        """Compute a prompt with a picture, if any fits. Returns the seconds that a step may take to encode pictures,
+        and whether the picture's embeddings are numbers.
 
         With several stages nothing but the picture is computed: only the first stage can make one up.
         """
         vision, runner = self.model.vision, self._current_runner()
         if vision is None:
-            return 0.0
+            return 0.0, True
         encoding = self.device.encoding or measure_encoding(vision)
         steps = picture_warm_up(self.limits, encoding.picture, self.model.vocab_size)
         if steps is not None and self.rank.pp_size == 1:
@@ -351,11 +364,14 @@ class Worker:
             runner.batch.update(release)
             runner.encoder_cache.update(EncoderPlan([encoding.picture.digest], []))
         self.device.encoding = None  # frees the embeddings
-        return encoding.step_seconds(self.limits)
+        return encoding.step_seconds(self.limits), encoding.encoded.is_finite
 
     @_on_device
     def first_unsound_part(self) -> str | None:
         """As in ``worker.unsound_part``, after a warm-up that was unsound on one of the ranks."""
+        vision = self.model.vision
+        if vision is not None and not measure_encoding(vision).encoded.is_finite:
+            return "what encodes pictures"
         return first_unsound_part(self.model, self.device.attention, self.limits, self.device.torch_device)
 
     @_on_device

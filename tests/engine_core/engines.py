@@ -21,14 +21,16 @@ BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4
 
 
 @contextmanager
-def started(model: Path, drafter: ScriptedDrafter | None = None, **options: object) -> Iterator[StartedEngine]:
+def started(
+    model: Path, drafter: ScriptedDrafter | None = None, said: StageDetails | None = None, **options: object
+) -> Iterator[StartedEngine]:
     """An engine that is closed at the end; its cache is of 8 MiB unless ``options`` say otherwise.
 
-    With a ``drafter`` its executor is a ``DraftingExecutor``.
+    With a ``drafter`` its executor is a ``DraftingExecutor``. ``said`` remembers what the start said.
     """
     options = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20, **options}
     config = configure(model=str(model), **options)
-    engine = start_engine(config, StartupProgress())
+    engine = start_engine(config, StartupProgress(*filter(None, [said])))
     if drafter is not None:
         executor = DraftingExecutor(engine.executor, drafter)
         engine = replace(engine, core=EngineCore(config, executor), executor=executor)

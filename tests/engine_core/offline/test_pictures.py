@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from PIL import Image
@@ -168,6 +169,9 @@ def test_what_a_model_refuses_is_named(llm: LLM) -> None:
     ):
         with pytest.raises(InvalidRequestError, match=text):
             llm.chat(messages, GREEDY)
+    refused = patch.object(llm._engine.executor, "check_picture", side_effect=InvalidRequestError("media", "is odd"))
+    with refused, pytest.raises(InvalidRequestError, match=r"^messages: is odd"):
+        llm.chat(chat(image(PICTURE)), GREEDY)
     with pytest.raises(InvalidRequestError, match="the chat template shows 0 of 1 pictures"):
         llm.generate({"prompt": "a", "multi_modal_data": {"image": PICTURE}}, GREEDY)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="is a picture; LLM"):

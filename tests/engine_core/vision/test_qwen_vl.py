@@ -17,6 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View
+from engine_core.model_loader.loader import vision_outline
 from engine_core.models.vision_model import VisionModel
 from engine_core.vision.qwen_vl import QwenVL
 from engine_core.vision.registry import VISION_MODELS
@@ -217,6 +218,25 @@ def test_towers_that_cannot_be_made_are_refused(change: dict[str, Any], message:
     (directory / "config.json").write_text(json.dumps(fields))
     with pytest.raises(CheckpointError, match=message):
         open_at(directory)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "part", "change", "message"),
+    [
+        ("qwen3_vl", "vision_config", {"hidden_act": "unheard"}, "no tower can be made of it: KeyError: 'unheard'"),
+        ("qwen2_5_vl", "vision_config", {"window_size": 4}, "window_size=4 is not usable: expected 8 to"),
+        ("qwen2_5_vl", "text_config", {"rope_parameters": {"rope_type": "default"}}, "mrope_section=None"),
+    ],
+)
+def test_values_that_fit_no_tower_are_refused(
+    model_type: str, part: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    directory = save(make(model_type), tmp_path)
+    fields = json.loads((directory / "config.json").read_text())
+    fields[part] |= change
+    (directory / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=message):
+        vision_outline(open_at(directory))
 
 
 @pytest.mark.parametrize("change", [{"size": {"longest_edge": "a"}}, {"max_pixels": 0}, {"patch_size": 5}])

@@ -10,7 +10,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from engine_core.media import VisionShape
+from engine_core.errors import CheckpointError
+from engine_core.media import Picture, VisionShape
 from engine_core.models.vision_model import Encoded
 from engine_core.platforms.cpu import CpuPlatform
 from engine_core.platforms.kv_cache_size import MemoryProfile
@@ -18,7 +19,7 @@ from engine_core.worker.encoding_profile import EncodingProfile
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_encoding_stable
 from engine_core.worker.worker import Worker
-from tests.engine_core.engines import started
+from tests.engine_core.engines import StageDetails, started
 from tests.engine_core.pictures import MOST_TOKENS, TinyVision, make_multimodal, picture, seeing
 
 LIMITS = BatchLimits(4, 512, 1024, 16, encoder_step_tokens=6000, encoder_cache_tokens=9000)
@@ -43,7 +44,7 @@ def test_a_larger_picture_takes_as_much_more_memory_and_its_square_of_time() -> 
 
 
 def test_a_start_counts_embeddings_and_encodes_a_picture_in_a_step(directory: Path) -> None:
-    profiles, seconds = list[MemoryProfile](), list[float]()
+    profiles, seconds, said = list[MemoryProfile](), list[float](), StageDetails()
     profile, warm_up = CpuPlatform.profile, Worker.warm_up
 
     def noted(self: CpuPlatform, *arguments: object) -> MemoryProfile:
@@ -70,24 +71,41 @@ def test_a_start_counts_embeddings_and_encodes_a_picture_in_a_step(directory: Pa
     with (
         patch.object(CpuPlatform, "profile", noted),
         patch.object(Worker, "warm_up", warmed),
-        started(directory, encoder_cache_tokens=70, **options),
+        started(directory, said=said, encoder_cache_tokens=70, **options),
     ):
         pass
     assert [each.encoder_cache for each in profiles] == [70 * (1 + 2) * 64 * 4]
     assert "embeddings of pictures 52.5 KiB (--encoder-cache-tokens)" in profiles[0].describe(0.9)
     assert replace(profiles[0], encoder_cache=0).left(0.9) - profiles[0].left(0.9) == profiles[0].encoder_cache
     assert seconds[0] > 1000.0 * 48 / MOST_TOKENS
+    bound = "takes about 2000 s, 2000 s of it to encode pictures; a lower --max-num-batched-tokens bounds"
+    assert bound in said.details["warm up"].replace(", one without prompts far less", "")
 
 
 def test_without_a_profile_a_picture_is_measured_too(directory: Path) -> None:
-    encode, calls = TinyVision.encode, list[object]()
+    encode, calls, said = TinyVision.encode, list[object](), StageDetails()
 
     def noted(self: TinyVision, each: object) -> Encoded:
         calls.append(each)
         return encode(self, each)  # type: ignore[arg-type]
 
-    with patch.object(TinyVision, "encode", noted), started(directory):
+    with patch.object(TinyVision, "encode", noted), started(directory, said=said):
         assert len(calls) == 4
+    served = f"text and pictures, up to {MOST_TOKENS} tokens each, of Qwen3VLForConditionalGeneration: Qwen3"
+    assert said.details["configuration"].startswith(served)
+
+
+def test_a_start_is_refused_if_pictures_give_no_numbers(directory: Path) -> None:
+    def overflowing(self: TinyVision, each: Picture) -> Encoded:
+        return Encoded(torch.full((each.shape.num_tokens, 64), torch.inf))
+
+    refused = "NaN for its very first tokens, which begins in what encodes pictures: .*--dtype float32"
+    with (
+        patch.object(TinyVision, "encode", overflowing),
+        pytest.raises(CheckpointError, match=refused),
+        started(directory),
+    ):
+        pass
 
 
 def test_a_tower_whose_bits_depend_on_threads_is_found(directory: Path) -> None:
