@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,7 @@ DEEP: dict[str, object] = {"num_hidden_layers": 6, "layer_types": ["full_attenti
 @pytest.mark.parametrize("architecture", ["Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration"])
 def test_only_the_first_stage_encodes(architecture: str, tmp_path: Path) -> None:
     make_multimodal(architecture, tmp_path, **DEEP)
-    options = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 32}
     with seeing():
         with started(tmp_path, num_threads=1, **options) as engine:
             expected = run(engine.core, REQUESTS)

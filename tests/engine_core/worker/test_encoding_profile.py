@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -67,7 +68,12 @@ def test_a_start_counts_embeddings_and_encodes_a_picture_in_a_step(directory: Pa
         seconds.append(report.largest_step_seconds)
         return report
 
-    options = {"kv_cache_memory_bytes": None, "max_model_len": 64, "max_num_batched_tokens": 48, "max_num_seqs": 2}
+    options: dict[str, Any] = {
+        "kv_cache_memory_bytes": None,
+        "max_model_len": 64,
+        "max_num_batched_tokens": 48,
+        "max_num_seqs": 2,
+    }
     with (
         patch.object(CpuPlatform, "profile", noted),
         patch.object(Worker, "warm_up", warmed),
