@@ -18,7 +18,7 @@ from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.request import Request, SamplingParams
 from engine_core.startup import start_executor
-from tests.engine_core.distributed.matrix import Ranks, engine_of
+from engine_core.worker.worker import batch_limits
 from tests.engine_core.engines import Outcome, started
 from tests.engine_core.executor.threaded_workers import ThreadedWorkers
 from tests.engine_core.pictures import make_multimodal, picture, prompt, seeing
@@ -123,20 +123,17 @@ def test_only_the_first_stage_encodes(architecture: str, tmp_path: Path) -> None
             assert run(core, REQUESTS) == expected
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("ranks", [Ranks(2, 1), Ranks(1, 2), Ranks(2, 2)], ids=str)
-@pytest.mark.parametrize("architecture", ["Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration"])
-def test_ranks_in_processes_answer_as_one(architecture: str, ranks: Ranks, tmp_path: Path) -> None:
-    make_multimodal(architecture, tmp_path, **DEEP)
-    with seeing():
-        with engine_of(tmp_path, "float32", None) as engine:
-            expected = run(engine.core, REQUESTS)
-        with engine_of(tmp_path, "float32", ranks) as engine:
-            assert run(engine.core, REQUESTS) == expected
-
-
 def test_features_of_pictures_need_their_layers_in_the_first_stage(tmp_path: Path) -> None:
     make_multimodal("Qwen3VLForConditionalGeneration", tmp_path)
     refusal = "^pipeline_parallel_size=3 is not usable: expected fewer stages, as features of pictures are added behind"
     with seeing(), pytest.raises(ConfigError, match=refusal):
         open_checkpoint(ModelConfig(model=str(tmp_path)), LoadConfig(), ParallelConfig(pipeline_parallel_size=3))
+
+
+def test_a_step_too_small_for_a_picture_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    make_multimodal("Gemma3ForConditionalGeneration", tmp_path)
+    config = configure(model=str(tmp_path), max_num_batched_tokens=16)
+    with seeing():
+        checkpoint = open_checkpoint(config.model, config.load)
+        with pytest.raises(ConfigError, match=r"^max_num_batched_tokens=16 .* at least 24, the tokens of this model's"):
+            batch_limits(config, checkpoint)

@@ -12,6 +12,7 @@ import torch
 from engine_core.media import MediaItem, Picture
 from engine_core.request import Request, SamplingParams
 from engine_core.startup import StartedEngine
+from tests.engine_core.distributed.matrix import Ranks, engine_of
 from tests.engine_core.engines import Outcome, started
 from tests.engine_core.models.greedy import NEAR
 from tests.engine_core.models.tiny_models import compute_token_by_token
@@ -98,3 +99,13 @@ def test_tokens_are_those_of_transformers(made: tuple[Any, Path]) -> None:
         decisive.append(best[:, 0] - best[:, 1] >= NEAR)
     assert torch.cat(decisive).float().mean() > 0.9
     assert found["again"] != found["other"], "pictures that differ change nothing"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("ranks", [Ranks(2, 1), Ranks(1, 2), Ranks(2, 2)], ids=str)
+def test_ranks_in_processes_answer_as_one(ranks: Ranks, tmp_path: Path) -> None:
+    directory, short = save(make("qwen3_vl"), tmp_path), ("two", "text", "first", "again", "other")
+    with engine_of(directory, "float32", None) as engine:
+        expected = generated(engine, short)
+    with engine_of(directory, "float32", ranks) as engine:
+        assert generated(engine, short) == expected
