@@ -28,7 +28,7 @@ from tests.services.test_engine_attach import Backend
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{{ '<image>' if part.type == 'image' else part.text }}\n{% endfor %}{% endif %}{% endfor %}"
+    "{{ '<image>' if part.type == 'image' else part.text }}\n{% endfor %}{% endif %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{{ note }}"
 )
 MEDIA_MEMORY = 16 << 20
 PLACEHOLDER = "<image>"
@@ -231,6 +231,29 @@ def test_what_is_wrong_with_a_picture_is_said_of_its_part(stub: Any, change: dic
     status = refused(stub.Generate(request))
     assert status.code is Code.INVALID_ARGUMENT
     assert (status.field or "").endswith(field), status
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tools": [{"name": "f", "description": PLACEHOLDER}]}, "chat.tools[0].description"),
+        ({"template_args_json": f'{{"note": "{PLACEHOLDER}"}}'}, "chat.template_args_json"),
+    ],
+)
+def test_the_field_that_shows_a_picture_too_many_is_named(stub: Any, change: dict[str, Any], field: str) -> None:
+    request = asked(png(1), "What is it?")
+    request.chat.MergeFrom(pb.Chat(**change))
+    status = refused(stub.Generate(request))
+    assert (status.code, status.field) == (Code.INVALID_ARGUMENT, field)
+
+
+def test_pictures_that_no_engine_can_hold_together_are_refused(stub: Any) -> None:
+    """Each takes half a megabyte as pixels: 33 of them fit."""
+    pictures = [png(seed, 300, 200) for seed in range(36)]
+    status = refused(stub.Generate(asked(*pictures)))
+    assert status.code is Code.INVALID_ARGUMENT
+    assert status.field == "chat.messages[0].content_parts[33].media"
+    assert f"at most {MEDIA_MEMORY} " in status.message
 
 
 def test_a_prompt_with_pictures_is_not_cut(stub: Any) -> None:
