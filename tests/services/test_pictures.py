@@ -28,7 +28,8 @@ from tests.services.test_engine_attach import Backend
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{{ '<image>' if part.type == 'image' else part.text }}\n{% endfor %}{% endif %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{{ note }}"
+    "{{ '<image>' if part.type == 'image' else part.text }}\n{% endfor %}{% endif %}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{{ note }}"
 )
 MEDIA_MEMORY = 16 << 20
 PLACEHOLDER = "<image>"
