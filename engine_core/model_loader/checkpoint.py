@@ -73,6 +73,8 @@ class VisionChoice:
     the options say instead."""
     shape: VisionShape
     """Resolved against the options."""
+    is_quantized: bool
+    """Whether any of its stored tensors is, which the files tell better than the configuration's patterns of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     choice = choose_model(architecture, raw, config.model_impl)
     if pools_hidden_states(path):
         raise not_supported(architecture, "it is a model for embeddings (modules.json), which generates no text")
-    stored = _stored_quantization(path, raw, text_of, choice, config, load)
+    stored = _stored_quantization(path, raw, text_of, vision, choice, config, load)
     hf_config = _hf_config(path, raw, choice, as_published=raw is published)
     architecture_config = _read_config(hf_config, choice)
     if vision is not None:
@@ -213,17 +215,21 @@ def _stored_quantization(
     path: Path,
     raw: Mapping[str, Any],
     text_of: str | None,
+    vision: VisionChoice | None,
     choice: ModelChoice,
     config: ModelConfig,
     load: LoadConfig,
 ) -> QuantizationConfig | None:
     """The quantization of the stored weights. Raises ``UnsupportedModelError`` where the options do not go with it."""
-    stored = stored_quantization(
-        path,
-        raw,
-        config.quantization,
-        lambda: {choice.model.renamed(name): tensor for name, tensor in _tensors(path, text_of, load).items()},
-    )
+
+    def tensors() -> dict[str, StoredTensor]:
+        found = {choice.model.renamed(name): tensor for name, tensor in _tensors(path, text_of, load).items()}
+        if vision is not None and vision.is_quantized:
+            of_all = ((vision.model.renamed(name), tensor) for name, tensor in _tensors(path, None, load).items())
+            found |= {name: tensor for name, tensor in of_all if name is not None}
+        return found
+
+    stored = stored_quantization(path, raw, config.quantization, tensors)
     if stored is not None and choice.impl != RINGLINE and not is_gguf(path):
         raise UnsupportedModelError(
             f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
@@ -329,17 +335,15 @@ def _vision_of(path: Path, architecture: str | None, options: ModelConfig, load:
     config = _whole_config(path, architecture)
     if config.model_type != model.model_type or getattr(config, "vision_config", True) is None:
         return None
-    if not _has_vision(path, model, load):  # a text model by itself that keeps the class of the whole
-        return None
+    types: set[torch.dtype | None] = set()
+    if load.load_format != "dummy" and has_tensors(path, load.load_format):
+        found = find_tensors(path, load.load_format)
+        types = {tensor.dtype for name, tensor in found.items() if model.renamed(name) is not None}
+        if not types:  # a text model by itself that keeps the class of the whole
+            return None
     preprocessor = {**_preprocessor(path), **overrides}
-    return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor))
-
-
-def _has_vision(path: Path, model: type[VisionModel], load: LoadConfig) -> bool:
-    """Whether the files have any tensor of the vision model; true where tensors are made up."""
-    if load.load_format == "dummy" or not has_tensors(path, load.load_format):
-        return True
-    return any(model.renamed(name) is not None for name in find_tensors(path, load.load_format))
+    is_quantized = not types <= set(_DTYPES.values())
+    return VisionChoice(model, config, preprocessor, model.read_shape(config, preprocessor), is_quantized)
 
 
 def _whole_config(path: Path, architecture: str | None) -> PretrainedConfig:

@@ -48,7 +48,7 @@ def make_model(
     model = checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
     if (vision := checkpoint.vision) is not None and model.is_first_stage:
         # --quantization leaves towers as they are: they are small, and rounding costs them more
-        of_vision = checkpoint.stored_quantization and quantization
+        of_vision = checkpoint.stored_quantization and quantization if vision.is_quantized else None
         model.add_vision(vision.model, vision.config, vision.preprocessor, vision.shape, of_vision)
     return model
 

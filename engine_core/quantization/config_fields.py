@@ -80,8 +80,10 @@ class ConfigFields:
 
 
 def is_linear(name: str) -> bool:
-    """Whether the layer with prefix ``name`` is in a decoder layer: not the head, nor the embedding tied to it."""
-    return ".layers." in f".{name}."
+    """Whether the layer with prefix ``name`` is in a decoder layer or a tower: not the head, nor the embedding tied to
+    it.
+    """
+    return any(place in f".{name}." for place in (".layers.", ".visual."))
 
 
 def groups_in_words(size: int | None) -> str:

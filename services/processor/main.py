@@ -25,6 +25,7 @@ from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
 from services.processor.admission.admission import Admission
 from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
@@ -40,7 +41,6 @@ from services.processor.linked_peers import KnownAddresses, LinkedPeers
 from services.processor.live_page.pages import pages
 from services.processor.live_page.snapshot import LivePageSnapshot
 from services.processor.media.pool import PicturePool
-from services.processor.media.stage import PictureStage
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
@@ -107,6 +107,12 @@ def _received_bytes(settings: ProcessorSettings) -> int:
     return min(settings.server.max_message_bytes + settings.media.max_media_bytes, _MOST_BYTES)
 
 
+def _picture_pool(settings: ProcessorSettings) -> PicturePool:
+    given = settings.pictures
+    limits = PictureLimits(given.max_picture_bytes, given.max_picture_pixels, given.max_picture_time)
+    return PicturePool(limits, given.media_processes)
+
+
 class _Processor:
     """The process's parts, constructed bottom up: a part calls only those constructed before it."""
 
@@ -141,18 +147,8 @@ class _Processor:
         self._queue = TokenizationQueue(
             self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
         )
-        pictures = settings.pictures
-        most = PictureLimits(pictures.max_picture_bytes, pictures.max_picture_pixels, pictures.max_picture_time)
-        self._pool = PicturePool(most, pictures.media_processes)
-        self._pictures = PictureStage(
-            self._pool,
-            self._queue,
-            self._models,
-            policies,
-            self._metrics,
-            max_bytes=server.memory_budget // _BUDGET_PER_PICTURES,
-            route_timeout=settings.patience,
-        )
+        self._pool = _picture_pool(settings)
+        self._pictures = self._picture_stage(policies)
         self._admission = Admission(
             Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time)),
             RateLimiter(policies),
@@ -185,17 +181,7 @@ class _Processor:
         self._snapshot = LivePageSnapshot(
             me.name, self._peers, self._routes, self._metrics, gateways, self._intake.streams
         )
-        limits = _session_limits(settings)
-        service = InferenceService(
-            self._models,
-            self._intake,
-            self._queue,
-            self._pictures,
-            self._metrics,
-            limits,
-            settings.tenant_header,
-            policies,
-        )
+        service = self._inference_service(policies)
         self._server.add_service(DESCRIPTION, service)
         if vllm is not None:
             self._server.add_service(
@@ -204,6 +190,29 @@ class _Processor:
                     service, self._models, self._intake, self._admission, self._peers, policies, self._metrics
                 ),
             )
+
+    def _inference_service(self, policies: TenantPolicies) -> InferenceService:
+        return InferenceService(
+            self._models,
+            self._intake,
+            self._queue,
+            self._pictures,
+            self._metrics,
+            _session_limits(self._settings),
+            self._settings.tenant_header,
+            policies,
+        )
+
+    def _picture_stage(self, policies: TenantPolicies) -> PictureStage:
+        return PictureStage(
+            self._pool,
+            self._queue,
+            self._models,
+            policies,
+            self._metrics,
+            max_bytes=self._settings.server.memory_budget // _BUDGET_PER_PICTURES,
+            route_timeout=self._settings.patience,
+        )
 
     def _known_addresses(self) -> KnownAddresses:
         """The discovered addresses, without further addresses of peers that are already linked."""

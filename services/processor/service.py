@@ -18,6 +18,7 @@ from services.common.rpc.handlers import RequestStream
 from services.common.rpc.message_limits import MessageLimits, is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import abort, status_from_proto
+from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.prompt_resolution import prompt_with_pictures, render_chat
 from services.processor.admission.request_resolution import resolve_sampling
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -27,7 +28,6 @@ from services.processor.client_stream import MAX_REFUSALS, ClientStream
 from services.processor.inference_messages import refusal
 from services.processor.intake import Intake, usable_id
 from services.processor.media.chat_pictures import ChatPictures, PictureSource, check_pictures, take_sources
-from services.processor.media.stage import PictureStage
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.served_models import ServedModel, ServedModels, find_model

@@ -13,11 +13,11 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.backlog import Backlog
 from services.processor.admission.constraint_resolution import is_constrained
+from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.media.chat_pictures import take_sources
-from services.processor.media.stage import PictureStage
 from services.processor.request import Request, RequestMessage, ResolvedRequest
 from services.ring.errors import Refused, retry_after_ms
 from services.ring.tenant_quota import TenantMemoryQuota

@@ -14,8 +14,8 @@ from hashlib import blake2b
 
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission.validation import refuse
 from services.processor.served_models import ModelPictures, ServedModel
+from services.ring.errors import invalid_field
 from text_core.pictures.prepared import DIGEST_BYTES, PreparedItem, PreparedPicture
 
 MAX_SOURCES = 1024
@@ -44,27 +44,29 @@ class PictureSource:
     def read(self) -> tuple[bytes, str]:
         """The file and its type. Raises ``Refused``."""
         if self.mime_type and not _MIME.fullmatch(self.mime_type):
-            raise refuse(f"{self.path}.mime_type", f"{self.mime_type[:80]!r}: expected a type such as image/png")
+            raise invalid_field(f"{self.path}.mime_type", f"{self.mime_type[:80]!r}: expected a type such as image/png")
         if isinstance(self.given, bytes):
             data, mime = self.given, self.mime_type
         else:
             data, mime = self._from_url(self.given)
         if not data:
-            raise refuse(self.path, "empty: expected the bytes of a picture")
+            raise invalid_field(self.path, "empty: expected the bytes of a picture")
         return data, mime
 
     def _from_url(self, url: str) -> tuple[bytes, str]:
         if (head := _DATA_URL.match(url, 0, 256)) is None:
             problem = f"{url[:40]!r}… is no data: URL: expected data:image/png;base64, and then base64"
-            raise refuse(f"{self.path}.data_url", problem)
+            raise invalid_field(f"{self.path}.data_url", problem)
         mime = head["mime"] or ""
         if self.mime_type and mime and mime.lower() != self.mime_type.lower():
             problem = f"{self.mime_type!r}, but the data: URL says {mime!r}: expected one type"
-            raise refuse(f"{self.path}.mime_type", problem)
+            raise invalid_field(f"{self.path}.mime_type", problem)
         try:
             return base64.b64decode(url[head.end() :], validate=True), self.mime_type or mime
         except (binascii.Error, ValueError):
-            raise refuse(f"{self.path}.data_url", "not base64: expected its 64 characters and = at the end") from None
+            raise invalid_field(
+                f"{self.path}.data_url", "not base64: expected its 64 characters and = at the end"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,10 @@ def take_sources(chat: inference_pb2.Chat) -> list[PictureSource]:
     for path, part in media_parts(chat):
         media = part.media
         if (kind := media.WhichOneof("source")) is None:
-            raise refuse(path, "none is set: expected data or data_url")
+            raise invalid_field(path, "none is set: expected data or data_url")
         sources.append(PictureSource(path, getattr(media, kind), media.mime_type))
         if len(sources) > MAX_SOURCES:
-            raise refuse(path, f"more than {MAX_SOURCES} pictures: expected fewer")
+            raise invalid_field(path, f"more than {MAX_SOURCES} pictures: expected fewer")
         part.media.Clear()
         part.media.SetInParent()
     return sources
@@ -121,10 +123,10 @@ def pictures_of(served_model: ServedModel, sources: Sequence[PictureSource]) -> 
     pictures = served_model.pictures
     if pictures is None:
         problem = f"the model {served_model.limits.name!r} takes no pictures: expected text alone"
-        raise refuse(sources[0].path, problem)
+        raise invalid_field(sources[0].path, problem)
     if len(sources) > pictures.limit:
         problem = f"{len(sources)} pictures: expected at most {pictures.limit} (--limit-mm-per-prompt of the engine)"
-        raise refuse(sources[pictures.limit].path, problem)
+        raise invalid_field(sources[pictures.limit].path, problem)
     return pictures
 
 
@@ -144,7 +146,7 @@ def check_texts(chat: inference_pb2.Chat, pictures: ModelPictures) -> None:
         for mark in marks:
             if mark in text:
                 problem = f"has {mark!r}, which stands for a picture: expected text without it"
-                raise refuse(field_name, problem)
+                raise invalid_field(field_name, problem)
 
 
 def _texts(chat: inference_pb2.Chat) -> Iterator[tuple[str, str]]:
@@ -171,4 +173,4 @@ def check_resumed(request: inference_pb2.GenerateRequest, digests: Sequence[byte
             f"{len(given)} digests, which are not those of the {len(digests)} pictures sent: expected the pictures "
             "that the request began with, and the digests that Admitted returned"
         )
-        raise refuse("resume.media_digests", problem)
+        raise invalid_field("resume.media_digests", problem)

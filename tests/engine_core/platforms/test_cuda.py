@@ -165,7 +165,7 @@ def test_a_context_is_of_the_budget(checkpoint: Checkpoint, monkeypatch: pytest.
     monkeypatch.setattr(CudaPlatform, "_run_largest_step", lambda *args: None)
     monkeypatch.setattr(CudaPlatform, "_caches", lambda *args: Caches([]))
     cuda.used += 17 * GIB
-    model: Any = SimpleNamespace(weight_bytes=16 * GIB, state_cache_spec=None)
+    model: Any = SimpleNamespace(weight_bytes=16 * GIB, state_cache_spec=None, vision=None)
     profile = device.profile(model, lambda: None)  # type: ignore[arg-type, return-value]
     cache = profile.left(0.5)
     assert cuda.used + profile.step_peak + cache == 40 * GIB

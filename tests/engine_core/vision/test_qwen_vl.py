@@ -60,6 +60,8 @@ def configuration(model_type: str) -> PretrainedConfig:
     kind: Any = CONFIG_MAPPING[model_type]
     text = kind().get_text_config(decoder=True)
     fields = {**SIZES, **TEXT_FIELDS[text.model_type], "num_hidden_layers": 4}
+    if model_type == "qwen3_5":  # a quarter of each head is rotated
+        fields["rope_parameters"] = {**fields["rope_parameters"], "mrope_section": [2, 1, 1]}
     ids = {"image_token_id": 190, "video_token_id": 191, "vision_start_token_id": 192, "vision_end_token_id": 193}
     config: PretrainedConfig = kind(text_config=type(text)(**fields).to_dict(), vision_config=TOWERS[model_type], **ids)
     return config

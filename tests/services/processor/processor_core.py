@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from services.processor.admission.admission import MAX_LIVE_BYTES, Admission
 from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import MAX_WAITING_BYTES, TokenizationQueue
@@ -18,7 +19,6 @@ from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
 from services.processor.linked_peers import LinkedPeers
 from services.processor.media.pool import PicturePool
-from services.processor.media.stage import PictureStage
 from services.processor.metrics import ProcessorMetrics
 from services.processor.served_models import ServedModels
 from services.processor.text_output import TextOutput

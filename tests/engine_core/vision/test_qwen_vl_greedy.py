@@ -1,0 +1,100 @@
+"""Whole models of the Qwen family: an engine continues prompts with pictures as transformers does, pixels to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_core.media import MediaItem, Picture
+from engine_core.request import Request, SamplingParams
+from engine_core.startup import StartedEngine
+from tests.engine_core.engines import Outcome, started
+from tests.engine_core.models.greedy import NEAR
+from tests.engine_core.models.tiny_models import compute_token_by_token
+from tests.engine_core.vision.test_qwen_vl import MOST, make, picture_of, processed, save
+
+PICTURE_TOKEN = 190
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+Part = int | Picture
+SHARED = picture_of(3, 4, 1)
+PROMPTS: dict[str, Sequence[Part]] = {
+    "two": (5, SHARED, 6, picture_of(1, 5, 2), 4),
+    "text": (21,),
+    "first": (picture_of(5, 2, 3), 3),
+    "again": (5, SHARED, 9),
+    "other": (5, picture_of(3, 4, 4), 9),
+    "long": (40, picture_of(7, 9, 5), 2, SHARED, 1),
+}
+
+
+def prompt(parts: Sequence[Part]) -> tuple[list[int], list[MediaItem]]:
+    """Token ids and pictures: so many tokens of text, or a picture."""
+    ids: list[int] = []
+    media = []
+    for part in parts:
+        if isinstance(part, Picture):
+            media.append(MediaItem(part, len(ids)))
+            ids += [PICTURE_TOKEN] * part.shape.num_tokens
+        else:
+            ids += [(31 * (len(ids) + place)) % 180 + 3 for place in range(part)]
+    return ids, media
+
+
+def generated(engine: StartedEngine, names: Sequence[str] = tuple(PROMPTS)) -> dict[str, list[int]]:
+    """The tokens of all prompts, run together."""
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        ids, media = prompt(PROMPTS[name])
+        engine.core.add(Request(name, tuple(ids), GREEDY, media=tuple(media)))
+    while engine.core.has_work():
+        for output in engine.core.step():
+            outcomes.setdefault(output.request_id, Outcome()).outputs.append(output)
+    return {name: outcome.token_ids for name, outcome in outcomes.items()}
+
+
+@torch.no_grad()
+def logits(model: Any, ids: Sequence[int], media: Sequence[MediaItem]) -> torch.Tensor:
+    """transformers' [T, V]."""
+    given: dict[str, Any] = {}
+    if media:
+        each = [processed(item.picture) for item in media]
+        given = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+        given["mm_token_type_ids"] = (torch.tensor([ids]) == PICTURE_TOKEN).int()
+    model.model.rope_deltas = None  # of the prompt before
+    found: torch.Tensor = model(input_ids=torch.tensor([ids]), use_cache=False, **given).logits[0]
+    return found
+
+
+@pytest.fixture(params=MOST)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
+    model = make(request.param)
+    with torch.no_grad():
+        for parameter in model.model.language_model.parameters():
+            parameter.mul_(0.6 if parameter.ndim > 1 else 1.0)
+        model.lm_head.weight[PICTURE_TOKEN:] = 0.0  # transformers would see a picture in its token
+    compute_token_by_token(model)
+    return model, save(model, tmp_path)
+
+
+def test_tokens_are_those_of_transformers(made: tuple[Any, Path]) -> None:
+    model, directory = made
+    with started(directory, max_num_batched_tokens=48, max_num_seqs=4) as engine:
+        found = generated(engine)
+        assert generated(engine) == found  # from caches
+        assert {name: generated(engine, [name])[name] for name in PROMPTS} == found
+    decisive = []
+    for name, tokens in found.items():
+        ids, media = prompt(PROMPTS[name])
+        assert len(tokens) == GREEDY.max_tokens
+        assert max(tokens) < PICTURE_TOKEN
+        ahead = logits(model, [*ids, *tokens], media)[len(ids) - 1 : -1]
+        best = ahead.topk(2).values
+        chosen = ahead.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        assert not (best[:, 0] - chosen >= NEAR).any(), name
+        decisive.append(best[:, 0] - best[:, 1] >= NEAR)
+    assert torch.cat(decisive).float().mean() > 0.9
+    assert found["again"] != found["other"], "pictures that differ change nothing"
