@@ -373,7 +373,7 @@ class ChatTemplates:
                     return arranged(chat)
                 are_moved = True
         if are_moved:
-            raise ChatTemplateError("the chat template moves pictures of the system's messages: put them into the user's")
+            raise ChatTemplateError("the chat template moves pictures of the system's messages: let the user send them")
         return chat
 
     def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:

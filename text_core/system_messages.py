@@ -45,7 +45,8 @@ def marked(chat: _Chat, placeholder: str = "") -> tuple[_Chat, Marks]:
     short = []
     for message in chat:
         content = _content(message)
-        has_picture = has_pictures([message]) or bool(placeholder and isinstance(content, str) and placeholder in content)
+        in_text = bool(placeholder) and isinstance(content, str) and placeholder in content
+        has_picture = in_text or has_pictures([message])
         if _is_systems(message) or has_picture:
             mark = f"RINGLINE-SYSTEM-{marks}-SAYS"
             seen += [str(marks)] if has_picture else []

@@ -26,8 +26,8 @@ _DEEPSEEK_OCR = """\
     {%- endif -%}
 {%- endfor -%}
 """
-"""Nothing marks whose turn it is. Pictures and texts of a message stand on lines of their own, pictures first: the model
-has learned no other order, and clients send both.
+"""Nothing marks whose turn it is. Pictures and texts of a message stand on lines of their own, pictures first: the
+model has learned no other order, and clients send both.
 """
 _TEMPLATES = dict.fromkeys(
     ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "DeepseekOcr2ForConditionalGeneration"), _DEEPSEEK_OCR
