@@ -129,7 +129,7 @@ def test_cached_blocks_are_those_of_equal_pictures(stub: Any) -> None:
 def test_tenants_share_nothing(stub: Any) -> None:
     def cached(tenant: str) -> int:
         call = stub.Generate(asked(png(13), "What is it?"), metadata=[("x-ringline-tenant", tenant)])
-        return Answer(call).usage.cached_tokens
+        return int(Answer(call).usage.cached_tokens)
 
     assert [cached(tenant) for tenant in ("a", "b", "a")] == [0, 0, cached("b")]
 
@@ -408,7 +408,9 @@ async def test_a_begun_picture_takes_room_only_while_its_peer_is_there(seeing: R
 async def test_pixels_without_a_picture_are_refused(seeing: Ring) -> None:
     one = picture(63)
     async with Peers(seeing) as backend:
-        await backend.send(*chunks(one)[1:] or [engine_pb2.Command(media={"digest": one.digest, "data": b"abc"})])
+        await backend.send(
+            *chunks(one)[1:] or [engine_pb2.Command(media=engine_pb2.MediaChunk(digest=one.digest, data=b"abc"))]
+        )
         await backend.until(lambda: backend.rejections)
         assert backend.rejections[0].status.message.startswith("media.header: ")
 
