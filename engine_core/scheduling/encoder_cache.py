@@ -1,8 +1,9 @@
 """The cache of pictures' embeddings: which are kept on the workers, and how far a step gets with them.
 
 A picture is encoded in the first step that computes a row of it and does not find its embeddings. The cache has room
-for a number of tokens, and a step encodes at most so many; the largest picture always fits into both. A step that others
-wait for encodes one picture: each is encoded by itself, so several would only make the wait longer. A chunk of a prompt ends before a picture whose embeddings are not there and cannot be made in this step. It may end inside of a
+for a number of tokens, and a step encodes at most so many; the largest picture always fits into both. A step that
+others wait for encodes one picture: each is encoded by itself, so several would only make the wait longer. A chunk of
+a prompt ends before a picture whose embeddings are not there and cannot be made in this step. It may end inside of a
 picture, except where a picture's tokens attend to each other in both directions.
 
 Embeddings are held by steps in flight that read them, and by running sequences that have computed a part of the
