@@ -134,6 +134,7 @@ class _EngineProcess:
             model_digest=digest_of(executor.model_digest, tokenizer_digest),
             numerics=executor.numerics,
             capabilities=_capabilities(executor),
+            media_memory_bytes=0 if executor.model.vision is None else self._config.cache.media_memory_bytes,
         )
         answers = self._settings.answers
         model.tool_call_format = "" if answers.tool_call_parser == "auto" else answers.tool_call_parser

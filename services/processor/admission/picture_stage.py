@@ -29,8 +29,9 @@ from services.processor.media.pool import PicturePool
 from services.processor.metrics import ProcessorMetrics
 from services.processor.request import Request
 from services.processor.served_models import ServedModel, ServedModels, no_route
-from services.ring.errors import Code, Refused, Status
+from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import check_requires
+from services.ring.limits import PICTURE_OVERHEAD_BYTES
 from services.ring.tenant_quota import TenantMemoryQuota
 from text_core.pictures.prepared import PreparedPicture
 
@@ -164,10 +165,13 @@ class PictureStage:
         """One after another, so that a request with many takes turns with others."""
         assert model.pictures is not None
         prepared = []
+        sizes: dict[bytes, int] = {}
         for source in sources:
             data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
             picture = await self._pool.prepare(tenant, model.pictures.facts, data, mime, source.path)
             charge(picture.nbytes)
+            sizes |= {item.digest: item.nbytes + PICTURE_OVERHEAD_BYTES for item in picture.items}
+            _check_room(source.path, sum(sizes.values()), model.model.media_memory_bytes)
             prepared.append(picture)
         return prepared
 
@@ -215,6 +219,16 @@ class PictureStage:
         self._memory.give_back(request.tenant, size)
         if (left := self._held.pop(request.request_id, 0) - size) > 0:
             self._held[request.request_id] = left
+
+
+def _check_room(field: str, size: int, most: int) -> None:
+    """Raise ``Refused`` for pictures that the engines cannot hold together; ``most``: 0 if that is not known."""
+    if most and size > most:
+        problem = (
+            f"the pictures up to this one take {size} bytes as pixels: expected at most {most} "
+            "(--media-memory-bytes of the engine); send fewer or smaller ones"
+        )
+        raise invalid_field(field, problem, reason=Reason.TOO_LARGE)
 
 
 def _check(packed: bytes, sources: Sequence[PictureSource], model: ServedModel) -> None:
