@@ -155,8 +155,8 @@ class Startup:
             checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             spec = checkpoint.spec
             stage.detail = (
-                f"{_parts_served(checkpoint)}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, "
-                f"max_model_len {spec.max_model_len}"
+                f"{served_of_multimodal(checkpoint)}{spec.architecture} {checkpoint.choice.reason}, "
+                f"{checkpoint.kept_as}, max_model_len {spec.max_model_len}"
             )
             if spec.default_sampling:
                 chosen = ", ".join(f"{name} {value:g}" for name, value in sorted(spec.default_sampling.items()))
@@ -356,13 +356,13 @@ class _Loaded:
     """As in ``StartedModel``."""
 
 
-def _parts_served(checkpoint: Checkpoint) -> str:
-    """What is served of a multimodal model, to begin a description of its text model; empty for another."""
+def served_of_multimodal(checkpoint: Checkpoint) -> str:
+    """What is served of a multimodal model, the beginning of a line about its text model; empty for another."""
     if checkpoint.text_of is None:
         return ""
-    if (vision := checkpoint.spec.vision) is None:
+    if checkpoint.vision is None:
         return f"the text of {checkpoint.text_of} alone: "
-    return f"text and pictures, up to {vision.max_tokens} tokens each, of {checkpoint.text_of}: "
+    return f"{checkpoint.text_of}, with pictures: "
 
 
 def _text_alone(checkpoint: Checkpoint) -> str:

@@ -20,6 +20,7 @@ from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.openai.errors import OPENAI, openai_dialect
 from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
 from services.gateway.openai.models import model_of
+from services.gateway.openai.sampling_fields import MM_PROCESSOR_KWARGS
 from services.gateway.token_texts import TokenTexts
 
 
@@ -35,8 +36,8 @@ class TokenizeRequest(Body):
     continue_final_message: Annotated[bool | None, passed()] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, passed(option="template_args")] = None
     return_token_strs: Annotated[bool | None, supported("Adds `token_strs`, the text of each token.")] = None
-    mm_processor_kwargs: Annotated[Any, ignored("There are no media.")] = None
-    media_io_kwargs: Annotated[Any, ignored("There are no media.")] = None
+    mm_processor_kwargs: Annotated[Any, refused(MM_PROCESSOR_KWARGS, {})] = None
+    media_io_kwargs: Annotated[Any, ignored("Files of pictures are decoded in one way.")] = None
     chat_template: Annotated[Any, refused("the model's own is used; chat_template_kwargs has its variables")] = None
 
 

@@ -97,7 +97,7 @@ def test_without_a_profile_a_picture_is_measured_too(directory: Path) -> None:
 
     with patch.object(TinyVision, "encode", noted), started(directory, said=said):
         assert len(calls) == 4
-    served = f"text and pictures, up to {MOST_TOKENS} tokens each, of Qwen3VLForConditionalGeneration: Qwen3"
+    served = "Qwen3VLForConditionalGeneration, with pictures: Qwen3ForCausalLM"
     assert said.details["configuration"].startswith(served)
 
 
