@@ -156,17 +156,16 @@ class PictureStage:
         work = partial(_check, message.packed, waiting.sources, model)
         await self._queue.run_in_thread(work, request.tenant, len(message.packed))
         pictures = await self._read(waiting.sources, model, request.tenant, partial(self._charge, request))
-        return ChatPictures(model.model.tokenizer_digest, pictures)
+        return ChatPictures(_facts(model), pictures)
 
     async def _read(
         self, sources: Sequence[PictureSource], model: ServedModel, tenant: str, charge: Callable[[int], None]
     ) -> list[PreparedPicture]:
         """One after another, so that a request with many takes turns with others."""
-        assert model.pictures is not None
-        prepared = []
+        facts, prepared = _facts(model), []
         for source in sources:
             data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
-            picture = await self._pool.prepare(tenant, model.pictures.facts, data, mime, source.path)
+            picture = await self._pool.prepare(tenant, facts, data, mime, source.path)
             charge(picture.nbytes)
             prepared.append(picture)
         return prepared
@@ -186,7 +185,7 @@ class PictureStage:
 
         try:
             charge(sum(source.nbytes for source in sources))
-            yield ChatPictures(model.model.tokenizer_digest, await self._read(sources, model, tenant, charge))
+            yield ChatPictures(_facts(model), await self._read(sources, model, tenant, charge))
         finally:
             self._memory.give_back(tenant, charged)
 
@@ -215,6 +214,11 @@ class PictureStage:
         self._memory.give_back(request.tenant, size)
         if (left := self._held.pop(request.request_id, 0) - size) > 0:
             self._held[request.request_id] = left
+
+
+def _facts(model: ServedModel) -> bytes:
+    assert model.pictures is not None
+    return model.pictures.facts
 
 
 def _check(packed: bytes, sources: Sequence[PictureSource], model: ServedModel) -> None:

@@ -70,8 +70,8 @@ class PictureSource:
 class ChatPictures:
     """A chat's pictures, prepared for one model."""
 
-    tokenizer_digest: str
-    """Of the files that say how they were prepared."""
+    facts: bytes
+    """Say how they were prepared."""
     pictures: Sequence[PreparedPicture]
 
     @property
