@@ -165,10 +165,12 @@ class SamplingFields(OtherServers):
     user: Annotated[Any, ignored("Identity is the bearer token's.")] = None
     session_id: Annotated[Any, ignored("Prefixes are cached without it.")] = None
     stream_interval: Annotated[Any, ignored("Tokens come as soon as they are there.")] = None
-    mm_processor_kwargs: Annotated[Any, ignored("There are no media.")] = None
-    media_io_kwargs: Annotated[Any, ignored("There are no media.")] = None
-    mm_payload: Annotated[Any, ignored("There are no media.")] = None
-    return_mm_kwargs: Annotated[Any, ignored("There are no media.")] = None
+    mm_processor_kwargs: Annotated[
+        Any, refused("the engine's option --mm-processor-kwargs says it for all requests", {})
+    ] = None
+    media_io_kwargs: Annotated[Any, refused("pictures are read in one way", {})] = None
+    mm_payload: Annotated[Any, refused("pictures are parts of messages")] = None
+    return_mm_kwargs: Annotated[Any, ignored("What the model sees of pictures is not returned.")] = None
     return_token_offsets: Annotated[Any, ignored("vLLM ignores it at this endpoint, too.")] = None
     routed_experts_prompt_start: Annotated[Any, ignored("Routing of experts is not reported.")] = None
 

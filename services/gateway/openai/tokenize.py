@@ -35,8 +35,10 @@ class TokenizeRequest(Body):
     continue_final_message: Annotated[bool | None, passed()] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, passed(option="template_args")] = None
     return_token_strs: Annotated[bool | None, supported("Adds `token_strs`, the text of each token.")] = None
-    mm_processor_kwargs: Annotated[Any, ignored("There are no media.")] = None
-    media_io_kwargs: Annotated[Any, ignored("There are no media.")] = None
+    mm_processor_kwargs: Annotated[
+        Any, refused("the engine's option --mm-processor-kwargs says it for all requests", {})
+    ] = None
+    media_io_kwargs: Annotated[Any, refused("pictures are read in one way", {})] = None
     chat_template: Annotated[Any, refused("the model's own is used; chat_template_kwargs has its variables")] = None
 
 

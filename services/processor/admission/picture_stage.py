@@ -105,6 +105,7 @@ class PictureStage:
             if request.message.pictures is not None:
                 self._give_back(request, sum(picture.nbytes for picture in request.message.pictures.pictures))
             request.message = replace(request.message, pictures=None)
+            self._queue.begun(request.request_id)  # it enters the queue again
             self._begin(waiting, on_prepared)
 
     def admitted(self, request: Request) -> None:
@@ -164,7 +165,10 @@ class PictureStage:
         """One after another, so that a request with many takes turns with others."""
         facts, prepared = _facts(model), []
         for source in sources:
-            data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
+            if isinstance(source.given, bytes):
+                data, mime = source.read()
+            else:
+                data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
             picture = await self._pool.prepare(tenant, facts, data, mime, source.path)
             charge(picture.nbytes)
             prepared.append(picture)

@@ -59,7 +59,7 @@ def test_embeddings_are_found_again_until_their_room_is_needed():
     assert (stats.encoder_cache_uses, stats.encoder_cache_hits) == (6, 2)
 
 
-def test_embeddings_are_shared_by_choices_and_by_pictures_that_are_equal_but_not_across_salts():
+def test_embeddings_are_shared_by_choices_and_equal_pictures_but_not_across_salts():
     engine = Harness(vision=SEES, prefix_caching=True)
     engine.add("a", PROMPT, media=[(CAT, 0), (CAT, 16)], n=3)
     engine.add("b", PROMPT[::-1], media=[(CAT, 3)])

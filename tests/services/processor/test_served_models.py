@@ -26,7 +26,7 @@ from text_core.chat_templates import ChatTemplates
 from text_core.grammar.constraints import MAX_CHOICES, MAX_TEXT_BYTES
 from text_core.pictures.registry import write_facts
 
-FACTS = facts_of("Gemma3ForConditionalGeneration")
+FACTS = replace(facts_of("DeepseekOCRForCausalLM"), config={"image_token_id": 260})
 
 
 def roll_out(world: Ring, *names: str) -> None:
