@@ -2,8 +2,8 @@
 
     python -m benchmarks.pictures qwen3-vl-2b deepseek-ocr
 
-Models have their published sizes and random weights in bfloat16. The pixels are those that a processor has made (its
-own time is left out). Each round computes the same prompt with both, in turns, and once more with Ringline, which then
+Models have their published sizes and random weights, in ``--dtype``. The pixels are those that a processor has made (
+its own time is left out). Each round computes the same prompt with both, in turns, and once more with Ringline, which then
 finds the picture encoded.
 """
 
@@ -45,7 +45,7 @@ class Contest:
     picture: Picture
     placeholder: int
     """Id of the token that a picture takes the place of."""
-    transformers: Callable[[list[int], Picture], Callable[[], None]]
+    transformers: Callable[[list[int], Picture, torch.dtype], Callable[[], None]]
     """Makes the model; what it returns computes the prompt with these ids."""
 
 
@@ -54,24 +54,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contests", metavar="CONTEST", nargs="+", choices=sorted(CONTESTS))
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of both (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
     output_options(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rows = [_run(CONTESTS[name](), arguments.rounds) for name in arguments.contests]
+    rows = [_run(CONTESTS[name](), arguments.rounds, arguments.dtype) for name in arguments.contests]
     print_table(rows, "time to the first token of a picture")
     emit(arguments, "pictures", rows)
 
 
-def _run(contest: Contest, rounds: int) -> Row:
+def _run(contest: Contest, rounds: int, dtype: str) -> Row:
     shape = contest.picture.shape
     draw = random.Random(1)
     head, tail = ([draw.randrange(1000, 50_000) for _ in range(_TEXT // 2)] for _ in range(2))
     prompt = [*head, *[contest.placeholder] * shape.num_tokens, *tail]
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(contest.config))
-        engine = _engine(directory, len(prompt) + 64)
-    theirs = contest.transformers(prompt, contest.picture)
+        engine = _engine(directory, len(prompt) + 64, dtype)
+    theirs = contest.transformers(prompt, contest.picture, getattr(torch, dtype))
     first, again, other = list[float](), list[float](), list[float]()
     for number in range(rounds + 1):  # the first round warms up
         picture = _changed(contest.picture, number)
@@ -95,11 +96,11 @@ def _run(contest: Contest, rounds: int) -> Row:
     }
 
 
-def _engine(directory: str, length: int) -> StartedEngine:
+def _engine(directory: str, length: int, dtype: str) -> StartedEngine:
     config = configure(
         model=directory,
         load_format="dummy",
-        dtype="bfloat16",
+        dtype=dtype,
         skip_tokenizer_init=True,
         max_model_len=length,
         max_num_seqs=1,
@@ -135,20 +136,20 @@ def _noise(height: int, width: int, seed: int) -> View:
     return View(height, width, random.Random(seed).randbytes(height * width * 3))
 
 
-def _normalized(view: View) -> torch.Tensor:
+def _normalized(view: View, dtype: torch.dtype) -> torch.Tensor:
     """[3, height, width] from −1 to 1."""
     pixels = torch.frombuffer(bytearray(view.pixels), dtype=torch.uint8).view(view.height, view.width, 3)
-    return (pixels.permute(2, 0, 1).float() / 127.5 - 1).to(torch.bfloat16)
+    return (pixels.permute(2, 0, 1).float() / 127.5 - 1).to(dtype)
 
 
-def _random(model: type, config: object) -> Any:
+def _random(model: type, config: object, dtype: torch.dtype) -> Any:
     """A model of transformers with small random weights, made without drawing them one by one."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
-        made = model._from_config(config, dtype=torch.bfloat16)  # type: ignore[attr-defined]
+        made = model._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
     for tensor in [*made.parameters(), *made.buffers()]:
-        if tensor.is_floating_point() and tensor.dtype == torch.bfloat16:
+        if tensor.is_floating_point() and tensor.dtype == dtype:
             tensor.data.uniform_(-0.02, 0.02)
     return made.eval()
 
@@ -202,16 +203,17 @@ def _qwen3_vl() -> Contest:
 
 def _qwen3_vl_of_transformers(
     config: Mapping[str, Any],
-) -> Callable[[list[int], Picture], Callable[[], None]]:
-    def make(prompt: list[int], picture: Picture) -> Callable[[], None]:
+) -> Callable[[list[int], Picture, torch.dtype], Callable[[], None]]:
+    def make(prompt: list[int], picture: Picture, dtype: torch.dtype) -> Callable[[], None]:
         from transformers.models.qwen3_vl import configuration_qwen3_vl, modeling_qwen3_vl
 
         model = _random(
             modeling_qwen3_vl.Qwen3VLForConditionalGeneration,
             configuration_qwen3_vl.Qwen3VLConfig(**json.loads(json.dumps(config))),
+            dtype,
         )
         side = picture.views[0].height // 16
-        patches = _normalized(picture.views[0]).new_zeros(side * side, 3 * 2 * 16 * 16).uniform_(-1, 1)
+        patches = torch.empty(side * side, 3 * 2 * 16 * 16, dtype=dtype).uniform_(-1, 1)
         ids = torch.tensor([prompt])
         kinds = (ids == config["image_token_id"]).int()
 
@@ -300,7 +302,7 @@ def _deepseek_ocr() -> Contest:
     return Contest("DeepSeek-OCR, a page in 6 crops", config, picture, 128815, _unlimited_ocr)
 
 
-def _unlimited_ocr(prompt: list[int], picture: Picture) -> Callable[[], None]:
+def _unlimited_ocr(prompt: list[int], picture: Picture, dtype: torch.dtype) -> Callable[[], None]:
     """The class of transformers with DeepSeek-OCR's parts and, by its defaults, sizes; it attends in full here."""
     from transformers.models.unlimited_ocr import configuration_unlimited_ocr, modeling_unlimited_ocr
 
@@ -308,8 +310,9 @@ def _unlimited_ocr(prompt: list[int], picture: Picture) -> Callable[[], None]:
     model = _random(
         modeling_unlimited_ocr.UnlimitedOcrForConditionalGeneration,
         configuration_unlimited_ocr.UnlimitedOcrConfig(text_config=text),
+        dtype,
     )
-    whole, *crops = map(_normalized, picture.views)
+    whole, *crops = (_normalized(view, dtype) for view in picture.views)
     ids = torch.tensor([prompt])
 
     @torch.inference_mode()
