@@ -14,7 +14,7 @@ from ringline.request import build_detokenize
 from starlette.responses import Response
 
 from services.gateway.answer import tokenize as ring_tokenize
-from services.gateway.fields import Body, checked, ignored, options_of, passed, refused, supported
+from services.gateway.fields import Body, checked, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.openai.errors import OPENAI, openai_dialect
