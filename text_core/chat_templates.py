@@ -22,7 +22,7 @@ from text_core.message_turns import in_turns
 from text_core.parsing.detection import PROBED_ARGUMENTS, PROBED_NAME, calls_in, calls_shown, reasoning_in
 from text_core.parsing.formats import NONE
 from text_core.special_tokens import read_special_tokens
-from text_core.system_messages import ARRANGEMENTS, has_more_than_the_first, marked, shows_all
+from text_core.system_messages import ARRANGEMENTS, has_more_than_the_first, marked, shows_all, shows_in_order
 from text_core.template_budget import TIME_LIMIT_S, text_size
 from text_core.template_sandbox import MAX_RENDERED_CHARS, BoundedEnvironment, OutputTooLongError
 from text_core.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
@@ -222,7 +222,7 @@ class ChatTemplates:
             "add_generation_prompt": add_generation_prompt,
         }
         if has_more_than_the_first(chat):
-            chat = self._arranged(name, chat, variables)
+            chat = self._arranged(name, chat, variables, placeholder)
         continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
         rendered = self._rendered(name, chat, variables, max_chars)
         return rendered if continued is None else _cut_at_mark(rendered, continued)
@@ -348,9 +348,15 @@ class ChatTemplates:
         shows = "probed_call" in rendered and "probed_argument" in rendered and not in_pythons_notation
         return rendered if shows else None
 
-    def _arranged(self, name: str, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """``chat`` in the first arrangement in which the template shows all system messages, else unchanged."""
-        short, marks = marked(chat)
+    def _arranged(
+        self, name: str, chat: list[dict[str, Any]], variables: Mapping[str, Any], placeholder: str
+    ) -> list[dict[str, Any]]:
+        """``chat`` in the first arrangement in which the template shows all system messages, else unchanged.
+
+        Raises ``ChatTemplateError`` if the template shows pictures in another order in all of them.
+        """
+        short, marks = marked(chat, placeholder)
+        are_moved = False
         few_tools = {**variables, "tools": variables["tools"] and variables["tools"][:1]}
         end = time.thread_time() + TIME_LIMIT_S  # for all arrangements together; each rendering has its own limit, too
         for arranged in ARRANGEMENTS:
@@ -359,10 +365,15 @@ class ChatTemplates:
                 raise ChatTemplateError(f"no place for the system's messages in {limit}: put them first")
             try:
                 probe = few_tools | {"messages": list(map(_with_object_arguments, arranged(short)))}
-                if shows_all(self._render(name, probe, MAX_RENDERED_CHARS), marks):
-                    return arranged(chat)
+                shown = self._render(name, probe, MAX_RENDERED_CHARS)
             except ChatTemplateError:
                 continue
+            if shows_all(shown, marks):
+                if shows_in_order(shown, marks):
+                    return arranged(chat)
+                are_moved = True
+        if are_moved:
+            raise ChatTemplateError("the chat template moves pictures of the system's messages: let the user send them")
         return chat
 
     def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
+
+from text_core.message_parts import has_pictures
 
 _Chat = list[dict[str, Any]]
 
 _SYSTEM = ("system", "developer")
-_MARK = re.compile(r"RINGLINE-SYSTEM-\d+-SAYS")
+_MARK = re.compile(r"RINGLINE-SYSTEM-(\d+)-SAYS")
 
 
 def has_more_than_the_first(chat: Sequence[dict[str, Any]]) -> bool:
@@ -23,25 +26,46 @@ def has_more_than_the_first(chat: Sequence[dict[str, Any]]) -> bool:
     return any(map(_is_systems, chat[1:])) and all(isinstance(_content(message), str | list) for message in chat)
 
 
-def marked(chat: _Chat) -> tuple[_Chat, int]:
-    """``chat`` with short texts, marks in place of system texts, and the number of marks."""
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of a chat."""
+
+    count: int
+    seen: tuple[str, ...]
+    """Numbers of those that stand for messages with pictures, in the chat's order."""
+
+
+def marked(chat: _Chat, placeholder: str = "") -> tuple[_Chat, Marks]:
+    """``chat`` with short texts, and marks in place of the contents of system messages and of those with pictures.
+
+    ``placeholder``: what stands for a picture in a text; empty: nothing does.
+    """
     marks = 0
+    seen = []
     short = []
     for message in chat:
         content = _content(message)
-        if _is_systems(message):
+        in_text = bool(placeholder) and isinstance(content, str) and placeholder in content
+        has_picture = in_text or has_pictures([message])
+        if _is_systems(message) or has_picture:
             mark = f"RINGLINE-SYSTEM-{marks}-SAYS"
+            seen += [str(marks)] if has_picture else []
             marks += 1
             content = mark if isinstance(content, str) else [{"type": "text", "text": mark}]
         elif isinstance(content, str):
             content = content and "x"
         short.append({**message, "content": content} if "content" in message or _is_systems(message) else message)
-    return short, marks
+    return short, Marks(marks, tuple(seen))
 
 
-def shows_all(rendered: str, marks: int) -> bool:
+def shows_all(rendered: str, marks: Marks) -> bool:
     """Whether ``rendered`` contains every mark at least once."""
-    return len(set(_MARK.findall(rendered))) == marks
+    return len(set(_MARK.findall(rendered))) == marks.count
+
+
+def shows_in_order(rendered: str, marks: Marks) -> bool:
+    """Whether messages with pictures stand in their order in ``rendered``: placeholders are filled in that order."""
+    return tuple(one for one in dict.fromkeys(_MARK.findall(rendered)) if one in marks.seen) == marks.seen
 
 
 def _as_it_stands(chat: _Chat) -> _Chat:

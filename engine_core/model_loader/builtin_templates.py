@@ -15,12 +15,10 @@ _DEEPSEEK_OCR = """\
     {%- if message['content'] is string -%}
         {{- message['content'] -}}
     {%- else -%}
-        {%- for part in message['content'] -%}
-            {%- if part['type'] == 'image' -%}
-                {{- '<image>' -}}
-            {%- else -%}
-                {{- part['text'] -}}
-            {%- endif -%}
+        {%- set pictures = message['content'] | selectattr('type', 'equalto', 'image') | list -%}
+        {%- set texts = message['content'] | rejectattr('type', 'equalto', 'image') | list -%}
+        {%- for part in pictures + texts -%}
+            {{- '<image>' if part['type'] == 'image' else part['text'] -}}
             {%- if not loop.last -%}
                 {{- '\\n' -}}
             {%- endif -%}
@@ -28,7 +26,9 @@ _DEEPSEEK_OCR = """\
     {%- endif -%}
 {%- endfor -%}
 """
-"""Nothing marks whose turn it is. Pictures and texts of a message stand on lines of their own."""
+"""Nothing marks whose turn it is. Pictures and texts of a message stand on lines of their own, pictures first: the
+model has learned no other order, and clients send both.
+"""
 _TEMPLATES = dict.fromkeys(
     ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "DeepseekOcr2ForConditionalGeneration"), _DEEPSEEK_OCR
 )

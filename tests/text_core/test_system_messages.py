@@ -99,3 +99,27 @@ def test_a_chat_is_never_another_prompt_because_time_ran_out(monkeypatch: pytest
     with pytest.raises(ChatTemplateError, match="put them first"):
         templates.render(REMINDED)
     assert templates.render(REMINDED[:3], add_generation_prompt=False) == "<system>A<user>Hi<assistant>Hm"
+
+
+SYSTEM_FIRST = (
+    "{% for message in messages if message.role == 'system' %}" + _TURN + "{% endfor %}"
+    "{% for message in messages if message.role != 'system' %}" + _TURN + "{% endfor %}"
+)  # as DeepSeek R1's
+_PART = "{{ '#' if part.type == 'image' else part.text }}"
+SEEING = SYSTEM_FIRST.replace(_TURN, f"{{% for part in message.content %}}{_PART}{{% endfor %}}")
+
+
+@pytest.mark.parametrize("template", [SYSTEM_FIRST, SEEING])
+def test_pictures_keep_their_order_or_are_refused(template: str) -> None:
+    """A prompt's placeholders are filled in the order in which the messages have pictures."""
+    templates = ChatTemplates({"default": TemplateSource(template)})
+    one, two = ([{"type": "image"}, {"type": "text", "text": text}] for text in ("ONE", "TWO"))
+    for chat in ([user(one), ANSWER, system(two), user("So")], [system(one), user("Hi"), ANSWER, user(two)]):
+        prompt = templates.render(chat, placeholder="#")
+        assert prompt.index("#") < prompt.index("ONE") < prompt.rindex("#") < prompt.index("TWO")
+    refusal = "{{ raise_exception('no turn of the user') }}"
+    strict = template + "{% if messages[1:] and messages[-1].role == 'user' %}" + refusal + "{% endif %}"
+    templates = ChatTemplates({"default": TemplateSource(strict)})
+    assert "B" in templates.render([user(one), ANSWER, RESULT, system("B")], placeholder="#")
+    with pytest.raises(ChatTemplateError, match="moves pictures"):
+        templates.render([user(one), ANSWER, RESULT, system(two)], placeholder="#")

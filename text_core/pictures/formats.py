@@ -45,7 +45,7 @@ _OTHERS = {
     b"\x00\x00\x00\x0cJXL ": "JPEG XL",
 }
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"isom": "a video"}
-_ANY_TYPE = frozenset({"", "image/*", "application/octet-stream", "binary/octet-stream"})
+_ANY_TYPE = frozenset({"", "image", "image/*", "application/octet-stream", "binary/octet-stream"})
 _READ = ", ".join(one.name for one in Format)
 
 

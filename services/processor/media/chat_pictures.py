@@ -20,8 +20,11 @@ from text_core.pictures.prepared import DIGEST_BYTES, PreparedItem, PreparedPict
 
 MAX_SOURCES = 1024
 """Pictures of a message; models take fewer."""
-_DATA_URL = re.compile(r"data:(?P<mime>[A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+-]{1,64})?;base64,", re.IGNORECASE)
-_MIME = re.compile(r"[A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+-]{1,64}")
+_TYPE = r"(?:image|[A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+*-]{1,64})"
+"""Some write no more than ``image``."""
+_PARAMETERS = r"(?:\s*;[^;,]{1,80}){0,3}"
+_DATA_URL = re.compile(rf"data:(?P<mime>{_TYPE}{_PARAMETERS}?)?;base64,", re.IGNORECASE)
+_MIME = re.compile(rf"{_TYPE}{_PARAMETERS}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ def test_a_model_whose_publisher_gives_none_has_ringlines(kind: str, tmp_path: P
         return
     picture, text = {"type": "image"}, {"type": "text", "text": "<|grounding|>Convert the document to markdown."}
     expected = "<bos><image>\n<|grounding|>Convert the document to markdown."
-    assert templates.render([{"role": "user", "content": [picture, text]}]) == expected
+    for content in ([picture, text], [text, picture]):  # clients send both, the model knows one order
+        assert templates.render([{"role": "user", "content": content}], placeholder="<image>") == expected
     assert templates.render([{"role": "user", "content": "<image>\nFree OCR."}]) == "<bos><image>\nFree OCR."
 
 
