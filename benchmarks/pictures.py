@@ -3,8 +3,8 @@
     python -m benchmarks.pictures qwen3-vl-2b deepseek-ocr
 
 Models have their published sizes and random weights, in ``--dtype``. The pixels are those that a processor has made (
-its own time is left out). Each round computes the same prompt with both, in turns, and once more with Ringline, which then
-finds the picture encoded.
+its own time is left out). Each round computes the same prompt with both, in turns, and once more with Ringline, which
+then finds the picture encoded.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class ModelConfig(_Section):
     )
     language_model_only: bool = option(
         False,
-        "Of a multimodal checkpoint, serves its text model alone, without a warning that pictures are refused.",
+        "Of a multimodal checkpoint, serves its text model alone: pictures are refused, no vision model is loaded.",
     )
     limit_mm_per_prompt: str | None = option(
         None,

@@ -154,10 +154,9 @@ class Startup:
         with self._progress.stage("configuration") as stage:
             checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             spec = checkpoint.spec
-            text_of = "" if checkpoint.text_of is None else f"the text of {checkpoint.text_of} alone: "
             stage.detail = (
-                f"{text_of}{spec.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
-                f"{spec.max_model_len}"
+                f"{served_of_multimodal(checkpoint)}{spec.architecture} {checkpoint.choice.reason}, "
+                f"{checkpoint.kept_as}, max_model_len {spec.max_model_len}"
             )
             if spec.default_sampling:
                 chosen = ", ".join(f"{name} {value:g}" for name, value in sorted(spec.default_sampling.items()))
@@ -348,6 +347,15 @@ class _Loaded:
     numerics: str
     grammars: GrammarCompiler | str
     """As in ``StartedModel``."""
+
+
+def served_of_multimodal(checkpoint: Checkpoint) -> str:
+    """What is served of a multimodal model, the beginning of a line about its text model; empty for another."""
+    if checkpoint.text_of is None:
+        return ""
+    if checkpoint.vision is None:
+        return f"the text of {checkpoint.text_of} alone: "
+    return f"{checkpoint.text_of}, with pictures: "
 
 
 def _text_alone(checkpoint: Checkpoint) -> str:

@@ -21,6 +21,9 @@ _LORA = "is not supported yet: merge the adapter into the model's weights, and s
 _OFFLOAD = "is not supported: the weights must fit on the device; {quantization} makes them smaller"
 _ENCODES_ONLY = "is not supported: an engine encodes pictures and generates text"
 _TRANSFER = "is not supported yet: an engine's KV cache stays on its device"
+_PROCESSORS = (
+    "is not supported: requests have logit_bias, allowed_token_ids and bad_words, and no_repeat_ngram against loops"
+)
 _CONFIG = (
     "is not supported: the checkpoint's config.json counts, or a GGUF file's metadata; change a copy of the checkpoint"
 )
@@ -112,9 +115,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
         "is not an option: a request says what form its answer has, and whether it may have any whitespace"
     ),
     ("reasoning_config",): "is not supported: the model's chat template says how reasoning begins and ends",
-    ("logits_processors", "logits_processor_pattern", "io_processor_plugin"): (
-        "is not supported: requests have logit_bias, allowed_token_ids and bad_words"
-    ),
+    ("logits_processor_pattern", "io_processor_plugin"): _PROCESSORS,
     ("enable_return_routed_experts",): "is not supported: answers do not name the experts that computed them",
     ("enable_prompt_embeds", "enable_mm_embeds"): "is not supported: prompts are text or token ids",
     ("mm_encoder_only",): _ENCODES_ONLY,
@@ -227,6 +228,11 @@ _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
     ),
     ("enable_multimodal_encoder_data_parallel",): WithoutEffect(_ENCODER, takes_value=False),
     # Requests, answers and logs
+    ("logits_processors",): WithoutEffect(
+        "a request that has ngram_size and window_size asks for it",
+        only=("vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor",),
+        otherwise=_PROCESSORS,
+    ),
     ("guided_decoding_backend",): WithoutEffect("llguidance holds answers to the form that requests ask for"),
     ("guided_decoding_disable_fallback",): WithoutEffect(
         "llguidance holds answers to the form that requests ask for", takes_value=False

@@ -66,7 +66,7 @@ def _multimodal(architecture: str, fields: Mapping[str, Any]) -> str | None:
         shown = [name for name in parts if not name.startswith("text")] or parts
         return f"a multimodal model ({', '.join(shown)}) {_of_its_text(fields.get('text_config'))}"
     if architecture in _classes("SPEECH_SEQ_2_SEQ", "CTC", "TEXT_TO_WAVEFORM", "TEXT_TO_SPECTROGRAM"):
-        return "a speech model, and only text models are served"
+        return "a speech model, and sound is not served"
     if architecture in _classes("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"):
         return f"a multimodal model {_of_its_text(None)}"
     return None

@@ -1,8 +1,9 @@
 """The cache of pictures' embeddings: which are kept on the workers, and how far a step gets with them.
 
 A picture is encoded in the first step that computes a row of it and does not find its embeddings. The cache has room
-for a number of tokens, and a step encodes at most so many; the largest picture always fits into both. A chunk of a
-prompt ends before a picture whose embeddings are not there and cannot be made in this step. It may end inside of a
+for a number of tokens, and a step encodes at most so many; the largest picture always fits into both. A step that
+others wait for encodes one picture: each is encoded by itself, so several would only make the wait longer. A chunk of
+a prompt ends before a picture whose embeddings are not there and cannot be made in this step. It may end inside of a
 picture, except where a picture's tokens attend to each other in both directions.
 
 Embeddings are held by steps in flight that read them, and by running sequences that have computed a part of the
@@ -33,6 +34,8 @@ class EncoderCacheManager:
         self._attends_both_ways = attends_both_ways
         self._room = step_tokens
         """Tokens that the step that is being planned may still encode."""
+        self._pictures_left: int | None = None
+        """Pictures that it may still encode; None: as many as there is room for."""
         self._tokens: dict[bytes, int] = {}
         """Of the embeddings that are kept, by key."""
         self._holders: dict[bytes, int] = {}
@@ -43,8 +46,10 @@ class EncoderCacheManager:
         self.num_held = 0
         """Tokens with holders."""
 
-    def begin_step(self) -> None:
+    def begin_step(self, max_pictures: int | None = None) -> None:
+        """``max_pictures``: the most that the step encodes; None: as many as there is room for."""
         self._room = self._step_tokens
+        self._pictures_left = max_pictures
 
     def undivided(self, group: SequenceGroup, start: int) -> int:
         """The fewest rows of ``group`` from ``start`` on that a step can compute."""
@@ -54,16 +59,19 @@ class EncoderCacheManager:
 
     def reach(self, group: SequenceGroup, start: int, end: int) -> int:
         """Where a chunk that begins at ``start`` ends: at ``end``, or before a picture that this step cannot have."""
-        new, held = 0, self.num_held
+        new, num_new, held = 0, 0, self.num_held
         seen = set()
         for place in _within(group, start, end):
             if place.key not in seen:
                 seen.add(place.key)
                 tokens = place.shape.num_tokens
-                new += 0 if place.key in self._tokens else tokens
+                is_new = place.key not in self._tokens
+                new += tokens if is_new else 0
+                num_new += is_new
                 held += 0 if place.key in self._holders else tokens
             is_cut = self._attends_both_ways and place.end > end
-            if is_cut or new > self._room or held > self.capacity:
+            lacks_room = new > self._room or held > self.capacity
+            if is_cut or lacks_room or (self._pictures_left is not None and num_new > self._pictures_left):
                 return max(start, place.offset)
         return end
 
@@ -108,6 +116,8 @@ class EncoderCacheManager:
         self._tokens[key] = tokens
         self._num_kept += tokens
         self._room -= tokens
+        if self._pictures_left is not None:
+            self._pictures_left -= 1
         step.encoded_pictures.append((key, picture))
         self._counters.encoded_pictures += 1
         self._counters.encoded_picture_tokens += tokens

@@ -149,7 +149,7 @@ class Scheduler:
             self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
         self._tenants.begin_step(now)
         if self._encoder is not None:
-            self._encoder.begin_step()
+            self._encoder.begin_step(1 if self._others_would_wait() else None)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         others_only = self._pacing.is_turn_of_others(now)
         self._schedule_running(step, others_only)
@@ -276,6 +276,11 @@ class Scheduler:
                     continue
                 step.append_blocks(seq, added)
             self._add(step, seq, wanted)
+
+    def _others_would_wait(self) -> bool:
+        """Whether a sequence gets its tokens one by one, and waits longer if prompts go on in larger pieces."""
+        running = self._lifecycle.running
+        return self._config.enable_chunked_prefill and any(seq.num_tokens - seq.num_computed <= 1 for seq in running)
 
     def _chunk(self, seq: Sequence, wanted: int, step: StepInFlight, num_later: int) -> int:
         """How many of the ``wanted`` tokens of a running ``seq`` the step computes; ``num_later``: sequences after it.

@@ -215,6 +215,7 @@ def model_message(
     model_digest: str,
     numerics: str,
     capabilities: Iterable[str] = ENGINE_CAPABILITIES,
+    media_memory_bytes: int = 0,
 ) -> engine_pb2.GetModelResponse:
     """The answer of GetModel."""
     defaults = engine_pb2.SamplingDefaults()
@@ -238,6 +239,7 @@ def model_message(
         max_num_seqs=cache.most_running(scheduler.max_num_seqs),
         capabilities=capabilities,
         num_parameters=spec.num_parameters,
+        media_memory_bytes=media_memory_bytes,
     )
 
 

@@ -134,6 +134,7 @@ class _EngineProcess:
             model_digest=digest_of(executor.model_digest, tokenizer_digest, *filter(None, [facts])),
             numerics=executor.numerics,
             capabilities=_capabilities(executor),
+            media_memory_bytes=0 if executor.model.vision is None else self._config.cache.media_memory_bytes,
         )
         model.picture_facts = facts
         answers = self._settings.answers

@@ -7,6 +7,7 @@ that no live request has go first that were used longest ago (``MediaStore``).
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,13 @@ from struct import Struct
 from engine_core.errors import InvalidRequestError
 from engine_core.media import CHANNELS, MAX_SIDE, MAX_VIEWS, MEDIA_DIGEST_BYTES, Picture, PictureShape, View
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
+from services.ring.limits import PICTURE_OVERHEAD_BYTES
 
-PICTURE_OVERHEAD_BYTES = 16 << 10
-"""Charged for each picture besides its pixels; so a store of pictures of a few pixels is bounded, too."""
 MAX_CHUNK_BYTES = 512 << 10
 MAX_REFUSALS = 256
 """Refused pictures of a peer that are remembered, with the reason."""
+STALLED_SECONDS = 10.0
+"""A picture of which no chunk has come for so long gives up its room when others need it."""
 NEWS_PER_FRAME = 1024
 """Digests in one frame."""
 _NUMBER = Struct("<I")
@@ -94,12 +96,14 @@ class MediaStore:
         *,
         max_tokens: int,
         retry_after_ms: Callable[[], int] = lambda: 1000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``most``: bytes of all together. ``check``: the executor's. ``max_tokens``: of the largest picture."""
         self.most = most
         self.check = check
         self.max_tokens = max_tokens
         self._retry_after_ms = retry_after_ms
+        self._clock = clock
         self._held: OrderedDict[bytes, Picture] = OrderedDict()
         """By digest, the one used longest ago first."""
         self._pins: Counter[bytes] = Counter()
@@ -107,6 +111,8 @@ class MediaStore:
         self._pinned_by: dict[str, tuple[bytes, ...]] = {}
         """Digests that each request pins, keyed by core id."""
         self._told: set[MediaNews] = set()
+        self._arriving: OrderedDict[PictureReceiver, float] = OrderedDict()
+        """Who receives a picture, and when its last chunk came; the one that has waited longest first."""
         self.used = 0
         """Bytes charged."""
         self.received = 0
@@ -157,19 +163,48 @@ class MediaStore:
     def reserve(self, nbytes: int) -> None:
         """Charge a picture that is about to come. Raises ``Refused`` if those in use leave no room for it."""
         wanted = nbytes + PICTURE_OVERHEAD_BYTES
-        for digest in [digest for digest in self._held if digest not in self._pins]:
-            if self.used + wanted <= self.most:
+        missing = self.used + wanted - self.most
+        unused = []
+        for digest, picture in self._held.items():  # only as far as needed: there may be very many
+            if missing <= 0:
                 break
-            self._drop(digest)
-        if self.used + wanted > self.most:
-            raise Refused(
-                Code.RESOURCE_EXHAUSTED,
-                f"media: {wanted} bytes for a picture; pictures of requests under way take {self.used} of the "
-                f"{self.most} bytes that this engine has for pictures (--media-memory-bytes); retry later",
-                retry_after_ms=self._retry_after_ms(),
-                reason=Reason.QUOTA,
+            if digest not in self._pins:
+                unused.append(digest)
+                missing -= picture.nbytes + PICTURE_OVERHEAD_BYTES
+        stalled = []
+        now = self._clock()
+        for receiver, last in self._arriving.items():
+            if missing <= 0 or now - last < STALLED_SECONDS:
+                break
+            stalled.append(receiver)
+            missing -= receiver.arriving_bytes + PICTURE_OVERHEAD_BYTES
+        if missing > 0:
+            raise self._full(
+                f"{wanted} bytes for a picture; pictures of requests under way take {self.used} of the {self.most} "
+                "bytes that this engine has for pictures (--media-memory-bytes)"
             )
+        for digest in unused:
+            self._drop(digest)
+        for receiver in stalled:
+            receiver.give_up(self._full(f"no pixels came for {STALLED_SECONDS:g} s, and others needed the room"))
         self.used += wanted
+
+    def arrives(self, receiver: PictureReceiver) -> None:
+        """A chunk of a picture came that is not complete."""
+        self._arriving[receiver] = self._clock()
+        self._arriving.move_to_end(receiver)
+
+    def arrives_no_more(self, receiver: PictureReceiver) -> None:
+        """Idempotent."""
+        self._arriving.pop(receiver, None)
+
+    def _full(self, problem: str) -> Refused:
+        return Refused(
+            Code.RESOURCE_EXHAUSTED,
+            f"media: {problem}; retry later",
+            retry_after_ms=self._retry_after_ms(),
+            reason=Reason.QUOTA,
+        )
 
     def give_back(self, nbytes: int) -> None:
         """A picture whose room was reserved does not come."""
@@ -237,7 +272,24 @@ class PictureReceiver:
         """The stream has ended."""
         if self._arriving is not None:
             self._store.give_back(self._arriving.nbytes)
-            self._arriving = None
+            self._end()
+
+    def _end(self) -> None:
+        """No picture arrives."""
+        self._arriving = None
+        self._store.arrives_no_more(self)
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Of the picture that has begun, in all."""
+        return 0 if self._arriving is None else self._arriving.nbytes
+
+    def give_up(self, reason: Refused) -> None:
+        """The picture that has begun must make room; the rest of it is not needed."""
+        if self._arriving is not None:
+            self._skipped = self._arriving.digest
+            self._remember(self._skipped, reason)
+            self.close()
 
     def begin(self, digest: bytes, header: PictureHeader) -> None:
         """A first chunk: the picture before it, if it is not complete, is dropped. Raises ``Refused``."""
@@ -256,6 +308,7 @@ class PictureReceiver:
         self._skipped = None
         started = blake2b(header.packed(), digest_size=MEDIA_DIGEST_BYTES)
         self._arriving = _Arriving(digest, header, header.nbytes, started)
+        self._store.arrives(self)
 
     def add(self, digest: bytes, data: bytes) -> None:
         """The next pixels. Raises ``Refused`` if they do not belong to the picture that has begun."""
@@ -269,6 +322,7 @@ class PictureReceiver:
         if (left := arriving.nbytes - arriving.received) < len(data):
             self._drop(invalid_field("media.data", f"{len(data)} bytes: expected {left}, as the header says"))
         arriving.add(data)
+        self._store.arrives(self)
         if arriving.received == arriving.nbytes:
             self._complete(arriving)
 
@@ -293,7 +347,8 @@ class PictureReceiver:
         except InvalidRequestError as error:
             self._drop(invalid_field(error.field, error.problem))
         self._store.keep(picture)
-        self._arriving, self._skipped = None, found
+        self._end()
+        self._skipped = found
 
     def _drop(self, refused: Refused) -> None:
         assert self._arriving is not None
@@ -302,10 +357,13 @@ class PictureReceiver:
         self._refuse(self._skipped, refused)
 
     def _refuse(self, digest: bytes, refused: Refused) -> None:
+        self._remember(digest, refused)
+        raise refused
+
+    def _remember(self, digest: bytes, refused: Refused) -> None:
         self._refused[digest] = refused.status
         while len(self._refused) > MAX_REFUSALS:
             self._refused.popitem(last=False)
-        raise refused
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:

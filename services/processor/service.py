@@ -391,7 +391,7 @@ def tokenize(
     if pictures is None:
         ids: Sequence[int] = model.tokenizer.encode(text, add_special_tokens=special)
     else:
-        ids = prompt_with_pictures(text, model, pictures, add_special_tokens=special).ids
+        ids = prompt_with_pictures(request.chat, text, model, pictures, add_special_tokens=special).ids
     return inference_pb2.TokenizeResponse(
         token_ids=ids,
         rendered=rendered,

@@ -7,3 +7,5 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_ALLOWED_BY_NGRAM = 1024
 """Ids that ``no_repeat_ngram`` lets pass."""
 MAX_NGRAM_SIZE, MAX_NGRAM_WINDOW = 1024, 65536
+PICTURE_OVERHEAD_BYTES = 16 << 10
+"""Charged at an engine for each picture besides its pixels; so a store of pictures of a few pixels is bounded, too."""

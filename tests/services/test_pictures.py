@@ -29,6 +29,7 @@ from tests.services.test_engine_attach import Backend
 TEMPLATE = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
     "{{ '<image>' if part.type == 'image' else part.text }}\n{% endfor %}{% endif %}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{{ note }}"
 )
 MEDIA_MEMORY = 16 << 20
 PLACEHOLDER = "<image>"
@@ -128,7 +129,7 @@ def test_cached_blocks_are_those_of_equal_pictures(stub: Any) -> None:
 def test_tenants_share_nothing(stub: Any) -> None:
     def cached(tenant: str) -> int:
         call = stub.Generate(asked(png(13), "What is it?"), metadata=[("x-ringline-tenant", tenant)])
-        return Answer(call).usage.cached_tokens
+        return int(Answer(call).usage.cached_tokens)
 
     assert [cached(tenant) for tenant in ("a", "b", "a")] == [0, 0, cached("b")]
 
@@ -242,6 +243,29 @@ def test_what_is_wrong_with_a_picture_is_said_of_its_part(stub: Any, change: dic
     status = refused(stub.Generate(request))
     assert status.code is Code.INVALID_ARGUMENT
     assert (status.field or "").endswith(field), status
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tools": [{"name": "f", "description": PLACEHOLDER}]}, "chat.tools[0].description"),
+        ({"template_args_json": f'{{"note": "{PLACEHOLDER}"}}'}, "chat.template_args_json"),
+    ],
+)
+def test_the_field_that_shows_a_picture_too_many_is_named(stub: Any, change: dict[str, Any], field: str) -> None:
+    request = asked(png(1), "What is it?")
+    request.chat.MergeFrom(pb.Chat(**change))
+    status = refused(stub.Generate(request))
+    assert (status.code, status.field) == (Code.INVALID_ARGUMENT, field)
+
+
+def test_pictures_that_no_engine_can_hold_together_are_refused(stub: Any) -> None:
+    """Each takes half a megabyte as pixels: 33 of them fit."""
+    pictures = [png(seed, 300, 200) for seed in range(36)]
+    status = refused(stub.Generate(asked(*pictures)))
+    assert status.code is Code.INVALID_ARGUMENT
+    assert status.field == "chat.messages[0].content_parts[33].media"
+    assert f"at most {MEDIA_MEMORY} " in status.message
 
 
 def test_a_prompt_with_pictures_is_not_cut(stub: Any) -> None:
@@ -395,7 +419,9 @@ async def test_a_begun_picture_takes_room_only_while_its_peer_is_there(seeing: R
 async def test_pixels_without_a_picture_are_refused(seeing: Ring) -> None:
     one = picture(63)
     async with Peers(seeing) as backend:
-        await backend.send(*chunks(one)[1:] or [engine_pb2.Command(media={"digest": one.digest, "data": b"abc"})])
+        await backend.send(
+            *chunks(one)[1:] or [engine_pb2.Command(media=engine_pb2.MediaChunk(digest=one.digest, data=b"abc"))]
+        )
         await backend.until(lambda: backend.rejections)
         assert backend.rejections[0].status.message.startswith("media.header: ")
 

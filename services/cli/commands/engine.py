@@ -15,6 +15,7 @@ from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.chat_template import read_template
 from engine_core.model_loader.generation_config import overrides
 from engine_core.model_loader.location import check_hub, check_location, local_path
+from engine_core.model_loader.picture_options import picture_limit, preprocessor_overrides
 from engine_core.platforms.host_memory import address_limit
 from engine_core.progress import StartupProgress
 from engine_core.vllm_options import CALLED, LOAD_FORMATS, WITHOUT_EFFECT, instead_of_vllm_options
@@ -41,6 +42,7 @@ FOREIGN_FLAGS: ForeignFlags = {
     **instead_of_vllm_options(lambda name: "--" + name.replace("_", "-")),
     **{name: NoEffect(each.why, each.takes_value, each.only, each.otherwise) for name, each in WITHOUT_EFFECT.items()},
     **{name: Alias(option) for name, option in CALLED.items()},
+    "allowed_media_domains": VLLM_FLAGS["allowed_media_domains"],
     "load_format": Alias("load_format", LOAD_FORMATS),
 }
 """Flags of vLLM and llama-server; vLLM's win."""
@@ -111,6 +113,8 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
     try:
         config = build(EngineConfig(), {"kernel_cache_dir": kernel_cache_dir, **values})
         overrides(config.model)
+        picture_limit(config.model)
+        preprocessor_overrides(config.model)
         read_template(config.model)
         check_location(config.model.model)
         if config.model.tokenizer:

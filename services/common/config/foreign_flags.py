@@ -6,13 +6,17 @@ before it is parsed, so that a flag of theirs is parsed, checked and refused as 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
+OBJECTS = frozenset({"limit_mm_per_prompt", "mm_processor_kwargs", "override_generation_config"})
+"""Options with a JSON object. As vLLM does, --option.member VALUE sets a member; VALUE is JSON, or else text."""
 _SHORT_WITH_NUMBER = re.compile(r"(-[A-Za-z]+)(\d+)")
 """-tp2, which is -tp 2."""
 
@@ -28,7 +32,8 @@ class Alias:
     value: str | None = None
     """The value that the flag sets, if it takes none itself."""
     others: str | None = None
-    """A list option that gets all values but the first: those that follow, if MODEL came before."""
+    """A list option that gets all values but the first: those that follow, if MODEL came before. That of ``option``: it
+    gets all of them."""
     by_commas: bool = False
     """Whether commas separate the values for ``others``, too."""
 
@@ -107,13 +112,18 @@ class _Translator:
         self._rest: deque[str] = deque()
         self._ignored: dict[str, str] = {}
         self._model_given = False
+        self._members: dict[str, dict[str, Any]] = {}
 
     def translate(self, words: Iterable[str]) -> Translation:
         self._rest = deque(words)
         translated: list[str] = []
         while self._rest:
             translated += self._next(self._rest.popleft())
-        return Translation(translated, self._ignored)
+        for flag in self._members:
+            if any(word.partition("=")[0] == flag for word in translated):
+                raise click.UsageError(f"{flag} is given as a whole and by members: choose one.")
+        objects = [f"{flag}={json.dumps(members)}" for flag, members in self._members.items()]
+        return Translation(objects + translated, self._ignored)
 
     def _next(self, word: str) -> Iterator[str]:
         """The translation of ``word`` and of what belongs to it."""
@@ -136,6 +146,8 @@ class _Translator:
             yield from self._alias(flag, entry, inline)
         elif isinstance(entry, NoEffect):
             self._ignore(flag, entry, inline)
+        elif own is None and self._is_member(flag):
+            self._add_member(flag, inline)
         elif isinstance(entry, str) and not flag.startswith("--"):  # click would read -hff as -h -f -f
             raise click.UsageError(f"{flag} {entry}.")
         else:
@@ -160,11 +172,33 @@ class _Translator:
         self._model_given |= entry.option == "model"
         if entry.others is not None:
             value, *others = [*(value.split(",") if entry.by_commas else [value]), *self._following()]
-            if others:
+            if entry.others == entry.option:
+                value = ",".join([value, *others])
+            elif others:
                 yield f"{self._flag_of_others(flag, entry.others, others)}={','.join(others)}"
         known = entry.values.get(value, value)
         if known is not None:
             yield f"{flags[0]}={known}"
+
+    def _is_member(self, flag: str) -> bool:
+        """Whether it is of an object, such as --limit-mm-per-prompt.image."""
+        option = self._by_flag.get(flag.partition(".")[0].replace("_", "-"))
+        return "." in flag and option is not None and option.name in OBJECTS
+
+    def _add_member(self, flag: str, inline: str | None) -> None:
+        if inline is None and not self._rest:
+            raise click.UsageError(f"Option '{flag}' requires an argument.")
+        text = self._rest.popleft() if inline is None else inline
+        first, *path, last = flag.split(".")
+        members = self._members.setdefault(first.replace("_", "-"), {})
+        for name in path:
+            members = members.setdefault(name, {})
+            if not isinstance(members, dict):
+                raise click.UsageError(f"{flag}: {name} has a value already.")
+        try:
+            members[last] = json.loads(text)
+        except (ValueError, RecursionError):
+            members[last] = text
 
     def _flag_of_others(self, flag: str, others: str, names: list[str]) -> str:
         option = self._by_name.get(others)

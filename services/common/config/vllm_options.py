@@ -70,6 +70,7 @@ VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("shutdown_timeout",): Alias("drain_grace"),
         ("api_server_count", "asc"): Alias("num_gateways"),
         # Values that are called otherwise, or several
+        ("allowed_media_domains",): Alias("allowed_media_hosts", others="allowed_media_hosts"),
         ("generation_config",): Alias("generation_config", {"vllm": "none"}),
         ("served_model_name",): Alias("served_model_name", others="model_aliases"),
         ("dtype",): Alias("dtype", {"half": "float16", "float": "float32"}),

@@ -17,6 +17,7 @@ from services.gateway.other_servers import Limit, OtherServers, RepeatPenalty
 
 _SEEDS = 2**64
 _LEAST_SEED = -(2**63)
+MM_PROCESSOR_KWARGS = "the server's option of this name says how all pictures are prepared"
 _FORM = "the form of an answer is response_format in chats and completions"
 
 
@@ -165,12 +166,10 @@ class SamplingFields(OtherServers):
     user: Annotated[Any, ignored("Identity is the bearer token's.")] = None
     session_id: Annotated[Any, ignored("Prefixes are cached without it.")] = None
     stream_interval: Annotated[Any, ignored("Tokens come as soon as they are there.")] = None
-    mm_processor_kwargs: Annotated[
-        Any, refused("the engine's option --mm-processor-kwargs says it for all requests", {})
-    ] = None
-    media_io_kwargs: Annotated[Any, refused("pictures are read in one way", {})] = None
-    mm_payload: Annotated[Any, refused("pictures are parts of messages")] = None
-    return_mm_kwargs: Annotated[Any, ignored("What the model sees of pictures is not returned.")] = None
+    mm_processor_kwargs: Annotated[Any, refused(MM_PROCESSOR_KWARGS, {})] = None
+    media_io_kwargs: Annotated[Any, ignored("Files of pictures are decoded in one way.")] = None
+    mm_payload: Annotated[Any, refused("pictures are parts of messages", {})] = None
+    return_mm_kwargs: Annotated[Any, refused("pictures are prepared within the ring", False)] = None
     return_token_offsets: Annotated[Any, ignored("vLLM ignores it at this endpoint, too.")] = None
     routed_experts_prompt_start: Annotated[Any, ignored("Routing of experts is not reported.")] = None
 
@@ -184,7 +183,7 @@ class SamplingFields(OtherServers):
     watermarking: Annotated[Any, refused("tokens are drawn without a watermark", False)] = None
     repetition_detection: Annotated[Any, refused("repetition_penalty makes repetitions less likely")] = None
     kv_transfer_params: Annotated[Any, refused("engines compute the prompts of their requests", {})] = None
-    ec_transfer_params: Annotated[Any, refused("there are no encoders", {})] = None
+    ec_transfer_params: Annotated[Any, refused("engines encode the pictures of their requests", {})] = None
     lora_request: Annotated[Any, refused("there are no adapters; merge them into the model's weights")] = None
     typical_p: Annotated[Any, refused("top_p and min_p leave out unlikely tokens", 1)] = None
     num_beams: Annotated[Any, refused("n gives several choices", 1)] = None

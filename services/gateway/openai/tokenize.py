@@ -14,12 +14,13 @@ from ringline.request import build_detokenize
 from starlette.responses import Response
 
 from services.gateway.answer import tokenize as ring_tokenize
-from services.gateway.fields import Body, checked, options_of, passed, refused, supported
+from services.gateway.fields import Body, checked, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.openai.errors import OPENAI, openai_dialect
 from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
 from services.gateway.openai.models import model_of
+from services.gateway.openai.sampling_fields import MM_PROCESSOR_KWARGS
 from services.gateway.token_texts import TokenTexts
 
 
@@ -35,10 +36,8 @@ class TokenizeRequest(Body):
     continue_final_message: Annotated[bool | None, passed()] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, passed(option="template_args")] = None
     return_token_strs: Annotated[bool | None, supported("Adds `token_strs`, the text of each token.")] = None
-    mm_processor_kwargs: Annotated[
-        Any, refused("the engine's option --mm-processor-kwargs says it for all requests", {})
-    ] = None
-    media_io_kwargs: Annotated[Any, refused("pictures are read in one way", {})] = None
+    mm_processor_kwargs: Annotated[Any, refused(MM_PROCESSOR_KWARGS, {})] = None
+    media_io_kwargs: Annotated[Any, ignored("Files of pictures are decoded in one way.")] = None
     chat_template: Annotated[Any, refused("the model's own is used; chat_template_kwargs has its variables")] = None
 
 

@@ -29,8 +29,9 @@ from services.processor.media.pool import PicturePool
 from services.processor.metrics import ProcessorMetrics
 from services.processor.request import Request
 from services.processor.served_models import ServedModel, ServedModels, no_route
-from services.ring.errors import Code, Refused, Status
+from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import check_requires
+from services.ring.limits import PICTURE_OVERHEAD_BYTES
 from services.ring.tenant_quota import TenantMemoryQuota
 from text_core.pictures.prepared import PreparedPicture
 
@@ -163,7 +164,9 @@ class PictureStage:
         self, sources: Sequence[PictureSource], model: ServedModel, tenant: str, charge: Callable[[int], None]
     ) -> list[PreparedPicture]:
         """One after another, so that a request with many takes turns with others."""
-        facts, prepared = _facts(model), []
+        facts = _facts(model)
+        prepared = []
+        sizes: dict[bytes, int] = {}
         for source in sources:
             if isinstance(source.given, bytes):
                 data, mime = source.read()
@@ -171,6 +174,8 @@ class PictureStage:
                 data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
             picture = await self._pool.prepare(tenant, facts, data, mime, source.path)
             charge(picture.nbytes)
+            sizes |= {item.digest: item.nbytes + PICTURE_OVERHEAD_BYTES for item in picture.items}
+            _check_room(source.path, sum(sizes.values()), model.model.media_memory_bytes)
             prepared.append(picture)
         return prepared
 
@@ -219,10 +224,9 @@ class PictureStage:
         if (left := self._held.pop(request.request_id, 0) - size) > 0:
             self._held[request.request_id] = left
 
-
-def _facts(model: ServedModel) -> bytes:
-    assert model.pictures is not None
-    return model.pictures.facts
+        facts = _facts(model)
+        prepared = []
+        sizes: dict[bytes, int] = {}
 
 
 def _check(packed: bytes, sources: Sequence[PictureSource], model: ServedModel) -> None:

@@ -17,7 +17,7 @@ from services.processor.admission.validation import (
     refuse,
     text_too_large,
 )
-from services.processor.media.chat_pictures import ChatPictures
+from services.processor.media.chat_pictures import ChatPictures, check_other_texts
 from services.processor.served_models import ServedModel
 from text_core.chat_templates import NO_TEMPLATE, ChatTemplateError, ChatTooLongError, UnknownTemplateError
 from text_core.pictures.base import PictureError
@@ -67,13 +67,19 @@ def resolve_prompt(
     if pictures is None:
         return Prompt(prompt_ids(request, served_model, tools))
     rendered = render_chat(request.chat, served_model, tools)
-    return prompt_with_pictures(rendered, served_model, pictures, add_special_tokens=request.add_special_tokens)
+    special = request.add_special_tokens
+    return prompt_with_pictures(request.chat, rendered, served_model, pictures, add_special_tokens=special)
 
 
 def prompt_with_pictures(
-    rendered: str, served_model: ServedModel, pictures: ChatPictures, *, add_special_tokens: bool
+    chat: inference_pb2.Chat,
+    rendered: str,
+    served_model: ServedModel,
+    pictures: ChatPictures,
+    *,
+    add_special_tokens: bool,
 ) -> Prompt:
-    """The prompt of a rendered chat, in which placeholders stand for ``pictures``. Raises ``Refused``."""
+    """The prompt of a ``rendered`` chat, in which placeholders stand for ``pictures``. Raises ``Refused``."""
     assert served_model.pictures is not None
     processor = served_model.pictures.processor
     plans = [picture.plan for picture in pictures.pictures]
@@ -83,6 +89,7 @@ def prompt_with_pictures(
         check_prompt_length(num_expanded(ids, plans), served_model.limits)  # counted before it is made
         made = expanded(ids, processor.item_token_id, plans)
     except PictureError as error:
+        check_other_texts(chat, served_model.pictures)
         raise refuse("chat.messages", str(error)) from None
     return Prompt(made.ids, list(zip(made.offsets, pictures.items, strict=True)))
 

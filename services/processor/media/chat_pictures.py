@@ -142,8 +142,17 @@ def check_pictures(
 
 def check_texts(chat: inference_pb2.Chat, pictures: ModelPictures) -> None:
     """Raise ``Refused`` for a text with what stands for pictures: nobody may place one by hand."""
+    _check_marks(_texts(chat), pictures)
+
+
+def check_other_texts(chat: inference_pb2.Chat, pictures: ModelPictures) -> None:
+    """Raise ``Refused`` for such a text among those that few templates show: one was shown too often."""
+    _check_marks(_other_texts(chat), pictures)
+
+
+def _check_marks(texts: Iterator[tuple[str, str]], pictures: ModelPictures) -> None:
     marks = {pictures.processor.placeholder, pictures.processor.item_token}
-    for field_name, text in _texts(chat):
+    for field_name, text in texts:
         for mark in marks:
             if mark in text:
                 problem = f"has {mark!r}, which stands for a picture: expected text without it"
@@ -159,6 +168,22 @@ def _texts(chat: inference_pb2.Chat) -> Iterator[tuple[str, str]]:
             yield f"{path}.content_parts[{number}].text", part.text
         for number, call in enumerate(message.tool_calls):
             yield f"{path}.tool_calls[{number}].arguments_json", call.arguments_json
+
+
+def _other_texts(chat: inference_pb2.Chat) -> Iterator[tuple[str, str]]:
+    yield "chat.tools_json", chat.tools_json
+    for number, tool in enumerate(chat.tools):
+        yield f"chat.tools[{number}].description", tool.description
+        yield f"chat.tools[{number}].parameters_json", tool.parameters_json
+    yield "chat.template_args_json", chat.template_args_json
+    for at, message in enumerate(chat.messages):
+        path = f"chat.messages[{at}]"
+        yield f"{path}.role", message.role
+        yield f"{path}.name", message.name
+        yield f"{path}.tool_call_id", message.tool_call_id
+        for number, call in enumerate(message.tool_calls):
+            yield f"{path}.tool_calls[{number}].id", call.id
+            yield f"{path}.tool_calls[{number}].name", call.name
 
 
 def check_resumed(request: inference_pb2.GenerateRequest, digests: Sequence[bytes]) -> None:

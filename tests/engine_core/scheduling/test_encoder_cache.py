@@ -47,6 +47,18 @@ def test_a_step_encodes_as_many_tokens_as_it_computes_or_one_large_picture():
     assert sizes == [(4, [CAT]), (4, [DOG]), (4, []), (4, []), (4, []), (1, [])]
 
 
+def test_a_step_encodes_one_picture_while_others_wait_for_tokens():
+    engine = Harness(vision=SEES, max_num_batched_tokens=40, encoder_tokens=40)
+    engine.add("alone", 20, media=[(CAT, 0), (DOG, 6)], max_tokens=9)
+    engine.step()
+    assert encoded(engine)[0] == [CAT, DOG]
+    engine.add("beside", 20, media=[(OWL, 0), (FOX, 6)], max_tokens=9)
+    for picture in (OWL, FOX):
+        engine.step()
+        assert encoded(engine)[0] == [picture]
+    engine.finish()
+
+
 def test_embeddings_are_found_again_until_their_room_is_needed():
     engine = Harness(vision=SEES, encoder_tokens=13, max_num_batched_tokens=12)
     found = []

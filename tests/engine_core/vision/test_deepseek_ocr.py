@@ -16,6 +16,7 @@ from engine_core.forward_context import MediaRows
 from engine_core.media import Picture, PictureShape
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.vision_model import VisionModel
+from engine_core.startup import served_of_multimodal
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.vision.deepseek_ocr_checkpoints import SIZES, write_deepseek_ocr
 from tests.engine_core.vision.pictures import random_picture
@@ -112,6 +113,8 @@ def test_text_alone_needs_no_tower(directory: Path) -> None:
     assert whole.spec.vision is not None
     assert alone.vision is None
     assert alone.spec.vision is None
+    assert served_of_multimodal(whole) == "DeepseekOCRForCausalLM, with pictures: "
+    assert served_of_multimodal(alone) == "the text of DeepseekOCRForCausalLM alone: "
     names = build_model(alone).tensors()
     assert not any("sam_model" in name for name in names)
     assert {name for name in names if name.startswith("model.layers.")}

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import click
 import pytest
 
 from services.cli.commands.engine import engine_config
@@ -49,3 +50,17 @@ def test_too_few_addresses_for_libraries_are_told_before_they_are_loaded(tmp_pat
 def test_compiled_kernels_are_kept_where_xdg_says(variable, given, kept, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", variable)
     assert engine_config({"model": "some/hub-id", **given}).device.kernel_cache_dir == kept
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"limit_mm_per_prompt": "image=2"},
+        {"limit_mm_per_prompt": '{"video": 1}'},
+        {"mm_processor_kwargs": "max_pixels=1003520"},
+        {"override_generation_config": "top_k=1"},
+    ],
+)
+def test_a_wrong_object_is_refused_before_libraries_are_loaded(wrong):
+    with pytest.raises(click.UsageError, match="expected a JSON object"):
+        engine_config({"model": "some/hub-id", **wrong})

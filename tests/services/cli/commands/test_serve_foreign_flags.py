@@ -14,7 +14,7 @@ from services.cli.commands.engine import FOREIGN_FLAGS, engine
 from services.cli.commands.gateway import gateway
 from services.cli.commands.processor import processor
 from services.cli.commands.serve import serve
-from services.common.config.foreign_flags import Alias, NoEffect, entry_of
+from services.common.config.foreign_flags import OBJECTS, Alias, NoEffect, entry_of
 
 COMMANDS = (serve, engine, processor, gateway)
 OWN = {flag for command in COMMANDS for param in command.params for flag in (*param.opts, *param.secondary_opts)}
@@ -57,6 +57,11 @@ def test_an_alias_is_that_of_an_option() -> None:
     for each in aliases:
         for value in {each.value, *each.values.values()} - {None}:
             options[each.option].type.convert(value, None, None)  # raises if it is not usable
+
+
+def test_objects_are_the_options_whose_help_says_so() -> None:
+    params = [param for command in COMMANDS for param in command.params if isinstance(param, click.Option)]
+    assert {param.name for param in params if "JSON object" in (param.help or "")} == OBJECTS
 
 
 def test_an_answer_names_flags_that_are_there() -> None:
@@ -127,6 +132,7 @@ def test_an_answer_names_flags_that_are_there() -> None:
                 "tool_call_parser": "mistral",
                 "max_model_len": 4096,
                 "served_model_name": "x",
+                "limit_mm_per_prompt": "{}",
             },
         ),
         (
@@ -134,6 +140,19 @@ def test_an_answer_names_flags_that_are_there() -> None:
             {"tool_call_parser": "deepseek", "reasoning_parser": "think"},
         ),
         ("m --tool-call-parser jamba", {"tool_call_parser": "auto"}),
+        (
+            "m --logits_processors vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor "
+            "--no-enable-prefix-caching --mm-processor-cache-gb 0 --mm-encoder-tp-mode data",
+            {"enable_prefix_caching": False},
+        ),
+        (
+            "m --allowed-media-domains a.example b.example --limit-mm-per-prompt.video 0 --limit_mm_per_prompt.image=2",
+            {"allowed_media_hosts": ("a.example", "b.example"), "limit_mm_per_prompt": '{"video": 0, "image": 2}'},
+        ),
+        (
+            "m --mm-processor-kwargs.size.longest_edge 5 --mm-processor-kwargs.size.mode crop",
+            {"mm_processor_kwargs": '{"size": {"longest_edge": 5, "mode": "crop"}}'},
+        ),
     ],
 )
 def test_a_command_line_of_another_server_sets_our_options(line: str, options: dict[str, object]) -> None:
@@ -154,6 +173,10 @@ def test_a_command_line_of_another_server_sets_our_options(line: str, options: d
         ("--reasoning-budget 0", "enable_thinking"),
         ("--tokenizer-mode slow", "leave it out"),
         ("--config-format hf_raw", "leave it out"),
+        ("--logits-processors some.module:Processor", "no_repeat_ngram"),
+        ("--limit-mm-per-prompt.image 2 --limit-mm-per-prompt {}", "choose one"),
+        ("--mm-processor-kwargs.size 2 --mm-processor-kwargs.size.longest_edge 5", "has a value already"),
+        ("--mm-processor-kwargs.max_pixels", "requires an argument"),
     ],
 )
 def test_an_answer_says_what_counts_instead(flags: str, what_counts: str) -> None:

@@ -1167,6 +1167,7 @@ class GetModelResponse(google.protobuf.message.Message):
     TOOL_CALL_FORMAT_FIELD_NUMBER: builtins.int
     REASONING_FORMAT_FIELD_NUMBER: builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: builtins.int
+    MEDIA_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     PICTURE_FACTS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that clients ask for."""
@@ -1210,6 +1211,8 @@ class GetModelResponse(google.protobuf.message.Message):
     """Format of reasoning, likewise."""
     num_parameters: builtins.int
     """Numbers that the weights consist of, of all ranks together. 0: not known."""
+    media_memory_bytes: builtins.int
+    """Bytes for the pixels of pictures, each of which counts for 16 KiB more. 0: not known, or it takes none."""
     picture_facts: builtins.str
     """How pictures are prepared, as JSON (docs/protocol.md); part of model_digest. Empty: none are taken."""
     @property
@@ -1248,10 +1251,11 @@ class GetModelResponse(google.protobuf.message.Message):
         tool_call_format: builtins.str = ...,
         reasoning_format: builtins.str = ...,
         num_parameters: builtins.int = ...,
+        media_memory_bytes: builtins.int = ...,
         picture_facts: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "picture_facts", b"picture_facts", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "media_memory_bytes", b"media_memory_bytes", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "picture_facts", b"picture_facts", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
 
