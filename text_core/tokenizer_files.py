@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from text_core.pictures.base import FACTS_FILE
-
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -39,14 +37,11 @@ class TokenizerError(ValueError):
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Whether ``name`` (a path relative to the checkpoint, with ``/``) is on the allow-list.
-
-    The engine makes ``FACTS_FILE``; a checkpoint's own is not read.
-    """
+    """Whether ``name`` (a path relative to the checkpoint, with ``/``) is on the allow-list."""
     folder, _, base = name.rpartition("/")
     if folder:
         return folder == ADDITIONAL_TEMPLATES and base.endswith(".jinja") and base != ".jinja"
-    return name in TOKENIZER_FILES or name == FACTS_FILE
+    return name in TOKENIZER_FILES
 
 
 def read_tokenizer_files(directory: str | Path) -> dict[str, bytes]:

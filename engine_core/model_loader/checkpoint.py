@@ -50,7 +50,6 @@ from engine_core.models.registry import (
 from engine_core.models.vision_model import VisionModel
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
-from engine_core.vision.registry import VISION_MODELS
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
@@ -327,10 +326,11 @@ def _vision_of(path: Path, architecture: str | None, options: ModelConfig, load:
     Its shape is not resolved yet. Raises as ``read_shape`` does, and ``ConfigError``.
     """
     overrides, limit = preprocessor_overrides(options), picture_limit(options)
-    if options.language_model_only or not limit or is_gguf(path):
+    if architecture is None or options.language_model_only or not limit or is_gguf(path):
         return None
-    model = None if architecture is None else VISION_MODELS.get(architecture)
-    if model is None:
+    from engine_core.vision.registry import VISION_MODELS  # loads much of transformers
+
+    if (model := VISION_MODELS.get(architecture)) is None:
         return None
     config = _whole_config(path, architecture)
     if config.model_type != model.model_type or getattr(config, "vision_config", True) is None:

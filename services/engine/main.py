@@ -41,7 +41,6 @@ from services.engine.tracing import EngineTraces
 from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, MEDIA, PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from text_core.grammar.markers import Markers
-from text_core.pictures.base import FACTS_FILE
 from text_core.tokenizer_files import NO_TOKENIZER, fingerprint
 
 log = structlog.get_logger(__name__)
@@ -120,9 +119,10 @@ class _EngineProcess:
         await self._start_engine()
         assert self._started is not None
         executor = self._started.executor
-        if executor.picture_facts is not None and files != NO_TOKENIZER:
-            files = {**files, FACTS_FILE: json.dumps(executor.picture_facts, sort_keys=True).encode()}
         tokenizer_digest = fingerprint(files)
+        facts = ""
+        if executor.picture_facts is not None and files != NO_TOKENIZER:
+            facts = json.dumps(executor.picture_facts, sort_keys=True)
         can_constrain = executor.grammar_support is None
         if not can_constrain:
             log.info("constraints are refused", reason=executor.grammar_support)
@@ -131,11 +131,12 @@ class _EngineProcess:
             executor.kv_cache_config,
             self._config.scheduler,
             tokenizer_digest=tokenizer_digest,
-            model_digest=digest_of(executor.model_digest, tokenizer_digest),
+            model_digest=digest_of(executor.model_digest, tokenizer_digest, *filter(None, [facts])),
             numerics=executor.numerics,
             capabilities=_capabilities(executor),
             media_memory_bytes=0 if executor.model.vision is None else self._config.cache.media_memory_bytes,
         )
+        model.picture_facts = facts
         answers = self._settings.answers
         model.tool_call_format = "" if answers.tool_call_parser == "auto" else answers.tool_call_parser
         model.reasoning_format = "" if answers.reasoning_parser == "auto" else answers.reasoning_parser

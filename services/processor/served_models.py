@@ -26,7 +26,7 @@ from text_core.grammar.checker import GrammarChecker
 from text_core.grammar.constraints import MAX_CHOICES as MAX_CONSTRAINT_CHOICES
 from text_core.grammar.constraints import MAX_TEXT_BYTES
 from text_core.pictures.base import PictureProcessor
-from text_core.pictures.registry import processor_of, read_facts, write_facts
+from text_core.pictures.registry import parse_facts, processor_of, write_facts
 from text_core.tokenizer import Tokenizer
 from text_core.tokenizer_files import archive_of
 
@@ -103,7 +103,7 @@ class ModelPictures:
     """How a model's pictures are prepared."""
 
     facts: bytes
-    """Content of ``FACTS_FILE``, with the tokenizer's added tokens."""
+    """The engine's ``picture_facts``, with the tokenizer's added tokens."""
     limit: int
     """Most pictures of a prompt."""
     processor: PictureProcessor
@@ -111,14 +111,12 @@ class ModelPictures:
 
 @dataclass(frozen=True, slots=True)
 class TextCodec:
-    """A tokenizer and its chat templates, and what goes with them."""
+    """A tokenizer and its chat templates."""
 
     tokenizer: Tokenizer
     chat: ChatTemplates
     archive: bytes = b""
     """The tokenizer's files as a ZIP; empty unless they are served, too."""
-    pictures: ModelPictures | None = None
-    """None: the model takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +208,16 @@ class ServedModels:
         """Hold an engine's model; raises ``LinkRefused`` while there is no room for one more."""
         generation = generation_of(model)
         if (held := self.held.get(generation)) is not None:
+            if model.picture_facts != held.model.picture_facts:  # of an engine whose digest does not tell
+                raise LinkRefused("it prepares pictures otherwise than other engines of its model_digest")
             self._add_capabilities(held, model.capabilities)
             return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs, self._aliases)
         checker = GrammarChecker(codec.tokenizer, model.vocab_size, model.eos_token_ids)
-        sees = codec.pictures if MEDIA in model.capabilities else None
-        limits = replace(limits, takes_pictures=sees is not None)
+        pictures = _pictures_of(model, codec.tokenizer)
+        limits = replace(limits, takes_pictures=pictures is not None)
         served_model = ServedModel(
-            model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker), codec.archive, sees
+            model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker), codec.archive, pictures
         )
         if not self.held.learn(generation, PeerId(model.name, model.incarnation), served_model):
             raise LinkRefused(f"its model is one too many: {self._limit()} reached, all in use")
@@ -269,7 +269,7 @@ class ServedModels:
         """The codec of another generation with the same tokenizer; None if there is none."""
         for held in self.held.values():
             if held.model.tokenizer_digest == model.tokenizer_digest:
-                return TextCodec(held.tokenizer, held.chat, held.tokenizer_archive, held.pictures)
+                return TextCodec(held.tokenizer, held.chat, held.tokenizer_archive)
         return None
 
 
@@ -288,15 +288,14 @@ def no_route(served: Sequence[Generation], wanted: Generation | None, route_time
 
 
 def _codec_of(files: dict[str, bytes]) -> TextCodec:
-    tokenizer = Tokenizer.from_files(files)
-    return TextCodec(tokenizer, ChatTemplates.from_files(files), pictures=_pictures_of(files, tokenizer))
+    return TextCodec(Tokenizer.from_files(files), ChatTemplates.from_files(files))
 
 
-def _pictures_of(files: dict[str, bytes], tokenizer: Tokenizer) -> ModelPictures | None:
+def _pictures_of(model: engine_pb2.GetModelResponse, tokenizer: Tokenizer) -> ModelPictures | None:
+    if MEDIA not in model.capabilities or not model.picture_facts:
+        return None
     try:
-        if (facts := read_facts(files)) is None:
-            return None
-        facts = replace(facts, special_tokens=tokenizer.added_tokens())
+        facts = replace(parse_facts(model.picture_facts), special_tokens=tokenizer.added_tokens())
         return ModelPictures(write_facts(facts), facts.limit, processor_of(facts))
     except ValueError as error:  # such as a family of a later version
         log.warning("this processor cannot prepare the model's pictures, which are refused", reason=str(error))

@@ -46,6 +46,12 @@ def test_triton_is_not_asked_for(loaded: dict[str, Any]) -> None:
     assert "triton" not in loaded["modules"]
 
 
+def test_transformers_models_stay_out(loaded: dict[str, Any]) -> None:
+    """Only their configurations are read for a model of text that Ringline has itself."""
+    assert "transformers" in loaded["modules"]
+    assert not {"transformers.modeling_utils", "torch.distributed.tensor"} & set(loaded["modules"])
+
+
 def test_torchs_compiler_stays_out(loaded: dict[str, Any]) -> None:
     """It would take seconds of every start, or of every engine that is profiled, and a hundred megabytes."""
     assert "torch" in loaded["modules"]

@@ -175,6 +175,7 @@ def resumed_at(request: pb.GenerateRequest, whole: Answer, position: int) -> pb.
     resumed.resume.choices.add(choice=0, token_ids=whole.ids[:position])
     resumed.resume.model_digest = whole.admitted.model_digest
     resumed.resume.media_digests.extend(whole.admitted.media_digests)
+    resumed.resume.prompt_digest = whole.admitted.prompt_digest
     return resumed
 
 
@@ -188,6 +189,16 @@ def test_a_resume_with_other_pictures_is_refused(stub: Any) -> None:
     for wrong in (other, without):
         status = refused(stub.Generate(wrong))
         assert (status.code, status.field) == (Code.INVALID_ARGUMENT, "resume.media_digests")
+
+
+def test_a_resume_whose_prompt_has_become_another_is_refused(stub: Any) -> None:
+    """As after midnight, if the template writes the date."""
+    request = asked(png(43), "Today is the first.")
+    whole = Answer(stub.Generate(request))
+    other = resumed_at(request, whole, 3)
+    other.chat.messages[0].content_parts[1].text = "Today is the second."
+    status = refused(stub.Generate(other))
+    assert (status.code, status.field) == (Code.INVALID_ARGUMENT, "resume.prompt_digest")
 
 
 def test_a_killed_engine_changes_no_token(seeing: Ring, stub: Any) -> None:

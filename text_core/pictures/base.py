@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-FACTS_FILE = "pictures.json"
+FACTS = "picture_facts"
+"""Their name in errors: the engine's field that brings them."""
 """The file, sent with the tokenizer's, that says how a model's pictures are prepared (``PictureFacts``)."""
 
 
@@ -93,7 +94,7 @@ class PicturePlan:
 
 @dataclass(frozen=True, slots=True)
 class PictureFacts:
-    """A model's facts that its processor needs: the content of ``FACTS_FILE``."""
+    """A model's facts that its processor needs: ``GetModelResponse.picture_facts``."""
 
     architecture: str
     """The multimodal class, as in config.json."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from text_core.pictures.base import FACTS_FILE, PictureFacts, Resample
+from text_core.pictures.base import FACTS, PictureFacts, Resample
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -113,5 +113,5 @@ def token_of(facts: PictureFacts, fields: tuple[str, ...], usual: str) -> tuple[
 def most_tokens(facts: PictureFacts) -> int:
     """The most tokens of an item. Raises ``ValueError``."""
     if facts.max_tokens < 1:
-        raise ValueError(f"{FACTS_FILE}: max_tokens is {facts.max_tokens}, not ≥ 1")
+        raise ValueError(f"{FACTS}: max_tokens is {facts.max_tokens}, not ≥ 1")
     return facts.max_tokens

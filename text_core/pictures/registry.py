@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 
-from text_core.pictures.base import FACTS_FILE, PictureFacts, PictureProcessor
+from text_core.pictures.base import FACTS, PictureFacts, PictureProcessor
 from text_core.pictures.deepseek_ocr import DeepSeekOcr, DeepSeekOcr2
 from text_core.pictures.gemma3 import Gemma3
 from text_core.pictures.gemma4 import Gemma4
@@ -47,32 +46,26 @@ def processor_of(facts: PictureFacts) -> PictureProcessor:
     """The processor of a model. Raises ``ValueError`` if its facts are not usable."""
     if (kind := PROCESSORS.get(facts.architecture)) is None:
         known = ", ".join(sorted(PROCESSORS))
-        raise ValueError(f"{FACTS_FILE}: architecture {facts.architecture!r} has no known pictures; known are {known}")
+        raise ValueError(f"{FACTS}: architecture {facts.architecture!r} has no known pictures; known are {known}")
     return kind(facts)
 
 
-def read_facts(files: Mapping[str, bytes]) -> PictureFacts | None:
-    """The facts among a model's files, by name; None if it takes no pictures. Raises ``ValueError``."""
-    content = files.get(FACTS_FILE)
-    return None if content is None else parse_facts(content)
-
-
-def parse_facts(content: bytes) -> PictureFacts:
-    """The facts in ``FACTS_FILE``. Raises ``ValueError``."""
+def parse_facts(content: bytes | str) -> PictureFacts:
+    """The facts that an engine sent as JSON. Raises ``ValueError``."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{FACTS_FILE} is not JSON: {error}") from None
+        raise ValueError(f"{FACTS} is not JSON: {error}") from None
     if not isinstance(fields, dict) or fields.keys() - _TYPES.keys():
-        raise ValueError(f"{FACTS_FILE} must be an object of {', '.join(_TYPES)}")
+        raise ValueError(f"{FACTS} must be an object of {', '.join(_TYPES)}")
     for name, kind in _TYPES.items():
         if name in fields and (not isinstance(fields[name], kind) or isinstance(fields[name], bool)):
-            raise ValueError(f"{FACTS_FILE}: {name} has the wrong type")
+            raise ValueError(f"{FACTS}: {name} has the wrong type")
     if missing := _TYPES.keys() - fields.keys() - {"special_tokens"}:
-        raise ValueError(f"{FACTS_FILE} lacks {', '.join(sorted(missing))}")
+        raise ValueError(f"{FACTS} lacks {', '.join(sorted(missing))}")
     return PictureFacts(**fields)
 
 
 def write_facts(facts: PictureFacts) -> bytes:
-    """The content of ``FACTS_FILE``: equal facts are equal bytes."""
+    """As JSON: equal facts are equal bytes."""
     return json.dumps(asdict(facts), sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()

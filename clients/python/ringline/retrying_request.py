@@ -2,7 +2,8 @@
 
 An admitted request is never started over but resumed: any server continues it from the delivered ids, with the prompt
 ids, the seed and the options that the first server resolved, so the tokens are the same as without the interruption. A
-chat with pictures is sent again in place of prompt ids, with the digests of its pictures.
+chat with pictures is sent again in place of prompt ids, with the digests of its pictures and
+of its prompt.
 ``retry`` decides whether and when, ``response_reader`` keeps what was delivered.
 """
 
@@ -143,6 +144,7 @@ class RetryingRequest:
             if self._request.HasField("add_special_tokens"):
                 request.add_special_tokens = self._request.add_special_tokens
             request.resume.media_digests.extend(admitted.media_digests)
+            request.resume.prompt_digest = admitted.prompt_digest
         else:
             request.token_ids.ids.extend(self._prompt_ids())
         request.output.return_prompt_token_ids = False

@@ -20,7 +20,7 @@ _DRAFTS = (
     "is not supported yet: the only drafts are tokens that a grammar forces, see --num-speculative-tokens, which "
     "--help-all shows"
 )
-_TEXT_ONLY = "is not supported: prompts are text, without images, audio or video"
+_PROJECTOR = "is not supported: models in GGUF files take text alone; pictures need the checkpoint in safetensors"
 _NO_VECTORS = "is not supported: models generate text; there are no embeddings or scores"
 _ONE_MODEL = "is not supported: one `ringline serve` serves one model"
 _OWN_PAGE = "is not an option: the gateway's chat page is as it is; --no-http leaves out the gateway"
@@ -33,7 +33,7 @@ _CORES = "taskset and numactl bind a process to cores, --num-threads says how ma
 _SLOTS = "sequences share one KV cache, and equal beginnings of prompts are computed once"
 _BATCHED = "requests are always batched, step by step"
 _LOG_FORM = "--log-format is the form of the log"
-_MEDIA = "prompts are text, without images, audio or video"
+_MEDIA = "models in GGUF files take text alone, and there is no video"
 _ON_OFF = ("on", "off", "auto", "1", "0", "true", "false")
 
 LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
@@ -136,7 +136,8 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("control_vector", "control_vector_scaled", "control_vector_layer_range"): (
             "is not supported: the weights are used as the checkpoint has them"
         ),
-        ("mm", "mmproj", "mmu", "mmproj_url", "media_path"): _TEXT_ONLY,
+        ("mm", "mmproj", "mmu", "mmproj_url"): _PROJECTOR,
+        ("media_path",): "is not an option: pictures come within requests, or from the gateway's --allowed-media-hosts",
         ("pooling", "embd_normalize", "embedding", "embeddings", "rerank", "reranking"): _NO_VECTORS,
         # Answered: devices and memory
         ("sm", "split_mode", "ts", "tensor_split"): _DEVICES,

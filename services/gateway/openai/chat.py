@@ -65,8 +65,8 @@ class ChatRequest(SamplingFields):
     messages: Annotated[
         list[ChatMessage] | None,
         supported(
-            "Parts of type `text` are joined as they are; images, audio and files are refused. `developer` is "
-            "`system`; `reasoning_content` (or `reasoning`) of an assistant goes to the template."
+            "Parts of type `text` are joined as they are; `image_url` is a picture; audio and files are refused. "
+            "`developer` is `system`; `reasoning_content` (or `reasoning`) of an assistant goes to the template."
         ),
     ] = None
     max_completion_tokens: Annotated[int | None, passed("Default: the room that is left.", option="max_tokens")] = None

@@ -106,6 +106,7 @@ class PictureStage:
             if request.message.pictures is not None:
                 self._give_back(request, sum(picture.nbytes for picture in request.message.pictures.pictures))
             request.message = replace(request.message, pictures=None)
+            self._queue.begun(request.request_id)  # it enters the queue again
             self._begin(waiting, on_prepared)
 
     def admitted(self, request: Request) -> None:
@@ -157,18 +158,21 @@ class PictureStage:
         work = partial(_check, message.packed, waiting.sources, model)
         await self._queue.run_in_thread(work, request.tenant, len(message.packed))
         pictures = await self._read(waiting.sources, model, request.tenant, partial(self._charge, request))
-        return ChatPictures(model.model.tokenizer_digest, pictures)
+        return ChatPictures(_facts(model), pictures)
 
     async def _read(
         self, sources: Sequence[PictureSource], model: ServedModel, tenant: str, charge: Callable[[int], None]
     ) -> list[PreparedPicture]:
         """One after another, so that a request with many takes turns with others."""
-        assert model.pictures is not None
+        facts = _facts(model)
         prepared = []
         sizes: dict[bytes, int] = {}
         for source in sources:
-            data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
-            picture = await self._pool.prepare(tenant, model.pictures.facts, data, mime, source.path)
+            if isinstance(source.given, bytes):
+                data, mime = source.read()
+            else:
+                data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
+            picture = await self._pool.prepare(tenant, facts, data, mime, source.path)
             charge(picture.nbytes)
             sizes |= {item.digest: item.nbytes + PICTURE_OVERHEAD_BYTES for item in picture.items}
             _check_room(source.path, sum(sizes.values()), model.model.media_memory_bytes)
@@ -190,7 +194,7 @@ class PictureStage:
 
         try:
             charge(sum(source.nbytes for source in sources))
-            yield ChatPictures(model.model.tokenizer_digest, await self._read(sources, model, tenant, charge))
+            yield ChatPictures(_facts(model), await self._read(sources, model, tenant, charge))
         finally:
             self._memory.give_back(tenant, charged)
 
@@ -220,15 +224,9 @@ class PictureStage:
         if (left := self._held.pop(request.request_id, 0) - size) > 0:
             self._held[request.request_id] = left
 
-
-def _check_room(field: str, size: int, most: int) -> None:
-    """Raise ``Refused`` for pictures that the engines cannot hold together; ``most``: 0 if that is not known."""
-    if most and size > most:
-        problem = (
-            f"the pictures up to this one take {size} bytes as pixels: expected at most {most} "
-            "(--media-memory-bytes of the engine); send fewer or smaller ones"
-        )
-        raise invalid_field(field, problem, reason=Reason.TOO_LARGE)
+        facts = _facts(model)
+        prepared = []
+        sizes: dict[bytes, int] = {}
 
 
 def _check(packed: bytes, sources: Sequence[PictureSource], model: ServedModel) -> None:

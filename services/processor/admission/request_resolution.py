@@ -117,6 +117,8 @@ def _resolve(
     prompt = resolved_prompt.ids
     check_prompt_length(len(prompt), limits)
     check_token_ids("prompt", prompt, limits)  # a tokenizer may have more tokens than the model
+    prompt_digest = _digest_of(prompt)
+    _check_resumed_prompt(request, prompt_digest)
     room = limits.max_model_len - len(prompt)
     resumed = _resumed(request, room, limits)
     sampling = resolve_sampling(request.sampling, model.default_sampling)
@@ -141,6 +143,7 @@ def _resolve(
         request,
         served_model,
         resolved_prompt,
+        prompt_digest,
         digests,
         resumed,
         sampling,
@@ -160,6 +163,7 @@ class _Resolved:
     request: inference_pb2.GenerateRequest
     served_model: ServedModel
     prompt: Prompt
+    prompt_digest: bytes
     media_digests: Sequence[bytes]
     """One for each picture that the client sent."""
     resumed: dict[int, array[int]]
@@ -236,6 +240,7 @@ class _Resolved:
             model_digest=self.served_model.model.model_digest,
             constraint=self.constraint,
             media_digests=self.media_digests,
+            prompt_digest=self.prompt_digest,
         )
 
     def engine_needs(self) -> frozenset[str]:
@@ -266,6 +271,20 @@ def cache_salt(tenant: str, client_salt: str) -> bytes:
     for part in (tenant.encode(), client_salt.encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
+
+
+def _digest_of(ids: Sequence[int]) -> bytes:
+    return hashlib.blake2b(array("I", ids).tobytes(), digest_size=16).digest()
+
+
+def _check_resumed_prompt(request: inference_pb2.GenerateRequest, prompt_digest: bytes) -> None:
+    """A text or chat that is resumed must make the prompt again that it began with."""
+    if (given := request.resume.prompt_digest) and given != prompt_digest:
+        problem = (
+            "the prompt has other tokens than the one that the request began with: expected an equal prompt; its chat "
+            "template may write the time or the date, so send the request anew"
+        )
+        raise refuse("resume.prompt_digest", problem)
 
 
 def _resumed(request: inference_pb2.GenerateRequest, room: int, limits: ModelLimits) -> dict[int, array[int]]:

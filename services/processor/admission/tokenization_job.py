@@ -156,8 +156,8 @@ class RequestJob(Job):
             raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
         self._policies.check_model(self._request.tenant, self._model.limits.name)
         message = inference_pb2.GenerateRequest.FromString(self._message.packed)
-        pictures = self._message.pictures
-        if pictures is not None and pictures.tokenizer_digest != self._model.model.tokenizer_digest:
+        pictures, known = self._message.pictures, self._model.pictures
+        if pictures is not None and (known is None or pictures.facts != known.facts):
             raise OtherModelError
         return resolve_request(
             message, self._model, self._request.tenant, self._me, self._request.trace.traceparent, pictures

@@ -39,7 +39,8 @@ class PictureSource:
 
     @property
     def nbytes(self) -> int:
-        return len(self.given)
+        """In memory; a character that is no data: URL's may take four."""
+        return len(self.given) * (1 if isinstance(self.given, bytes) or self.given.isascii() else 4)
 
     def read(self) -> tuple[bytes, str]:
         """The file and its type. Raises ``Refused``."""
@@ -73,8 +74,8 @@ class PictureSource:
 class ChatPictures:
     """A chat's pictures, prepared for one model."""
 
-    tokenizer_digest: str
-    """Of the files that say how they were prepared."""
+    facts: bytes
+    """Say how they were prepared."""
     pictures: Sequence[PreparedPicture]
 
     @property

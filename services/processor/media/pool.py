@@ -127,9 +127,9 @@ class PicturePool:
     async def prepare(self, tenant: str, facts: bytes, data: bytes, mime: str, field: str = FIELD) -> PreparedPicture:
         """Decode a picture and make its views. Cancellation gives up its place, or ends its process.
 
-        ``facts``: content of the model's ``FACTS_FILE``. ``mime``: declared type, such as image/png; empty if none is
-        known. ``field``: names the picture in errors. Raises ``Refused``: INVALID_ARGUMENT if it cannot be used,
-        RESOURCE_EXHAUSTED while too much waits, or the machine is too busy.
+        ``facts``: the model's, as ``write_facts`` writes them. ``mime``: declared type, such as image/png; empty if
+        none is known. ``field``: names the picture in errors. Raises ``Refused``: INVALID_ARGUMENT if it cannot be
+        used, RESOURCE_EXHAUSTED while too much waits, or the machine is too busy.
         """
         model = self._model(facts)
         if len(data) > self._limits.max_bytes:

@@ -112,7 +112,11 @@ ENGINES = (
             "serve m --task embed",
             "--task embed is not supported: models generate text; there are no embeddings, scores or classes.",
         ),
-        ("serve -m m --mmproj f", "--mmproj is not supported: prompts are text, without images, audio or video."),
+        (
+            "serve -m m --mmproj f",
+            "--mmproj is not supported: models in GGUF files take text alone; pictures need the checkpoint in "
+            "safetensors.",
+        ),
         (
             "engine m --served-model-name a b",
             "--served-model-name has the further names b: give one here, and the others to `ringline processor "

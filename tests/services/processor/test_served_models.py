@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +17,16 @@ from services.processor.admission.validation import check_model
 from services.processor.served_models import ModelLimits, ServedModels, TextCodec, generation_of
 from services.processor.service import list_models
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import PeerId
+from services.ring.identity import MEDIA, PeerId
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.ring_requests import SEED, Ring, ask, expected, route_of
 from tests.services.ring.ring_simulation import MAX_GENERATIONS, NEXT, PRESENT
+from tests.text_core.pictures.samples import facts_of
 from text_core.chat_templates import ChatTemplates
 from text_core.grammar.constraints import MAX_CHOICES, MAX_TEXT_BYTES
+from text_core.pictures.registry import write_facts
+
+FACTS = replace(facts_of("DeepseekOCRForCausalLM"), config={"image_token_id": 260})
 
 
 def roll_out(world: Ring, *names: str) -> None:
@@ -142,6 +147,35 @@ def test_a_request_may_name_a_model_by_an_alias_and_the_models_own_name_comes_fi
     listed = list_models(own).models
     assert [model.name for model in listed] == ["own", "nick", "other"]
     assert len({model.model_digest for model in listed}) == 1
+
+
+def test_engines_of_one_digest_must_prepare_pictures_alike() -> None:
+    first, same, other, earlier = (served_model().model for _ in range(4))
+    for model in (first, same, other):
+        model.capabilities.append(MEDIA)
+        model.picture_facts = write_facts(FACTS).decode()
+    other.picture_facts = write_facts(replace(FACTS, limit=3)).decode()
+    models = ServedModels(4, list)
+    models.add(first, codec())
+    models.add(same, codec())
+    (held,) = models.held.values()
+    assert held.pictures is not None
+    assert MEDIA in held.capabilities
+    assert held.pictures.limit == FACTS.limit
+    for model in (other, earlier):
+        with pytest.raises(LinkRefused, match="prepares pictures otherwise"):
+            models.add(model, codec())
+
+
+def test_facts_of_a_later_release_mean_no_pictures() -> None:
+    model = served_model().model
+    model.capabilities.append(MEDIA)
+    model.picture_facts = '{"architecture": "Later"}'
+    models = ServedModels(4, list)
+    models.add(model, codec())
+    (held,) = models.held.values()
+    assert held.pictures is None
+    assert MEDIA not in held.capabilities
 
 
 def test_a_listed_model_says_how_it_samples_by_default_and_how_large_it_is() -> None:

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from tests.text_core.pictures.samples import CONFIGS, facts_of
-from text_core.pictures.base import FACTS_FILE
-from text_core.pictures.registry import parse_facts, processor_of, read_facts, write_facts
+from text_core.pictures.registry import parse_facts, processor_of, write_facts
 
 QWEN = "Qwen3VLForConditionalGeneration"
 
@@ -19,12 +18,8 @@ def test_facts_come_back_as_they_were_written(architecture) -> None:
     content = write_facts(facts)
     assert parse_facts(content) == facts
     assert write_facts(parse_facts(content)) == content
-    assert read_facts({FACTS_FILE: content, "tokenizer.json": b""}) == facts
+    assert parse_facts(content.decode()) == facts
     assert processor_of(facts).item_token in facts.special_tokens
-
-
-def test_a_model_without_the_file_takes_no_pictures() -> None:
-    assert read_facts({"tokenizer.json": b"{}"}) is None
 
 
 @pytest.mark.parametrize(

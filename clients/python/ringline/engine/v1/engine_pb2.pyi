@@ -1168,6 +1168,7 @@ class GetModelResponse(google.protobuf.message.Message):
     REASONING_FORMAT_FIELD_NUMBER: builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: builtins.int
     MEDIA_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    PICTURE_FACTS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that clients ask for."""
     architecture: builtins.str
@@ -1212,6 +1213,8 @@ class GetModelResponse(google.protobuf.message.Message):
     """Numbers that the weights consist of, of all ranks together. 0: not known."""
     media_memory_bytes: builtins.int
     """Bytes for the pixels of pictures, each of which counts for 16 KiB more. 0: not known, or it takes none."""
+    picture_facts: builtins.str
+    """How pictures are prepared, as JSON (docs/protocol.md); part of model_digest. Empty: none are taken."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
@@ -1249,9 +1252,10 @@ class GetModelResponse(google.protobuf.message.Message):
         reasoning_format: builtins.str = ...,
         num_parameters: builtins.int = ...,
         media_memory_bytes: builtins.int = ...,
+        picture_facts: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "media_memory_bytes", b"media_memory_bytes", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "media_memory_bytes", b"media_memory_bytes", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "picture_facts", b"picture_facts", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
 

@@ -282,6 +282,7 @@ class Resume(google.protobuf.message.Message):
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     NUMERICS_FIELD_NUMBER: builtins.int
     MEDIA_DIGESTS_FIELD_NUMBER: builtins.int
+    PROMPT_DIGEST_FIELD_NUMBER: builtins.int
     model_digest: builtins.str
     """As Admitted and Started said. If no engine serves that model, the request is refused with UNAVAILABLE (MODEL_GONE).
     Required where any ids were delivered; without it, the request may begin on another model.
@@ -289,6 +290,10 @@ class Resume(google.protobuf.message.Message):
     numerics: builtins.str
     """As the last Started said: the next Started says whether the tokens are identical to those it would have had.
     Default: not known, and so never identical.
+    """
+    prompt_digest: builtins.bytes
+    """As Admitted said. A request whose prompt has another digest is refused: a chat template may write the date.
+    Default: not compared.
     """
     @property
     def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.ResumedChoice]:
@@ -307,8 +312,9 @@ class Resume(google.protobuf.message.Message):
         model_digest: builtins.str = ...,
         numerics: builtins.str = ...,
         media_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
+        prompt_digest: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "media_digests", b"media_digests", "model_digest", b"model_digest", "numerics", b"numerics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "media_digests", b"media_digests", "model_digest", b"model_digest", "numerics", b"numerics", "prompt_digest", b"prompt_digest"]) -> None: ...
 
 global___Resume = Resume
 
@@ -814,6 +820,7 @@ class Admitted(google.protobuf.message.Message):
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
     MEDIA_DIGESTS_FIELD_NUMBER: builtins.int
+    PROMPT_DIGEST_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """The prompt's length, tokens, ≥ 1."""
     model: builtins.str
@@ -822,6 +829,8 @@ class Admitted(google.protobuf.message.Message):
     """The server's id of the request, which its logs and traces use."""
     model_digest: builtins.str
     """Digest of the model that the prompt was tokenized for, as Started says it; no other one computes the request."""
+    prompt_digest: builtins.bytes
+    """Opaque, of the prompt's ids. A resume that sends a text or a chat in place of the ids sends it."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt, if return_prompt_token_ids."""
@@ -861,9 +870,10 @@ class Admitted(google.protobuf.message.Message):
         model_digest: builtins.str = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
         media_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
+        prompt_digest: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_digest", b"prompt_digest", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
 
 global___Admitted = Admitted
 

@@ -61,8 +61,8 @@ global___ResumedChoice = ResumedChoice
 @typing.final
 class NoRepeatNgram(google.protobuf.message.Message):
     """A rule against loops, as in text recognition: no token completes a run of ngram_size tokens that has come before within
-    the last window_size tokens of the output. Where this and other bans leave nothing, the bans are passed over for that
-    token.
+    the last window_size tokens of the output. Where it would leave no token that everything else allows, it alone is passed
+    over for that token.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
