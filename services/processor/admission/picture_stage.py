@@ -224,9 +224,20 @@ class PictureStage:
         if (left := self._held.pop(request.request_id, 0) - size) > 0:
             self._held[request.request_id] = left
 
-        facts = _facts(model)
-        prepared = []
-        sizes: dict[bytes, int] = {}
+
+def _facts(model: ServedModel) -> bytes:
+    assert model.pictures is not None
+    return model.pictures.facts
+
+
+def _check_room(field: str, size: int, most: int) -> None:
+    """Raise ``Refused`` for pictures that the engines cannot hold together; ``most``: 0 if that is not known."""
+    if most and size > most:
+        problem = (
+            f"the pictures up to this one take {size} bytes as pixels: expected at most {most} "
+            "(--media-memory-bytes of the engine); send fewer or smaller ones"
+        )
+        raise invalid_field(field, problem, reason=Reason.TOO_LARGE)
 
 
 def _check(packed: bytes, sources: Sequence[PictureSource], model: ServedModel) -> None:
