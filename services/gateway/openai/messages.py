@@ -70,6 +70,7 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | None = None
     refusal: str | None = None
     audio: Any = None
+    images: Any = None
     function_call: Any = None
 
 
@@ -83,7 +84,9 @@ def ring_messages(messages: Sequence[ChatMessage] | None) -> list[Message]:
 
 def _ring_message(message: ChatMessage, path: str) -> Message:
     if message.audio is not None:
-        raise _unsupported(f"{path}.audio", "text is the only modality")
+        raise _unsupported(f"{path}.audio", "text and pictures are taken")
+    if message.images:  # Ollama's field
+        raise _unsupported(f"{path}.images", "send a picture as a part of content, of type image_url")
     if message.function_call is not None:
         raise _unsupported(f"{path}.function_call", "give tool_calls, and the result with role tool")
     if message.content is None and message.role not in ("assistant", "tool"):
