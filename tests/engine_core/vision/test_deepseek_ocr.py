@@ -20,6 +20,7 @@ from engine_core.startup import served_of_multimodal
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.vision.deepseek_ocr_checkpoints import SIZES, write_deepseek_ocr
 from tests.engine_core.vision.pictures import random_picture
+from tests.engine_core.vision.whole_models import answers, assert_greedy, prompt_of
 from text_core.pictures.base import PictureFacts
 from text_core.pictures.registry import processor_of
 
@@ -91,6 +92,20 @@ def test_logits_behind_a_picture_are_those_of_transformers(
     found = logits_of(model, ids)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.argmax(1), wanted.argmax(1))
+
+
+def test_an_engine_answers_as_transformers_does(
+    directory: Path, expected: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.engine_core.vision.deepseek_ocr_reference import pixel_values
+
+    given = picture(1, 2)
+    prompt = prompt_of(5, given, 9, image_token=261)
+    (tokens,) = answers(directory, [prompt], count=12, max_num_batched_tokens=32)
+    monkeypatch.setattr(expected.config, "image_token_id", 261)
+    with torch.no_grad():
+        logits = expected(input_ids=torch.tensor([prompt[0] + tokens]), **pixel_values(given)).logits[0]
+    assert_greedy(logits, prompt, tokens)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
