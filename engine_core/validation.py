@@ -140,7 +140,7 @@ def _check_param_types(params: SamplingParams) -> None:
         _check_type("reasoning_budget", budget.begun, bool, "True or False, whether the prompt has begun it")
         _check_type("reasoning_budget", budget.blank, Set, "a set of token ids of white space")
     if (rule := params.no_repeat_ngram) is not None:
-        _check_type("no_repeat_ngram", rule, NoRepeatNgram, "a NoRepeatNgram, or none")
+        _check_type("no_repeat_ngram", rule, NoRepeatNgram, "a NoRepeatNgram, a dictionary with its fields, or none")
         _check_integer("no_repeat_ngram", rule.ngram_size)
         _check_integer("no_repeat_ngram", rule.window_size)
         _check_type("no_repeat_ngram", rule.allowed_token_ids, Set, "a set of token ids that may be drawn all the same")

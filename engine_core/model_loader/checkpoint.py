@@ -260,7 +260,7 @@ def _divided(
         raise ConfigError(flag, getattr(parallel, flag), accepted)
     first, *others = config.stage_layers(parallel.pipeline_parallel_size)
     if others and vision is not None and vision.num_deepstack > len(first):
-        wanted = f"features of pictures are added behind the first {vision.num_deepstack} layers, all of which"
+        wanted = f"features of pictures are added after the first {vision.num_deepstack} layers, all of which"
         accepted = f"fewer stages, as {wanted} must be in the first stage, which has {len(first)}"
         raise ConfigError("pipeline_parallel_size", parallel.pipeline_parallel_size, accepted)
     return config.for_ranks(parallel.tensor_parallel_size, expert_parallel=parallel.enable_expert_parallel)

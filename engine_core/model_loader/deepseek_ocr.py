@@ -43,7 +43,7 @@ def text_model(raw: Mapping[str, Any], *, has_head: bool) -> TextModel:
     if not isinstance(fields, dict):
         raise CheckpointError(f"language_config={fields!r} is not usable: expected the text model's configuration")
     uses_latents = fields.get("use_mla", raw.get("use_mla", True))
-    architecture = "DeepseekV2ForCausalLM" if uses_latents else "DeepseekForCausalLM"
+    architecture = "DeepseekV2ForCausalLM" if uses_latents else "DeepseekOCRTextForCausalLM"
     left_out = {"auto_map", *(() if uses_latents else _OF_LATENTS)}
     inherited = {name: raw[name] for name in ("quantization_config", "torch_dtype", "dtype") if raw.get(name)}
     own = {name: value for name, value in fields.items() if name not in left_out}
@@ -61,10 +61,10 @@ def text_model_of_transformers(config: PretrainedConfig, *, has_head: bool) -> T
         raise CheckpointError(f"mlp_layer_types={kinds!r} is not usable: expected dense layers, then sparse ones")
     own = {name: value for name, value in fields.items() if name not in _OWN_FIELDS and value is not None}
     fixed = {
-        "architectures": ["DeepseekForCausalLM"],
+        "architectures": ["DeepseekOCRTextForCausalLM"],
         "model_type": "deepseek_v2",
         "use_mla": False,
         "first_k_dense_replace": dense,
         "tie_word_embeddings": bool(own.get("tie_word_embeddings") or config.tie_word_embeddings) and not has_head,
     }
-    return TextModel("DeepseekForCausalLM", {**own, **fixed})
+    return TextModel("DeepseekOCRTextForCausalLM", {**own, **fixed})

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine_core.errors import UnsupportedModelError
 from engine_core.models.causal_lm import CausalLM
-from engine_core.models.deepseek import DeepseekForCausalLM
+from engine_core.models.deepseek_ocr import DeepseekOCRTextForCausalLM
 from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM
 from engine_core.models.dots1 import Dots1ForCausalLM
@@ -69,7 +69,7 @@ from engine_core.models.smollm3 import SmolLM3ForCausalLM
 from engine_core.models.solar_open import SolarOpenForCausalLM
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
-    "DeepseekForCausalLM": DeepseekForCausalLM,
+    "DeepseekOCRTextForCausalLM": DeepseekOCRTextForCausalLM,
     "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
     "Dots1ForCausalLM": Dots1ForCausalLM,

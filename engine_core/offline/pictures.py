@@ -69,7 +69,7 @@ def _of_url(url: str, place: str) -> PictureFile:
     try:
         data = binascii.a2b_base64("".join(text.split()), strict_mode=True)
     except ValueError as error:
-        raise ValueError(f"{place} is not base64 behind the comma ({error})") from None
+        raise ValueError(f"{place} is not base64 after the comma ({error})") from None
     return PictureFile(place, data, kind[5:].lower())
 
 

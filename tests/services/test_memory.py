@@ -61,7 +61,7 @@ async def test_a_frame_that_is_too_large_is_refused_and_its_session_goes_on(ring
     async with grpc.aio.insecure_channel(ring.address) as channel:
         session = channel.stream_stream(f"/{DESCRIPTION.full_name}/Session")(timeout=60)
         limits = inference_pb2.SessionResponse.FromString(await session.read()).limits
-        assert limits.max_message_bytes == 40 << 20
+        assert limits.max_message_bytes == 36 << 20
         for frame in (field(1, b"\0" * (3 << 20)), field(1, SMALLER)):
             await session.write(frame)
         await session.done_writing()

@@ -67,7 +67,7 @@ def resample(fields: Mapping[str, Any], default: Resample) -> Resample:
         return default
     if isinstance(value, bool) or value not in tuple(Resample):
         known = ", ".join(f"{one.value} ({one.name.lower()})" for one in Resample)
-        raise ValueError(f"{PREPROCESSOR}: resample is {value!r}; known are {known}")
+        raise ValueError(f"{PREPROCESSOR}: resample is {value!r}; expected one of {known}")
     return Resample(value)
 
 

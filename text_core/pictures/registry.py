@@ -46,7 +46,7 @@ def processor_of(facts: PictureFacts) -> PictureProcessor:
     """The processor of a model. Raises ``ValueError`` if its facts are not usable."""
     if (kind := PROCESSORS.get(facts.architecture)) is None:
         known = ", ".join(sorted(PROCESSORS))
-        raise ValueError(f"{FACTS}: architecture {facts.architecture!r} has no known pictures; known are {known}")
+        raise ValueError(f"{FACTS}: architecture {facts.architecture!r} has no known pictures; expected one of {known}")
     return kind(facts)
 
 

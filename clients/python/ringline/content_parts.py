@@ -126,9 +126,9 @@ def read_data_url(url: str) -> tuple[bytes, str]:
     try:
         data = decode_base64(text)
     except ValueError as error:
-        raise invalid("url", f"not base64 behind the comma ({error}): expected data:image/png;base64,…") from None
+        raise invalid("url", f"not base64 after the comma ({error}): expected data:image/png;base64,…") from None
     if not data:
-        raise invalid("url", "nothing behind the comma: expected data:image/png;base64,…")
+        raise invalid("url", "nothing after the comma: expected data:image/png;base64,…")
     return data, name[5:].strip().lower()
 
 

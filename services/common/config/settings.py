@@ -46,10 +46,6 @@ _MEDIA_HOST = re.compile(
 )
 
 
-MESSAGE_WITH_PICTURES_BYTES = 40 << 20
-"""Of clients' messages to processors by default: the most that a gateway takes by default, and what is around it."""
-
-
 class _Section:
     """Checks its own options when constructed."""
 
@@ -363,9 +359,7 @@ class ProcessorSettings(ServiceSettings):
 
     service: ClassVar[str] = "processor"
 
-    server: ServerSettings = field(
-        default_factory=lambda: ServerSettings(port=PROCESSOR_PORT, max_message_bytes=MESSAGE_WITH_PICTURES_BYTES)
-    )
+    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=PROCESSOR_PORT))
     engines: tuple[str, ...] = option(
         (f"127.0.0.1:{ENGINE_PORT}",),
         "Addresses of the engines, separated by commas: host:port or unix:path. If a host is a name, each of its "

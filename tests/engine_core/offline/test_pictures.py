@@ -55,7 +55,7 @@ def test_forms_of_a_picture(tmp_path: Path) -> None:
     [
         ("a.png", ValueError, "x is 'a.png'; expected bytes, a pathlib.Path, a picture of Pillow, or a data: URL"),
         ("https://a.com/b.png", ValueError, "Nothing is fetched"),
-        ("data:image/png;base64,!", ValueError, "x is not base64 behind the comma"),
+        ("data:image/png;base64,!", ValueError, "x is not base64 after the comma"),
         (Path("/none/a.png"), ValueError, "x is '/none/a.png', which cannot be read: No such file"),
         (3, TypeError, "x is of type int; expected bytes"),
         (None, TypeError, "x is missing; expected bytes"),

@@ -39,6 +39,7 @@ CASES = {
     (Code.UNAVAILABLE, Reason.NOT_READY): (503, "server_error", "not_ready", False),
     (Code.UNAVAILABLE, Reason.NO_ROUTE): (503, "server_error", "no_route", False),
     (Code.UNAVAILABLE, Reason.MODEL_GONE): (503, "server_error", "model_gone", False),
+    (Code.FAILED_PRECONDITION, Reason.MEDIA_MISSING): (502, "server_error", "media_missing", True),
     (Code.UNAVAILABLE, Reason.UNKNOWN_PEER): (503, "server_error", "unknown_peer", False),
     (Code.ABORTED, Reason.SUPERSEDED): (503, "server_error", "superseded", False),
     (Code.CANCELLED, Reason.CANCELLED): (503, "server_error", "cancelled", False),

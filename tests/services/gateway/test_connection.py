@@ -194,7 +194,7 @@ async def test_expect_100_continue(gateway: Running) -> None:
         assert await one.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         one.send(body)
         assert (await one.reply()).status == 200
-        one.send(POST + b"expect: 100-continue\r\ncontent-length: 9999999\r\n\r\n")
+        one.send(POST + b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n")
         reply = await one.reply()
         assert (reply.status, reply.error["code"]) == (413, "too_large")
         assert await one.ended() == b""
@@ -217,7 +217,7 @@ async def test_slow_heads_and_bodies_and_idle_connections_end(monkeypatch: pytes
             send(b"\r\n"),
             send(POST + b"content-length: 100\r\n\r\n{"),
             send(b""),
-            send(POST + b"content-length: 9999999\r\n\r\n{"),
+            send(POST + b"content-length: 99999999\r\n\r\n{"),
         )
         assert head.startswith(b"HTTP/1.1 408 ")
         assert blank.startswith(b"HTTP/1.1 408 ")

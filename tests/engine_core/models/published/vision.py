@@ -38,6 +38,36 @@ _LLAMA4_ROPE |= {"original_max_position_embeddings": 8192}
 _TEXT_OF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16"}
 
 
+_DEEPSEEK_OCR = model(
+    "DeepseekOCRForCausalLM",
+    "deepseek_vl_v2",
+    auto_map={"AutoModel": "modeling_deepseekocr.DeepseekOCRForCausalLM"},
+    language_config=model("DeepseekV2ForCausalLM", "deepseek_v2")
+    | sizes(1280, 6848, 12, 10, 10)
+    | {"first_k_dense_replace": 1, "max_position_embeddings": 8192, "moe_intermediate_size": 896, "n_group": 1}
+    | {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "topk_group": 1, "use_mla": False}
+    | {"kv_lora_rank": None, "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
+    | {"topk_method": "greedy", "vocab_size": 129280},
+    projector_config={"input_dim": 2048, "model_type": "mlp_projector", "n_embed": 1280, "projector_type": "linear"},
+    vision_config={
+        "image_size": 1024,
+        "mlp_ratio": 3.7362,
+        "model_name": "deeplip_b_l",
+        "model_type": "vision",
+        "width": {
+            "clip-l-14-224": {"heads": 16, "image_size": 224, "layers": 24, "patch_size": 14, "width": 1024},
+            "sam_vit_b": {
+                "downsample_channels": [512, 1024],
+                "global_attn_indexes": [2, 5, 8, 11],
+                "heads": 12,
+                "layers": 12,
+                "width": 768,
+            },
+        },
+    },
+)
+
+
 def _both(architecture: str, model_type: str, text_config: Fields, **fields: object) -> Fields:
     """A config.json with one of the text model inside."""
     return model(architecture, model_type, text_config=text_config, vision_config={}, **fields)
@@ -341,12 +371,7 @@ VISION: tuple[Published, ...] = (
         | {"embd_layer": {"embedding_cls": "image"}, "img_processor": {}}
         | sizes(3072, 8192, 32, 32),
     ),
-    refused(
-        "deepseek-ai/DeepSeek-OCR",
-        "a multimodal model (vision_config) of a class whose text is not served",
-        model("DeepseekOCRForCausalLM", "deepseek_vl_v2", language_config={}, vision_config={})
-        | {"auto_map": {"AutoModel": "modeling_deepseekocr.DeepseekOCRForCausalLM"}},
-    ),
+    text("deepseek-ai/DeepSeek-OCR", 2.9, _DEEPSEEK_OCR),
     refused(
         "openai/whisper-large-v3",
         "a speech model",

@@ -17,7 +17,7 @@ from engine_core.models.glm4_moe import Glm4MoeLayer
 from engine_core.models.model_config import ArchitectureConfig, common_fields, positive
 
 
-class DeepseekForCausalLM(CausalLM):
+class DeepseekOCRTextForCausalLM(CausalLM):
     """The configuration of DeepSeek V2, whose sizes of latents mean nothing here."""
 
     model_type = "deepseek_v2"
