@@ -97,8 +97,8 @@ def test_other_forms_of_a_picture(part):
         ({"type": "image", "image": "https://example.com/a.png"}, ".image: the client fetches nothing"),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, ".image_url.url: the client fetches"),
         ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, ".image_url.url: 'data:image/png,abc' is"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,a!"}}, ".image_url.url: not base64 behind"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, ".image_url.url: nothing behind"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,a!"}}, ".image_url.url: not base64 after"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, ".image_url.url: nothing after"),
         ({"type": "image_url", "image_url": {"url": URL, "detail": "low"}}, ".image_url.detail: 'low' is not support"),
         ({"type": "image", "image": b""}, ".image: an empty picture"),
         (

@@ -125,7 +125,7 @@ def test_only_the_first_stage_encodes(architecture: str, tmp_path: Path) -> None
 
 def test_features_of_pictures_need_their_layers_in_the_first_stage(tmp_path: Path) -> None:
     make_multimodal("Qwen3VLForConditionalGeneration", tmp_path)
-    refusal = "^pipeline_parallel_size=3 is not usable: expected fewer stages, as features of pictures are added behind"
+    refusal = "^pipeline_parallel_size=3 is not usable: expected fewer stages, as features of pictures are added after"
     with seeing(), pytest.raises(ConfigError, match=refusal):
         open_checkpoint(ModelConfig(model=str(tmp_path)), LoadConfig(), ParallelConfig(pipeline_parallel_size=3))
 

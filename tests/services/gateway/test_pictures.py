@@ -146,7 +146,7 @@ async def test_pictures_by_url() -> None:
         ({"type": "image_url"}, ".image_url", "missing: expected a data: URL with a picture in base64"),
         ({"type": "image_url", "image_url": {}}, ".image_url.url", "missing"),
         ({"type": "image_url", "image_url": {"url": "data:,x"}}, ".image_url.url", "'data:,x' is no data: URL in"),
-        ({"type": "image_url", "image_url": {"url": "data:;base64,a"}}, ".image_url.url", "not base64 behind the"),
+        ({"type": "image_url", "image_url": {"url": "data:;base64,a"}}, ".image_url.url", "not base64 after the"),
         ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, ".image_url.url", "'/etc/passwd' is no data: URL"),
         ({"type": "image_url", "image_url": {"url": "http://127.0.0.1"}}, ".image_url.url", "the URL leads to 127.0.0"),
         (

@@ -40,7 +40,7 @@ def test_facts_that_are_none_are_refused(content, words) -> None:
 
 def test_an_unknown_family_is_refused_by_name() -> None:
     fields = json.loads(write_facts(facts_of(QWEN))) | {"architecture": "LlamaForCausalLM"}
-    with pytest.raises(ValueError, match="'LlamaForCausalLM' has no known pictures; known are Deepseek"):
+    with pytest.raises(ValueError, match="'LlamaForCausalLM' has no known pictures; expected one of Deepseek"):
         processor_of(parse_facts(json.dumps(fields).encode()))
 
 
@@ -50,7 +50,7 @@ def test_an_unknown_family_is_refused_by_name() -> None:
         (QWEN, {"do_resize": False}, "do_resize is false"),
         (QWEN, {"max_pixels": -1}, "max_pixels is -1"),
         (QWEN, {"size": {"longest_edge": "large"}}, "size.longest_edge is 'large'"),
-        (QWEN, {"resample": 17}, "resample is 17; known are 0"),
+        (QWEN, {"resample": 17}, "resample is 17; expected one of 0"),
         (QWEN, {"merge_size": 4}, "merge_size is 4, but spatial_merge_size in config.json 2"),
         ("Gemma3ForConditionalGeneration", {"size": {"height": 224}}, "size.height is 224, but image_size"),
         ("Gemma3ForConditionalGeneration", {"do_pan_and_scan": 1}, "do_pan_and_scan is 1, not true or false"),

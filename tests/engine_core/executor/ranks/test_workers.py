@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -77,10 +78,21 @@ def _there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """No process, zombie, descriptor or thread."""
-    before = sorted(os.listdir("/proc/self/fd")), threading.active_count(), _children()  # noqa: PTH208
+    """No process, zombie, descriptor or thread. What earlier tests in this process left may go meanwhile."""
+    gc.collect()
+    before = set(os.listdir("/proc/self/fd")), threading.active_count(), _children()  # noqa: PTH208
     yield
-    assert (sorted(os.listdir("/proc/self/fd")), threading.active_count(), _children()) == before  # noqa: PTH208
+    until = time.monotonic() + SECONDS
+    while more := _more_than(*before):
+        assert time.monotonic() < until, more
+        time.sleep(0.05)
+
+
+def _more_than(descriptors: set[str], threads: int, children: set[str]) -> list[str]:
+    """What there is now, and was not."""
+    more = set(os.listdir("/proc/self/fd")) - descriptors  # noqa: PTH208
+    found = [f"descriptor {each}" for each in more] + [f"child {each}" for each in _children() - children]
+    return found + [f"thread {each}" for each in threading.enumerate()[threads:]]
 
 
 def _children() -> set[str]:
