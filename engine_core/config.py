@@ -382,6 +382,16 @@ class ModelSpec:
     """Numbers that the weights consist of; 0 until they are loaded."""
     vision: VisionShape | None = None
     """None: the model takes no pictures."""
+    picture_token_cost: float = 1.0
+    """Tokens of text that a step computes in the time in which it encodes a token of a picture, as measured."""
+
+
+def encoder_portion_tokens(scheduler: SchedulerConfig, cost: float) -> int:
+    """Tokens of pictures that a step encodes while others wait for it: they take a quarter of a full step's time.
+
+    ``cost``: ``picture_token_cost``.
+    """
+    return max(1, int(scheduler.max_num_batched_tokens / max(1.0, 4 * cost)))
 
 
 def encoder_step_tokens(scheduler: SchedulerConfig, vision: VisionShape) -> int:

@@ -171,6 +171,11 @@ class SequenceGroup:
         return self.placeholders[-1].end if self.placeholders else 0
 
     @property
+    def is_live(self) -> bool:
+        """Whether a choice has not ended."""
+        return bool(self.unstarted or self.members)
+
+    @property
     def num_waiting(self) -> int:
         """Choices that are not running and have not ended."""
         return len(self.unstarted) + len(self.members) - self.num_running

@@ -129,13 +129,15 @@ class Startup:
         loaded = self._load_weights(checkpoint)
         cache, step_bytes = self._size_cache(loaded.reports, limits, device)
         unwritten_bytes = self._allocate(cache, loaded.reports)
-        is_stable, largest_step_seconds = self._warm_up(cache, checkpoint.spec, device.invariance_advice)
+        is_stable, largest_step_seconds, picture_token_cost = self._warm_up(
+            cache, checkpoint.spec, device.invariance_advice
+        )
         concurrent_steps = self._concurrent_steps(device)
         vision = vision_outline(checkpoint)
         self._workers.start_steps(concurrent_steps, largest_step_seconds)
         is_here = not self._workers.places
         return StartedModel(
-            replace(checkpoint.spec, num_parameters=loaded.num_parameters),
+            replace(checkpoint.spec, num_parameters=loaded.num_parameters, picture_token_cost=picture_token_cost),
             cache,
             unwritten_bytes if is_here else 0,
             step_bytes if is_here else 0,
@@ -273,8 +275,8 @@ class Startup:
             stage.detail = described + (_AS_IT_FILLS if any(unwritten) else "")
             return sum(unwritten)
 
-    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> tuple[bool, float]:
-        """Whether every self-test passed, and the seconds of the largest step.
+    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> tuple[bool, float, float]:
+        """Whether every self-test passed, the seconds of the largest step, and ``ModelSpec.picture_token_cost``.
 
         ``advice``: the device's, where one fails. Raises ``CheckpointError`` if a part of the model outputs NaN.
         """
@@ -293,7 +295,7 @@ class Startup:
                 self._by_rank([each.memory_left for each in ready]),
             )
             stage.detail = "; ".join(filter(None, details))
-            return is_stable, largest
+            return is_stable, largest, max(each.picture_token_cost for each in ready)
 
     def _of_largest_step(self, seconds: float, encoding: float, spec: ModelSpec) -> str:
         """How long it takes, for a person; where streams would stall, also which option shortens it.
@@ -307,7 +309,7 @@ class Startup:
         if seconds < _LONG_STEP:
             return text
         if is_mostly_pictures and spec.vision is not None and spec.vision.shrinks:
-            return f"{text}; a lower --max-picture-tokens, now {spec.vision.max_tokens}, bounds what streams wait"
+            return f"{text}; a lower --max-picture-tokens, now {spec.vision.max_tokens}, bounds what requests wait"
         return f"{text}, one without prompts far less; a lower --max-num-batched-tokens bounds what streams wait"
 
     def _require_numbers(self, spec: ModelSpec) -> None:

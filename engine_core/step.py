@@ -34,13 +34,26 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderPortion:
+    """How far a step encodes a picture that is encoded over several steps, which follow each other."""
+
+    key: bytes
+    picture: Picture | None
+    """None: the first portion brought it."""
+    share: float
+    """Of the picture's work, done after this step; 1: its embeddings are kept until they are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderPlan:
     """What a step does with pictures, before anything else: first it forgets, then it encodes."""
 
     forgotten: list[bytes]
-    """Keys of embeddings that make room."""
+    """Keys of embeddings that make room, and of a picture whose encoding is given up."""
     encoded: list[tuple[bytes, Picture]]
     """Keys of pictures, and these: their embeddings are kept until they are forgotten."""
+    portion: EncoderPortion | None = None
+    """None: the step encodes no part of a picture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class CpuPlatform(Platform):
         resident = resident_memory()
         with measure_peak() as peak:
             self.largest_step_seconds = step_seconds(runs, plan)
-        growth = max(peak.growth, self._profile_pictures(model, runs, plan.seq_ids))
+        growth = self._with_pictures(peak.growth, model, runs, plan.seq_ids)
         return MemoryProfile(
             usable=self.usable,
             resident=resident,
@@ -183,10 +183,10 @@ class CpuPlatform(Platform):
             limit=self.limit,
         )
 
-    def _profile_pictures(self, model: LanguageModel, runs: Sequence[Run], released: Sequence[int]) -> int:
-        """Bytes that encoding the largest picture takes, or, if that is more, computing a step of pictures."""
+    def _with_pictures(self, text: int, model: LanguageModel, runs: Sequence[Run], released: Sequence[int]) -> int:
+        """Bytes that steps take with pictures, if they take ``text`` without."""
         if model.vision is None:
-            return 0
+            return text
         with measure_peak() as encoding_peak:
             encoding = self.encoding = measure_encoding(model.vision)
         for runner, _, _ in runs:
@@ -194,7 +194,7 @@ class CpuPlatform(Platform):
         with measure_peak() as step_peak:
             seconds = step_seconds(runs, picture_step(self._limits, encoding.picture, model.vocab_size, released))
         self.largest_step_seconds = max(self.largest_step_seconds, seconds)
-        return max(encoding.largest_peak(encoding_peak.growth), step_peak.growth)
+        return encoding.with_pictures(encoding_peak.growth, max(text, step_peak.growth))
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, caches: Caches) -> str:
         """Nothing to do: no kernel is compiled while serving."""

@@ -261,7 +261,7 @@ class CudaPlatform(Platform):
         self._run_largest_step(model, new_batch, self._caches(model, 1, 1))
         peak = torch.cuda.max_memory_reserved() - reserved
         self.trim()
-        peak = max(peak, self._picture_peak(model, new_batch))
+        peak = self._with_pictures(peak, model, new_batch)
         self._graphs_expected = 0 if self._eager else self._estimate_graphs(model)
         return CudaMemoryProfile(
             total=self._free_at_start[1],
@@ -274,14 +274,14 @@ class CudaPlatform(Platform):
             encoder_cache=0 if self.encoding is None else self.encoding.cache_bytes(self._limits),
         )
 
-    def _picture_peak(self, model: LanguageModel, new_batch: NewBatch) -> int:
-        """Bytes that encoding the largest picture takes, or, if that is more, computing a step of pictures."""
+    def _with_pictures(self, text: int, model: LanguageModel, new_batch: NewBatch) -> int:
+        """Bytes that steps take with pictures, if they take ``text`` without."""
         if model.vision is None:
-            return 0
+            return text
         reserved = torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
         encoding = self.encoding = measure_encoding(model.vision, torch.cuda.synchronize)
-        peak = encoding.largest_peak(torch.cuda.max_memory_reserved() - reserved)
+        of_picture = torch.cuda.max_memory_reserved() - reserved
         self.trim()
         reserved = torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
@@ -289,10 +289,10 @@ class CudaPlatform(Platform):
         for runner, _, _ in runs:
             runner.encoder_cache.keep(encoding.picture.digest, encoding.encoded)
         step_seconds(runs, picture_step(self._limits, encoding.picture, model.vocab_size, ()), torch.cuda.synchronize)
-        peak = max(peak, torch.cuda.max_memory_reserved() - reserved)
+        of_step = torch.cuda.max_memory_reserved() - reserved
         del runs, runner
         self.trim()
-        return peak
+        return encoding.with_pictures(of_picture, max(text, of_step))
 
     def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, caches: Caches) -> float:
         """Seconds with all layers."""

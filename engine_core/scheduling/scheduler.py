@@ -34,6 +34,7 @@ from engine_core.config import (
     ModelSpec,
     SchedulerConfig,
     encoder_cache_tokens,
+    encoder_portion_tokens,
     encoder_step_tokens,
     require_step_for_pictures,
 )
@@ -154,15 +155,14 @@ class Scheduler:
         now = self._clock()
         for request_id in self._lifecycle.deadlines.expired(now):
             self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
-        self._tenants.begin_step(now)
-        if self._encoder is not None:
-            self._encoder.begin_step(1 if self._others_would_wait() else None)
+        self._begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         others_only = self._pacing.is_turn_of_others(now)
         self._schedule_running(step, others_only)
         while step.short_of_blocks and not step.sequences and self._lifecycle.running and not self._lifecycle.in_flight:
-            # With stages: all sequences in turn (at least one) were preempted, so others get their turn.
-            self._tenants.begin_step(now)
+            # All sequences whose turn it was (at least one) were preempted, so others get theirs: with stages, or with
+            # pictures that are not there.
+            self._begin_step(now)
             self._schedule_running(step)
         if self._queue and not step.short_of_blocks:
             self._schedule_waiting(step, now, others_only)
@@ -170,6 +170,8 @@ class Scheduler:
             self._schedule_running(step)
         if not step.sequences:
             return None
+        if self._encoder is not None:
+            self._encoder.plan_portion(step)
         if not step.short_of_blocks:
             self._add_drafts(step)
         if self._kv.states is not None:
@@ -258,6 +260,11 @@ class Scheduler:
             encoder_cache_hits=counters.encoder_cache_hits,
         )
 
+    def _begin_step(self, now: float) -> None:
+        self._tenants.begin_step(now)
+        if self._encoder is not None:
+            self._encoder.begin_step(others_wait=self._others_would_wait())
+
     def _schedule_running(self, step: StepInFlight, others_only: bool = False) -> None:
         """``others_only``: without sequences with slow grammars."""
         # In order of rank, so that none is preempted after it was planned.
@@ -287,7 +294,9 @@ class Scheduler:
     def _others_would_wait(self) -> bool:
         """Whether a sequence gets its tokens one by one, and waits longer if prompts go on in larger pieces."""
         running = self._lifecycle.running
-        return self._config.enable_chunked_prefill and any(seq.num_tokens - seq.num_computed <= 1 for seq in running)
+        return self._config.enable_chunked_prefill and any(
+            seq.num_tokens - seq.num_computed <= 1 and seq.num_computed >= seq.group.end_of_pictures for seq in running
+        )
 
     def _chunk(self, seq: Sequence, wanted: int, step: StepInFlight, num_later: int) -> int:
         """How many of the ``wanted`` tokens of a running ``seq`` the step computes; ``num_later``: sequences after it.
@@ -503,8 +512,13 @@ def _encoder_of(
     """None if the model takes no pictures. Raises ``ConfigError``."""
     if (vision := model.vision) is None:
         return None
-    capacity, step_tokens = encoder_cache_tokens(cache, config, vision), encoder_step_tokens(config, vision)
-    return EncoderCacheManager(capacity, step_tokens, counters, attends_both_ways=vision.attends_both_ways)
+    return EncoderCacheManager(
+        encoder_cache_tokens(cache, config, vision),
+        encoder_step_tokens(config, vision),
+        encoder_portion_tokens(config, model.picture_token_cost),
+        counters,
+        attends_both_ways=vision.attends_both_ways,
+    )
 
 
 def _check_limits(config: SchedulerConfig, kv_cache: KVCacheConfig, model: ModelSpec) -> None:

@@ -9,7 +9,7 @@ from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.kv_cache.state_slots import StateUse
 from engine_core.media import Picture
 from engine_core.sequence import BlockTables, Sequence
-from engine_core.step import EncoderPlan, NewSequence, StatePlan, StepPlan, StepResult
+from engine_core.step import EncoderPlan, EncoderPortion, NewSequence, StatePlan, StepPlan, StepResult
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -53,6 +53,8 @@ class StepInFlight:
     forgotten_pictures: list[bytes] = field(default_factory=list)
     """As in ``EncoderPlan``."""
     encoded_pictures: list[tuple[bytes, Picture]] = field(default_factory=list)
+    """As in ``EncoderPlan``."""
+    portion: EncoderPortion | None = None
     """As in ``EncoderPlan``."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
@@ -154,5 +156,10 @@ class StepInFlight:
             new_block_ids=self.new_block_ids,
             draft_token_ids=self.draft_token_ids,
             states=self.states,
-            encoder=EncoderPlan(self.forgotten_pictures, self.encoded_pictures) if self.encoded_pictures else None,
+            encoder=self._encoder_plan(),
         )
+
+    def _encoder_plan(self) -> EncoderPlan | None:
+        if not (self.forgotten_pictures or self.encoded_pictures or self.portion):
+            return None
+        return EncoderPlan(self.forgotten_pictures, self.encoded_pictures, self.portion)

@@ -21,6 +21,7 @@ from engine_core.activation import Activation
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
+from engine_core.models.encoding import count_rows
 from engine_core.models.fallback.assembly import parameters_without_memory
 from engine_core.models.fallback.modules import ACTIVATIONS, Activated, Projection, RemainingTensors, widened
 from engine_core.ops.base import LinearOp, OpsBackend
@@ -32,6 +33,9 @@ IMPLEMENTATION = "ringline_vision"
 _CONVOLUTIONS = nn.Conv2d, nn.Conv3d
 _MIXING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._NormBase, nn.MultiheadAttention)
 """Modules that compute with weights in ways of their own."""
+_TILE = 1024
+"""Queries between which a picture's encoding can stop: on a CPU, 16,384 take seconds. torch computes them in blocks of
+256, whose bits this does not change."""
 
 Renames = Callable[[str], str]
 
@@ -222,8 +226,14 @@ def attention(
     alone = query.shape[0] == query.shape[1] == 1  # torch may have several threads share one product
     if alone:
         query, key, value = (each.expand(-1, 2, -1, -1) for each in (query, key, value))
-    attended = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-    return attended[:, : 1 if alone else None, :, :width].to(dtype)
+    tiles = []
+    for first in range(0, query.shape[2], tile := query.shape[2] if query.is_cuda else _TILE):
+        rows = query[:, :, first : first + tile]
+        seen = mask if mask is None or mask.shape[-2] == 1 else mask[..., first : first + tile, :]
+        attended = nn.functional.scaled_dot_product_attention(rows, key, value, seen, scale=scale)
+        tiles.append(attended[:, : 1 if alone else None, :, :width].to(dtype))
+        count_rows(len(query) * rows.shape[2])
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=2)
 
 
 AttentionInterface.register(IMPLEMENTATION, attend)

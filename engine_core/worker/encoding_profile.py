@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.media import Picture, VisionShape
+from engine_core.models.encoding import Encoding
 from engine_core.models.vision_model import Encoded, VisionModel
 from engine_core.worker.input_batch import BatchLimits
 
@@ -25,16 +26,31 @@ class EncodingProfile:
     picture: Picture
     encoded: Encoded
     seconds: float
+    rows: int
+    """As in ``Encoding``."""
     shape: VisionShape
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / self.picture.shape.num_tokens
+
+    @property
+    def rows_per_token(self) -> float:
+        """The same for all pictures of a model, or nearly so."""
+        return self.rows / self.picture.shape.num_tokens
 
     @property
     def _factor(self) -> float:
         """How many times as many tokens the largest picture has."""
         return max(1.0, self.shape.max_tokens / self.picture.shape.num_tokens)
 
-    def largest_peak(self, growth: int) -> int:
-        """Bytes that the largest picture takes while it is encoded, from those that the measured one took."""
-        return int(growth * self._factor)
+    def with_pictures(self, growth: int, step: int) -> int:
+        """Bytes that steps take, from those that encoding the measured picture took, and those of the largest step.
+
+        A picture whose encoding has stopped keeps its memory, while steps are computed and another is encoded.
+        """
+        largest = int(growth * self._factor)
+        return largest + max(largest, step)
 
     def step_seconds(self, limits: BatchLimits) -> float:
         """Seconds for as many pictures as one step may encode."""
@@ -50,7 +66,8 @@ class EncodingProfile:
 def measure_encoding(vision: VisionModel, synchronize: Callable[[], None] = lambda: None) -> EncodingProfile:
     """Encode one picture. ``synchronize`` waits for the device."""
     picture = vision.example(min(vision.shape.max_tokens, _MEASURED_TOKENS))
+    encoding = Encoding(vision.encode, picture)
     start = time.perf_counter()
-    encoded = vision.encode(picture)
+    encoded = encoding.finish()
     synchronize()
-    return EncodingProfile(picture, encoded, time.perf_counter() - start, vision.shape)
+    return EncodingProfile(picture, encoded, time.perf_counter() - start, encoding.rows, vision.shape)

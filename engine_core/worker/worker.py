@@ -110,11 +110,24 @@ class ReadyReport:
     largest_step_seconds: float
     encoding_seconds: float
     """Of these, what the pictures take that a step may encode."""
+    picture_token_cost: float
+    """As in ``ModelSpec``."""
     is_bitwise_stable: bool
     is_sound: bool
     """Whether logits were numbers; unknown, and True, if another rank samples."""
     memory_left: str
     """The rest of the memory budget, and how to use it, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pictures:
+    """What the warm-up finds out about encoding them."""
+
+    step_seconds: float = 0.0
+    """That a step may take for it."""
+    seconds_per_token: float = 0.0
+    is_sound: bool = True
+    """Whether embeddings were numbers."""
 
 
 def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
@@ -324,7 +337,7 @@ class Worker:
         for plan in steps:
             is_sound &= self._compute(plan)
         self._runner.batch.update(release)
-        encoding_seconds, is_tower_sound = self._warm_up_pictures()
+        pictures = self._warm_up_pictures()
         device, model, limits = self.device, self.model, self.limits
         made = device.prepare(self._runner, self._new_batch, self._caches)
         spec = model.kv_cache_spec(limits.block_size)
@@ -336,26 +349,25 @@ class Worker:
             model.one_layer_of_each_kind(), device.attention, limits, device.torch_device
         )
         is_stable = is_stable and (model.vision is None or is_encoding_stable(model.vision))
+        step_seconds = device.largest_step_seconds or seconds_per_token * limits.max_num_batched_tokens
         return ReadyReport(
             made,
-            (device.largest_step_seconds or seconds_per_token * limits.max_num_batched_tokens)
-            + attention
-            + encoding_seconds,
-            encoding_seconds,
+            step_seconds + attention + pictures.step_seconds,
+            pictures.step_seconds,
+            pictures.seconds_per_token * limits.max_num_batched_tokens / step_seconds,
             is_stable,
-            is_sound and is_tower_sound,
+            is_sound and pictures.is_sound,
             device.memory_left(self._config.cache, kv_cache_config),
         )
 
-    def _warm_up_pictures(self) -> tuple[float, bool]:
-        """Compute a prompt with a picture, if any fits. Returns the seconds that a step may take to encode pictures,
-        and whether the picture's embeddings are numbers.
+    def _warm_up_pictures(self) -> _Pictures:
+        """Compute a prompt with a picture, if any fits.
 
         With several stages nothing but the picture is computed: only the first stage can make one up.
         """
         vision, runner = self.model.vision, self._current_runner()
         if vision is None:
-            return 0.0, True
+            return _Pictures()
         encoding = self.device.encoding or measure_encoding(vision)
         steps = picture_warm_up(self.limits, encoding.picture, self.model.vocab_size)
         if steps is not None and self.rank.pp_size == 1:
@@ -363,8 +375,9 @@ class Worker:
             self._compute(step)
             runner.batch.update(release)
             runner.encoder_cache.update(EncoderPlan([encoding.picture.digest], []))
+        runner.encoder_cache.rows_per_token = encoding.rows_per_token
         self.device.encoding = None  # frees the embeddings
-        return encoding.step_seconds(self.limits), encoding.encoded.is_finite
+        return _Pictures(encoding.step_seconds(self.limits), encoding.seconds_per_token, encoding.encoded.is_finite)
 
     @_on_device
     def first_unsound_part(self) -> str | None:

@@ -82,7 +82,10 @@ def check_pictures(scheduler: Scheduler) -> None:
     assert encoder._holders == holders
     assert encoder._holders.keys().isdisjoint(encoder._idle)
     assert encoder._holders.keys() | encoder._idle.keys() == encoder._tokens.keys()
-    assert sum(encoder._tokens.values()) == encoder._num_kept <= encoder.capacity
+    begun = encoder._begun
+    assert begun is None or begun.key not in encoder._tokens
+    kept = sum(encoder._tokens.values()) + (0 if begun is None else begun.tokens)
+    assert kept == encoder._num_kept <= encoder.capacity
     assert sum(encoder._tokens[key] for key in holders) == encoder.num_held
 
 

@@ -13,13 +13,13 @@ from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from engine_core.config import ModelSpec, SchedulerConfig
+from engine_core.config import ModelSpec, SchedulerConfig, encoder_portion_tokens
 from engine_core.executor.base import Executor
 from engine_core.kv_cache_interface import NO_BLOCK, NO_STATE, KVCacheConfig, first_seen
 from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.media import Picture, PictureShape, View, embedding_key
 from engine_core.request import Finish, FinishReason, Request, SamplingParams
-from engine_core.step import Failure, NewSequence, StepPlan, StepResult
+from engine_core.step import EncoderPortion, Failure, NewSequence, StepPlan, StepResult
 
 EOS = 1
 
@@ -184,6 +184,8 @@ class CheckedExecutor(Executor):
         self.encoder_tokens = encoder_tokens
         self.pictures: dict[bytes, Picture] = {}
         """Whose embeddings are kept, by key."""
+        self.begun: tuple[bytes, float] | None = None
+        """The picture that is encoded over several steps, and the share that is done."""
         self.known_pictures: dict[bytes, Picture] = {}
         """All that requests have, by key: with windows of one token, no request may ever have computed a cached one."""
         self.pictures_in_use: dict[int, set[bytes]] = {}
@@ -281,6 +283,9 @@ class CheckedExecutor(Executor):
     def _encode(self, plan: StepPlan) -> None:
         if plan.encoder is not None:
             for key in plan.encoder.forgotten:
+                if self.begun is not None and self.begun[0] == key:
+                    self.begun = None
+                    continue
                 del self.pictures[key]
                 assert not any(key in each for each in self.pictures_in_use.values()), "a step in flight reads it"
             encoded = 0
@@ -288,9 +293,14 @@ class CheckedExecutor(Executor):
                 assert key not in self.pictures, "encoded in vain"
                 self.pictures[key] = picture
                 encoded += picture.shape.num_tokens
-            assert encoded
+                if self.begun is not None and self.begun[0] == key:
+                    self.begun = None
+            assert encoded or plan.encoder.portion or plan.encoder.forgotten
             assert encoded <= max(self.limits.max_num_batched_tokens, self.model.vision.max_tokens)
-        assert sum(each.shape.num_tokens for each in self.pictures.values()) <= self.encoder_tokens
+            if plan.encoder.portion is not None:
+                self._encode_portion(plan.encoder.portion)
+        kept = {*self.pictures, *(() if self.begun is None else self.begun[:1])}
+        assert sum(self.known_pictures[key].shape.num_tokens for key in kept) <= self.encoder_tokens
         used = self.pictures_in_use[plan.step_id] = set()
         for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
             worker = self.workers[seq_id]
@@ -305,6 +315,24 @@ class CheckedExecutor(Executor):
                         assert start <= place.offset < place.end <= end, "a picture is cut"
         if plan.encoder is not None:
             assert used.issuperset(key for key, _ in plan.encoder.encoded), "encoded before it is needed"
+
+    def _encode_portion(self, portion: EncoderPortion) -> None:
+        done = 0.0
+        if portion.picture is None:
+            assert self.begun is not None, "a portion of a picture that no step has begun"
+            key, done = self.begun
+            assert key == portion.key, "two pictures at once are encoded over several steps"
+        else:
+            assert self.begun is None, "two pictures at once are encoded over several steps"
+            assert portion.picture == self.known_pictures[portion.key]
+        assert portion.key not in self.pictures, "encoded in vain"
+        least = encoder_portion_tokens(self.limits, self.model.picture_token_cost)
+        tokens = self.known_pictures[portion.key].shape.num_tokens
+        assert done < portion.share <= min(1.0, done + least / tokens + 1e-9)
+        self.begun = (portion.key, portion.share)
+        if portion.share == 1:
+            self.begun = None
+            self.pictures[portion.key] = self.known_pictures[portion.key]
 
     def _check_batch(self, plan: StepPlan) -> None:
         assert len(plan.seq_ids) == len(plan.num_tokens) == len(plan.samples) > 0

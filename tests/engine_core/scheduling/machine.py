@@ -118,6 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sees=st.sampled_from([False, True, True]),
         both_ways=st.booleans(),
         encoder_spare=st.sampled_from([0, 0, 1, 3, 100]),
+        picture_token_cost=st.sampled_from([0.1, 1.0, 16.0]),
     )
     def start(
         self,
@@ -140,6 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sees,
         both_ways,
         encoder_spare,
+        picture_token_cost,
     ):
         """``trusting``: drafts are computed however many came true. ``window_chunks``: windows do not slide.
 
@@ -158,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.model, encoder_tokens = MODEL, None
         if sees:
             vision = VisionShape(MOST_PICTURE_TOKENS, attends_both_ways=both_ways)
-            self.model = replace(MODEL, vision=vision)
+            self.model = replace(MODEL, vision=vision, picture_token_cost=picture_token_cost)
             budget = max(budget, MOST_PICTURE_TOKENS) if both_ways else budget
             encoder_tokens = encoder_spare + (MOST_PICTURE_TOKENS if chunked else max(budget, MODEL.max_model_len))
         self.config = SchedulerConfig(

@@ -47,7 +47,7 @@ def test_a_step_encodes_as_many_tokens_as_it_computes_or_one_large_picture():
     assert sizes == [(4, [CAT]), (4, [DOG]), (4, []), (4, []), (4, []), (1, [])]
 
 
-def test_a_step_encodes_one_picture_while_others_wait_for_tokens():
+def test_a_step_encodes_a_portion_while_others_wait_for_tokens():
     engine = Harness(vision=SEES, max_num_batched_tokens=40, encoder_tokens=40)
     engine.add("alone", 20, media=[(CAT, 0), (DOG, 6)], max_tokens=9)
     engine.step()
@@ -56,6 +56,91 @@ def test_a_step_encodes_one_picture_while_others_wait_for_tokens():
     for picture in (OWL, FOX):
         engine.step()
         assert encoded(engine)[0] == [picture]
+    engine.finish()
+
+
+def portions(engine):
+    """The picture of which the last plan encodes a portion, and the share that is done; and what it forgets."""
+    plan = engine.plan.encoder
+    if plan is None:
+        return None, []
+    portion = plan.portion and (engine.checked.known_pictures[plan.portion.key], round(plan.portion.share, 2))
+    return portion, [engine.checked.known_pictures[key] for key in plan.forgotten]
+
+
+def beside_decoding(encoder_tokens=6, **options):
+    """An engine that generates text, with portions of two tokens."""
+    engine = Harness(vision=SEES, encoder_tokens=encoder_tokens, max_num_batched_tokens=8, **options)
+    engine.add("x", 2, max_tokens=40)
+    engine.step()
+    return engine
+
+
+def test_a_larger_picture_is_encoded_over_several_steps_while_others_get_tokens():
+    engine = beside_decoding()
+    engine.add("a", 12, media=[(CAT, 2)], max_tokens=1)
+    seen = []
+    for _ in range(4):
+        assert ("x", 0) in engine.step()
+        seen.append((sum(count for name, _, count in engine.batch if name == "a"), *portions(engine), encoded(engine)))
+    nothing = ([], ([], 0))
+    assert seen == [
+        (2, (CAT, 0.33), *nothing),
+        (0, (CAT, 0.67), *nothing),
+        (0, (CAT, 1.0), *nothing),
+        (7, None, *nothing),
+    ]
+    stats = engine.scheduler.stats()
+    assert (stats.encoded_pictures, stats.encoded_picture_tokens) == (1, 6)
+    engine.finish()
+
+
+def test_the_rest_is_encoded_at_once_if_nobody_waits_any_longer():
+    engine = beside_decoding()
+    engine.add("a", 12, media=[(CAT, 2)], max_tokens=1)
+    engine.step()
+    engine.cancel("x")
+    engine.step()
+    assert (encoded(engine), portions(engine)[0]) == (([CAT], 0), None)
+    engine.finish()
+    assert engine.scheduler.stats().encoded_pictures == 1
+
+
+def test_a_picture_whose_request_ends_is_given_up_and_the_next_one_begun():
+    engine = beside_decoding()
+    engine.add("a", 12, media=[(CAT, 0)], max_tokens=1)
+    engine.add("b", 12, media=[(DOG, 0)], max_tokens=1)
+    engine.add("c", 12, media=[(CAT, 0)], max_tokens=1)
+    engine.step(2)
+    assert portions(engine) == ((CAT, 0.67), [])
+    engine.cancel("a")
+    engine.step()
+    assert portions(engine) == ((DOG, 0.33), [CAT])
+    engine.cancel("b")
+    engine.step()
+    assert portions(engine) == ((CAT, 0.33), [DOG])
+    engine.finish()
+
+
+def test_who_holds_embeddings_takes_the_room_of_a_picture_that_is_being_encoded():
+    engine = beside_decoding(encoder_tokens=7)
+    small = make_picture(9, 2)
+    engine.add("a", 12, media=[(CAT, 0)], max_tokens=1)
+    engine.step()
+    engine.add("b", 12, media=[(small, 0)], max_tokens=1, priority=-1)
+    engine.step()
+    assert (encoded(engine)[0], portions(engine)) == ([small], (None, [CAT]))
+    engine.finish()
+
+
+def test_prompts_that_wait_for_pictures_keep_no_blocks_from_those_that_could_go_on():
+    """The last one that gets tokens is preempted for its block; then nobody waits, and the picture is encoded."""
+    engine = Harness(vision=VisionShape(16), max_num_batched_tokens=4, blocks=7, max_model_len=24)
+    engine.add("x", 2, max_tokens=20, priority=1)
+    engine.step()
+    engine.add("a", 20, media=[(make_picture(1, 16), 2)], max_tokens=2)
+    engine.step_until_preemption()
+    assert (engine.planned, len(encoded(engine)[0])) == ([("a", 0)], 1)
     engine.finish()
 
 

@@ -20,6 +20,7 @@ from engine_core.startup import served_of_multimodal
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.vision.deepseek_ocr_checkpoints import SIZES, write_deepseek_ocr
 from tests.engine_core.vision.pictures import random_picture
+from tests.engine_core.vision.towers import encoded_in_every_way
 from tests.engine_core.vision.whole_models import answers, assert_greedy, prompt_of
 from text_core.pictures.base import PictureFacts
 from text_core.pictures.registry import processor_of
@@ -109,16 +110,8 @@ def test_an_engine_answers_as_transformers_does(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_do_not_depend_on_threads(dtype: str, directory: Path) -> None:
-    vision = vision_of(load(directory, dtype))
-    threads, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            found.append(vision.encode(picture(2, 3)).embeddings)
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(found[0], each) for each in found)
+def test_bits_depend_neither_on_threads_nor_on_portions(dtype: str, directory: Path) -> None:
+    encoded_in_every_way(vision_of(load(directory, dtype)), picture(2, 3))
 
 
 def test_text_alone_needs_no_tower(directory: Path) -> None:

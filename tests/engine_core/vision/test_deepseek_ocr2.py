@@ -17,6 +17,7 @@ from engine_core.media import Picture, PictureShape
 from engine_core.models.language_model import LanguageModel
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.vision.pictures import random_picture
+from tests.engine_core.vision.towers import encoded_in_every_way
 
 pytest.importorskip("transformers.models.deepseek_ocr2", reason="the reference is newer")
 TOKENS = 199
@@ -72,16 +73,9 @@ def test_embeddings_and_logits_are_those_of_transformers(
     assert torch.equal(found.argmax(1), logits.argmax(1))
 
 
-def test_bits_do_not_depend_on_threads(model: LanguageModel) -> None:
+def test_bits_depend_neither_on_threads_nor_on_portions(model: LanguageModel) -> None:
     assert model.vision is not None
-    threads, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            found.append(model.vision.encode(picture(0, 0)).embeddings)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*found)
+    encoded_in_every_way(model.vision, picture(0, 0), (1, 2))
 
 
 def test_other_pictures_are_refused(model: LanguageModel) -> None:

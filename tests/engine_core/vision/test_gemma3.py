@@ -17,6 +17,7 @@ from engine_core.errors import CheckpointError, EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View, VisionShape
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, random_view, save
+from tests.engine_core.vision.towers import encoded_in_every_way
 from tests.engine_core.vision.whole_models import Prompt, answers, assert_greedy, logits_of, prompt_of
 
 SIDE, TOKENS = 56, 16
@@ -76,17 +77,10 @@ def test_embeddings_are_those_of_transformers(model: PreTrainedModel, directory:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_do_not_depend_on_the_number_of_threads(dtype: str, directory: Path) -> None:
+def test_bits_depend_neither_on_threads_nor_on_portions(dtype: str, directory: Path) -> None:
     vision = load(directory, dtype).vision
     assert vision is not None
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(vision.encode(PICTURE).embeddings)
-    finally:
-        torch.set_num_threads(before)
-    assert all(each.equal(found[0]) for each in found)
+    encoded_in_every_way(vision, PICTURE)
 
 
 def published_name(name: str) -> str:

@@ -17,6 +17,7 @@ from engine_core.errors import EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View, VisionShape
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, random_view, save
+from tests.engine_core.vision.towers import encoded_in_every_way
 from tests.engine_core.vision.whole_models import Prompt, answers, assert_greedy, logits_of, prompt_of
 
 PREPROCESSOR = {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70}
@@ -110,17 +111,10 @@ def test_layers_may_be_clipped_and_results_standardized(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_do_not_depend_on_the_number_of_threads(dtype: str, directory: Path) -> None:
+def test_bits_depend_neither_on_threads_nor_on_portions(dtype: str, directory: Path) -> None:
     vision = load(directory, dtype).vision
     assert vision is not None
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(vision.encode(picture_of(7, 10)).embeddings)
-    finally:
-        torch.set_num_threads(before)
-    assert all(each.equal(found[0]) for each in found)
+    encoded_in_every_way(vision, picture_of(7, 10))
 
 
 @pytest.mark.parametrize("both_ways", [None, "vision"])

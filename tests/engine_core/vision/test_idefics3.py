@@ -16,6 +16,7 @@ from engine_core.media import Picture, PictureShape, VisionShape
 from engine_core.vision.idefics3 import Idefics3Vision
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, save
+from tests.engine_core.vision.towers import encoded_in_every_way
 from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of, prompt_of
 
 TEXT = {
@@ -81,19 +82,11 @@ def test_embeddings_are_those_of_transformers(
     assert_close(vision.encode(picture).embeddings, expected(model, picture))
 
 
-def test_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
+def test_bits_depend_neither_on_threads_nor_on_portions(tmp_path: Path) -> None:
     _, side, patch, scale = SIZES[1]
     vision = load(saved(made("SmolVLM", side, patch, scale), side, tmp_path), "bfloat16").vision
     assert vision is not None
-    picture = random_picture(PictureShape(vision.shape.max_tokens), side, side)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(vision.encode(picture).embeddings)
-    finally:
-        torch.set_num_threads(before)
-    assert all(each.equal(found[0]) for each in found)
+    encoded_in_every_way(vision, random_picture(PictureShape(vision.shape.max_tokens), side, side))
 
 
 def test_pictures_of_another_shape_are_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from engine_core.vision.registry import VISION_MODELS
 from tests.engine_core.models.driver import build_model, open_at
 from tests.engine_core.models.multimodal_models import TEXT_FIELDS
 from tests.engine_core.models.tiny_models import EAGER, SIZES
-from tests.engine_core.vision.towers import randomize, save_whole, threads
+from tests.engine_core.vision.towers import encoded_in_every_way, randomize, save_whole
 
 PATCH = 4
 TOWER: dict[str, Any] = {
@@ -139,21 +139,15 @@ def test_embeddings_are_those_of_transformers(model_type: str, tmp_path: Path) -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", MOST)
 @torch.no_grad()
-def test_bits_are_the_same_with_any_number_of_threads(model_type: str, dtype: str, tmp_path: Path) -> None:
+def test_bits_depend_neither_on_threads_nor_on_portions(model_type: str, dtype: str, tmp_path: Path) -> None:
     whole: Any = make(model_type)
     vision = load(save(whole, tmp_path), dtype=dtype)
     for rows, columns in SHAPES:
-        picture, found = picture_of(rows, columns), []
-        for count in (1, 2, 3):
-            with threads(count):
-                found.append(vision.encode(picture))
-        for other in found[1:]:
-            assert torch.equal(other.embeddings, found[0].embeddings)
-            if other.deepstack is not None and found[0].deepstack is not None:
-                assert torch.equal(other.deepstack, found[0].deepstack)
+        picture = picture_of(rows, columns)
+        encoded = encoded_in_every_way(vision, picture)
         if dtype == "bfloat16":
             expected = torch.cat(whole.model.get_image_features(**processed(picture), return_dict=True).pooler_output)
-            assert_near(found[0].embeddings[:, :64].float(), expected, 0.1)
+            assert_near(encoded.embeddings[:, :64].float(), expected, 0.1)
 
 
 @pytest.mark.parametrize("model_type", MOST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from transformers import PreTrainedModel
 
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.layers.part_factory import PartFactory
+from engine_core.media import Picture
+from engine_core.models.encoding import Encoding
+from engine_core.models.vision_model import Encoded, VisionModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.selector import choose_ops
@@ -97,6 +100,30 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def encoded_in_every_way(vision: VisionModel, picture: Picture, thread_counts: Sequence[int] = (1, 2, 3)) -> Encoded:
+    """The embeddings of ``picture``: the same bits with any number of threads, and in portions of any size."""
+    found = []
+    for count in thread_counts:
+        with threads(count):
+            found.append(vision.encode(picture))
+    for rows in (1, 37):
+        encoding = Encoding(vision.encode, picture)
+        stops = 0
+        while (encoded := encoding.advance(encoding.rows + rows)) is None:
+            stops += 1
+        assert stops > 1
+        assert encoding.rows >= stops
+        found.append(encoded)
+    first = found[0]
+    for other in found[1:]:
+        assert torch.equal(other.embeddings, first.embeddings)
+        if first.deepstack is not None:
+            assert other.deepstack is not None
+            assert torch.equal(other.deepstack, first.deepstack)
+    return first
 
 
 def save_whole(

@@ -35,12 +35,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_a_larger_picture_takes_as_much_more_memory_and_its_square_of_time() -> None:
     encoded = Encoded(torch.zeros(1000, 8), torch.zeros(2, 1000, 8))
-    profile = EncodingProfile(picture(1, 25, 40), encoded, 2.0, VisionShape(3000, num_deepstack=2))
-    assert profile.largest_peak(100) == 300
+    profile = EncodingProfile(picture(1, 25, 40), encoded, 2.0, 4000, VisionShape(3000, num_deepstack=2))
+    assert profile.with_pictures(100, 200) == 300 + 300
+    assert profile.with_pictures(100, 400) == 300 + 400
+    assert profile.rows_per_token == 4
     assert profile.step_seconds(LIMITS) == pytest.approx(2.0 * 9 * 2)  # two of the largest fit into a step
     assert profile.cache_bytes(LIMITS) == 9000 * 3 * 8 * 4
     of_largest = replace(profile, shape=VisionShape(1000))
-    assert of_largest.largest_peak(100) == 100
+    assert of_largest.with_pictures(100, 0) == 200
     assert of_largest.step_seconds(LIMITS) == pytest.approx(2.0 * 6)
 
 
