@@ -81,7 +81,7 @@ def _run(contest: Contest, rounds: int, dtype: str, *, apart: bool) -> Row:
         engine = _engine(directory, len(prompt) + 64, dtype)
     first, again, other = list[float](), list[float](), list[float]()
 
-    def ours(number: int) -> None:
+    def compute(number: int) -> None:
         picture = _changed(contest.picture, number)
         first.append(_ours(engine, prompt, picture))
         again.append(_ours(engine, prompt, picture))
@@ -89,7 +89,7 @@ def _run(contest: Contest, rounds: int, dtype: str, *, apart: bool) -> Row:
     numbers = range(rounds + 1)  # the first round warms up
     if apart:
         for number in numbers:
-            ours(number)
+            compute(number)
         del engine
         gc.collect()
     theirs = contest.transformers(prompt, contest.picture, getattr(torch, dtype))
@@ -97,7 +97,7 @@ def _run(contest: Contest, rounds: int, dtype: str, *, apart: bool) -> Row:
         if number % 2 or apart:
             other.append(_timed(theirs))
         if not apart:
-            ours(number)
+            compute(number)
             if not number % 2:
                 other.append(_timed(theirs))
     del theirs

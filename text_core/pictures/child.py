@@ -3,7 +3,8 @@
 It reads requests on its standard input, answers on its standard output (``frames``), and ends with its input. Before it
 reads the first one, it gives up opening files and connections, writing files, and memory beyond what a picture within
 the limits needs; each picture has its own time of the CPU, after which the system ends the process. So a file that
-exploits a decoder reaches no secret, no file and no network, and one that takes too much ends only this process.
+exploits a decoder reaches no secret, no file and no network, and one that takes too much ends only this process. Other
+processes come before it where cores are scarce.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ BYTES_PER_PIXEL = 20
 """Memory to decode a pixel: with transparency, a few copies of 4 bytes; a WebP has four of them."""
 BYTES_FOR_VIEWS = 384 << 20
 """Memory for a picture's views, of which one is made at a time."""
+_NICENESS = 5
+"""The process gets a third of the time of one that it competes with for a core: streams come before new pictures."""
 _REQUESTS, _ANSWERS = 0, 1
 _PAGE = resource.getpagesize()
 
@@ -47,6 +50,7 @@ def main(limits: PictureLimits) -> NoReturn:
 
 def confine(limits: PictureLimits) -> None:
     """Give up what decoding does not need, for good."""
+    os.nice(_NICENESS)
     prepare_process()
     with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - pathlib takes a while to load
         used = int(file.read().split()[0]) * _PAGE

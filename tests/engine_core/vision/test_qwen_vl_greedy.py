@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from engine_core.media import MediaItem, Picture
+from engine_core.models.encoding import Encoding
 from engine_core.request import Request, SamplingParams
 from engine_core.startup import StartedEngine
 from tests.engine_core.distributed.matrix import Ranks, engine_of
@@ -101,6 +104,36 @@ def test_tokens_are_those_of_transformers(made: tuple[Any, Path]) -> None:
     assert found["again"] != found["other"], "pictures that differ change nothing"
 
 
+def beside_text(engine: StartedEngine, name: str) -> list[int]:
+    """The tokens of a prompt that comes while others are generated, after one with its picture was cancelled."""
+    ids, media = prompt(PROMPTS[name])
+    text = SamplingParams(max_tokens=200, ignore_eos=True)
+    engine.core.add(Request("text", tuple(prompt([5])[0]), text))
+    while not engine.core.step():
+        pass
+    engine.core.add(Request("cancelled", tuple(ids), GREEDY, media=tuple(media)))
+    engine.core.step()
+    engine.core.cancel("cancelled")
+    engine.core.add(Request(name, tuple(ids), GREEDY, media=tuple(media)))
+    outcome = Outcome()
+    while not (outcome.outputs and outcome.outputs[-1].finish):
+        outcome.outputs += [output for output in engine.core.step() if output.request_id == name]
+    engine.core.cancel("text")
+    return outcome.token_ids
+
+
+def test_a_picture_in_portions_is_answered_as_a_whole_one(tmp_path: Path) -> None:
+    directory = save(make("qwen3_vl"), tmp_path)
+    with (
+        started(directory, max_num_batched_tokens=48, max_num_seqs=4) as engine,
+        patch.object(Encoding, "advance", autospec=True, side_effect=Encoding.advance) as advance,
+    ):
+        tokens = beside_text(engine, "long")
+    assert sum(call.args[1] < math.inf for call in advance.call_args_list) > 3
+    with started(directory, max_num_batched_tokens=48, max_num_seqs=4) as engine:
+        assert generated(engine, ["long"]) == {"long": tokens}
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize("ranks", [Ranks(2, 1), Ranks(1, 2), Ranks(2, 2)], ids=str)
 def test_ranks_in_processes_answer_as_one(ranks: Ranks, tmp_path: Path) -> None:
@@ -109,3 +142,4 @@ def test_ranks_in_processes_answer_as_one(ranks: Ranks, tmp_path: Path) -> None:
         expected = generated(engine, short)
     with engine_of(directory, "float32", ranks) as engine:
         assert generated(engine, short) == expected
+        assert beside_text(engine, "other") == expected["other"]
