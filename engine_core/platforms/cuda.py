@@ -280,7 +280,7 @@ class CudaPlatform(Platform):
             return 0
         reserved = torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
-        encoding = self.encoding = measure_encoding(model.vision, torch.cuda.synchronize)
+        encoding = self.encoding = measure_encoding(model.vision)
         peak = encoding.largest_peak(torch.cuda.max_memory_reserved() - reserved)
         self.trim()
         reserved = torch.cuda.memory_reserved()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +23,8 @@ class EncodingProfile:
 
     picture: Picture
     encoded: Encoded
+    is_finite: bool
+    """As ``encoded`` says it."""
     seconds: float
     shape: VisionShape
 
@@ -47,10 +48,10 @@ class EncodingProfile:
 
 
 @torch.inference_mode()
-def measure_encoding(vision: VisionModel, synchronize: Callable[[], None] = lambda: None) -> EncodingProfile:
-    """Encode one picture. ``synchronize`` waits for the device."""
+def measure_encoding(vision: VisionModel) -> EncodingProfile:
+    """Encode one picture."""
     picture = vision.example(min(vision.shape.max_tokens, _MEASURED_TOKENS))
     start = time.perf_counter()
     encoded = vision.encode(picture)
-    synchronize()
-    return EncodingProfile(picture, encoded, time.perf_counter() - start, vision.shape)
+    is_finite = encoded.is_finite  # waits for the device
+    return EncodingProfile(picture, encoded, is_finite, time.perf_counter() - start, vision.shape)
