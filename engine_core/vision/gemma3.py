@@ -69,7 +69,7 @@ class Gemma3Vision(VisionModel):
 
     def check(self, picture: Picture) -> None:
         side = self._tower.shape.image_size
-        check_single_view(picture, side, side, self.shape.max_tokens)
+        check_single_view(picture, side, side, PictureShape(self.shape.max_tokens))
 
     def example(self, num_tokens: int) -> Picture:
         side = self._tower.shape.image_size
