@@ -87,7 +87,7 @@ def test_embeddings_are_those_of_transformers(
 @pytest.mark.parametrize("side", [364, 512, 1000, 5000])
 @pytest.mark.parametrize("longest", [1457, 4096, 9000])
 def test_a_prompt_may_have_all_tiles_of_its_pictures(side: int, longest: int) -> None:
-    config: dict[str, Any] = {"vision_config": {"image_size": side, "patch_size": 4}, "scale_factor": 1}
+    config: dict[str, Any] = {"vision_config": {"image_size": side, "patch_size": side // 4}, "scale_factor": 1}
     preprocessor = {"size": {"longest_edge": min(longest, 4 * side)}, "max_image_size": {"longest_edge": side}}
     facts = PictureFacts("SmolVLMForConditionalGeneration", config, preprocessor, 1, 10**9, {"<image>": 7})
     processor = processor_of(facts)
