@@ -102,7 +102,9 @@ class VisionShape:
     shrinks: bool = False
     """Whether pictures are seen in their own proportions, and shrunk to ``max_tokens`` whatever that is."""
     limit: int = 64
-    """Most pictures of a prompt."""
+    """Most pictures of a prompt, as senders count them."""
+    parts: int = 1
+    """Most pictures here that one of a sender's becomes: tiles of it, and the whole."""
     attends_both_ways: bool = False
     """Whether a picture's tokens attend to each other in both directions, so that no step may end inside of it."""
     both_ways_in_full: bool = True

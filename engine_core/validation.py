@@ -180,8 +180,9 @@ def _check_media(request: Request, model: ModelSpec) -> None:
     if vision is None:
         problem = f"has {len(request.media)} pictures; this model takes no pictures, so expected a prompt of text alone"
         raise InvalidRequestError("media", problem)
-    if len(request.media) > vision.limit:
-        problem = f"has {len(request.media)} pictures; expected at most {vision.limit} (--limit-mm-per-prompt)"
+    if len(request.media) > (most := vision.limit * vision.parts):
+        of_each = "" if vision.parts == 1 else f", {vision.parts} for each of {vision.limit}"
+        problem = f"has {len(request.media)} pictures; expected at most {most}{of_each} (--limit-mm-per-prompt)"
         raise InvalidRequestError("media", problem)
     end, length = 0, len(request.prompt_token_ids)
     for place, item in enumerate(request.media):

@@ -221,7 +221,7 @@ _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
     ("allowed_local_media_path",): WithoutEffect("pictures come with a request, and are not read from files here"),
     ("allowed_media_domains",): WithoutEffect("--allowed-media-hosts says where the gateway gets pictures from"),
     ("interleave_mm_strings",): WithoutEffect("a picture's place in a message is where its part is", takes_value=False),
-    ("skip_mm_profiling",): WithoutEffect("memory is measured with the largest picture", takes_value=False),
+    ("skip_mm_profiling",): WithoutEffect("memory is measured with a picture", takes_value=False),
     ("disable_mm_preprocessor_cache",): WithoutEffect(_SENT_ONCE, takes_value=False),
     ("disable_chunked_mm_input",): WithoutEffect(
         "a step may end inside a picture unless its tokens see each other", takes_value=False

@@ -41,7 +41,7 @@ def has_template(files: Mapping[str, bytes]) -> bool:
         return True
     try:
         declared: Any = json.loads(files.get("tokenizer_config.json", b"{}"))
-    except ValueError:  # whoever reads the file says so
+    except (ValueError, RecursionError):  # whoever reads the file says so
         return True
     return isinstance(declared, dict) and declared.get("chat_template") is not None
 

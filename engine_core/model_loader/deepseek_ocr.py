@@ -34,7 +34,12 @@ def read_config(fields: Mapping[str, Any]) -> PretrainedConfig:
     """``fields`` of config.json. Raises ``CheckpointError`` if they are not DeepSeek-OCR's."""
     if (model_type := fields.get("model_type")) != MODEL_TYPE:
         raise CheckpointError(f"config.json: model_type={model_type!r} is not usable: expected {MODEL_TYPE!r}")
-    return PublishedConfig.from_dict({name: value for name, value in fields.items() if name != "auto_map"})
+    own = {name: value for name, value in fields.items() if name != "auto_map"}
+    try:
+        return PublishedConfig.from_dict(own)
+    except Exception as error:  # transformers' validators raise many kinds
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"config.json is not usable: {reason}") from error
 
 
 def text_model(raw: Mapping[str, Any], *, has_head: bool) -> TextModel:

@@ -14,7 +14,7 @@ def picture_facts(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return None
     return {
         "architecture": checkpoint.text_of,
-        "config": vision.model.facts(checkpoint.fields),
+        "config": checkpoint.fields,
         "preprocessor": vision.preprocessor,
         "limit": shape.limit,
         "max_tokens": shape.max_tokens,

@@ -48,6 +48,8 @@ class VisionModel(ABC):
     shape: VisionShape
     model_type: ClassVar[str]
     """``model_type`` in config.json, of the whole checkpoint."""
+    numerics: ClassVar[tuple[str, ...]] = ()
+    """What determines the bits of embeddings besides the backend of layers, and torch."""
 
     @classmethod
     @abstractmethod
@@ -85,8 +87,3 @@ class VisionModel(ABC):
     @abstractmethod
     def example(self, num_tokens: int) -> Picture:
         """A picture of about ``num_tokens`` tokens, but at most the largest, to measure memory and time with."""
-
-    @staticmethod
-    def facts(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields of config.json that the processor needs to prepare pictures."""
-        return config

@@ -91,8 +91,9 @@ def _read(prompt: object, place: str) -> Prompt:
 
 def _pictures(data: object, place: str) -> tuple[PictureFile, ...]:
     if not isinstance(data, Mapping) or data.keys() != {"image"}:
-        has = ", ".join(map(reprlib.repr, data)) if isinstance(data, Mapping) else _shown(data)
-        raise ValueError(f"{place} has {has}; expected {{'image': picture}}, or a list of pictures")
+        keys = ", ".join(map(reprlib.repr, data)) if isinstance(data, Mapping) else ""
+        found = f"has the keys {keys or 'none'}" if isinstance(data, Mapping) else _shown(data)
+        raise ValueError(f"{place} {found}; expected {{'image': picture}}, or a list of pictures")
     given, place = data["image"], f"{place}['image']"
     if not isinstance(given, list | tuple):
         return (read_picture(given, place),)

@@ -280,7 +280,7 @@ class CudaPlatform(Platform):
             return text
         reserved = torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
-        encoding = self.encoding = measure_encoding(model.vision, torch.cuda.synchronize)
+        encoding = self.encoding = measure_encoding(model.vision)
         of_picture = torch.cuda.max_memory_reserved() - reserved
         self.trim()
         reserved = torch.cuda.memory_reserved()

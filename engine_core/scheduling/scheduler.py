@@ -308,8 +308,9 @@ class Scheduler:
             # Leave a token for each later sequence, so that a long prompt does not interrupt decoding.
             wanted = min(wanted, max(least, step.budget - num_later), step.budget)
             wanted = self._tenants.prompt_room(tenant, wanted, least)
-        if self._encoder is not None:
+        if self._encoder is not None and wanted:
             wanted = self._encoder.reach(seq.group, start, start + wanted) - start
+            step.short_of_pictures |= not wanted  # It comes before newcomers, which could keep its room for ever.
         if is_prompt:
             self._tenants.plan_prompt(tenant, wanted)
         return wanted

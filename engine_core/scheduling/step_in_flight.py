@@ -26,7 +26,7 @@ class StepInFlight:
     short_of_blocks: bool = False
     """Whether a running sequence lacked blocks; if so, this step admits no sequence."""
     short_of_pictures: bool = False
-    """Whether a waiting sequence lacked embeddings; if so, this step admits no other that needs some."""
+    """Whether a sequence lacked embeddings; if so, this step admits no other that needs some."""
     sequences: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -23,16 +24,23 @@ _LARGEST = 1e30
 
 def read_sam(config: PretrainedConfig) -> SamShape:
     """Raises ``CheckpointError``."""
-    width, heads = read_number(config, f"{_SAM}.width"), read_number(config, f"{_SAM}.heads")
-    _require_heads(_SAM, width, heads)
-    image_size = read_number(config, "vision_config.image_size", 1024)
+    return _sam(config, _SAM, ("width", "heads", "layers"), "vision_config.image_size", 1024)
+
+
+def _sam(
+    config: PretrainedConfig, path: str, fields: tuple[str, str, str], of_size: str, usual_size: int | None = None
+) -> SamShape:
+    """``fields``: the names of width, heads and layers; ``of_size``: the path of the pixels along a side."""
+    width, heads = (read_number(config, f"{path}.{name}") for name in fields[:2])
+    _require_heads(path, width, heads, fields[1])
+    image_size = read_number(config, of_size, usual_size)
     if image_size % PIXELS_PER_TOKEN:
-        raise _unusable("vision_config.image_size", image_size, f"a multiple of {PIXELS_PER_TOKEN}")
-    layers = read_number(config, f"{_SAM}.layers", most=MOST_LAYERS)
-    seeing_all = _list(config, f"{_SAM}.global_attn_indexes", 0, MOST_LAYERS)
-    channels = _list(config, f"{_SAM}.downsample_channels", 1, _MOST)
+        raise _unusable(of_size, image_size, f"a multiple of {PIXELS_PER_TOKEN}")
+    layers = read_number(config, f"{path}.{fields[2]}", most=MOST_LAYERS)
+    seeing_all = _list(config, f"{path}.global_attn_indexes", 0, MOST_LAYERS)
+    channels = _list(config, f"{path}.downsample_channels", 1, _MOST)
     if len(channels) != 2:
-        raise _unusable(f"{_SAM}.downsample_channels", channels, "two numbers")
+        raise _unusable(f"{path}.downsample_channels", channels, "two numbers")
     return SamShape(image_size, width, layers, heads, seeing_all, (channels[0], channels[1]), 4 * width)
 
 
@@ -59,24 +67,12 @@ def read_transformers_sam(config: PretrainedConfig) -> SamShape:
     path = "vision_config.sam_config"
     fixed = {"patch_size": PATCH, "num_channels": 3, "hidden_act": "gelu", "layer_norm_eps": 1e-6}
     _require(config, path, fixed | dict.fromkeys(("qkv_bias", "use_abs_pos", "use_rel_pos"), True))
-    width, heads = read_number(config, f"{path}.hidden_size"), read_number(config, f"{path}.num_attention_heads")
-    _require_heads(path, width, heads, "num_attention_heads")
-    image_size = read_number(config, f"{path}.image_size")
-    if image_size % PIXELS_PER_TOKEN:
-        raise _unusable(f"{path}.image_size", image_size, f"a multiple of {PIXELS_PER_TOKEN}")
-    channels = _list(config, f"{path}.downsample_channels", 1, _MOST)
-    if len(channels) != 2:
-        raise _unusable(f"{path}.downsample_channels", channels, "two numbers")
-    return SamShape(
-        image_size,
-        width,
-        read_number(config, f"{path}.num_hidden_layers", most=MOST_LAYERS),
-        heads,
-        _list(config, f"{path}.global_attn_indexes", 0, MOST_LAYERS),
-        (channels[0], channels[1]),
-        read_number(config, f"{path}.mlp_dim"),
-        read_number(config, f"{path}.output_channels"),
-        read_number(config, f"{path}.window_size"),
+    fields = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    return replace(
+        _sam(config, path, fields, f"{path}.image_size"),
+        intermediate_size=read_number(config, f"{path}.mlp_dim"),
+        neck=read_number(config, f"{path}.output_channels"),
+        window=read_number(config, f"{path}.window_size"),
     )
 
 

@@ -24,8 +24,10 @@ from engine_core.weights.features import Features
 _PROJECTOR = "model.projector.layers"
 _NEWLINE, _SEPARATOR = "model.image_newline", "model.view_seperator"
 _OF_VISION = ("model.sam_model.", "model.vision_model.", "model.projector.")
-_UNUSED = "model.vision_model.embeddings.patch_embedding.weight"
-"""CLIP's own embedding of pixels, in whose place are SAM's features."""
+_UNUSED = tuple(f"model.vision_model.embeddings.{name}" for name in ("patch_embedding.weight", "position_ids"))
+"""CLIP's own embedding of pixels, in whose place are SAM's features, and a range that checkpoints may have which the
+published code saved again.
+"""
 
 
 class DeepseekOcrVision(VisionModel):
@@ -43,7 +45,7 @@ class DeepseekOcrVision(VisionModel):
     @classmethod
     def renamed(cls, name: str) -> str | None:
         is_own = name.startswith(_OF_VISION) or name in (_NEWLINE, _SEPARATOR)
-        return name if is_own and name != _UNUSED else None
+        return name if is_own and name not in _UNUSED else None
 
     def __init__(
         self, config: PretrainedConfig, preprocessor: Mapping[str, Any], shape: VisionShape, parts: PartFactory

@@ -24,6 +24,8 @@ from engine_core.vision.siglip import SiglipShape, SiglipTower
 
 _TOWER = "vision_tower.vision_model"
 _PROJECTOR = "multi_modal_projector"
+_MOST_CROPS = 256
+"""Of a picture, with pan and scan."""
 _NAME = re.compile(
     rf"^(?:model\.)?(?:vision_tower\.(?:vision_model\.)?(?P<tower>(?:embeddings|encoder|post_layernorm)\.\S+)"
     rf"|{_PROJECTOR}\.(?P<projector>\S+))$"
@@ -39,7 +41,8 @@ class Gemma3Vision(VisionModel):
     def read_shape(cls, config: PretrainedConfig, preprocessor: Mapping[str, Any]) -> VisionShape:
         side = _tokens_per_side(config)
         Normalization(preprocessor)
-        return VisionShape(max_tokens=side * side, attends_both_ways=True)
+        parts = 1 + _MOST_CROPS if preprocessor.get("do_pan_and_scan") else 1
+        return VisionShape(max_tokens=side * side, parts=parts, attends_both_ways=True)
 
     @classmethod
     def renamed(cls, name: str) -> str | None:
@@ -69,7 +72,7 @@ class Gemma3Vision(VisionModel):
 
     def check(self, picture: Picture) -> None:
         side = self._tower.shape.image_size
-        check_single_view(picture, side, side, self.shape.max_tokens)
+        check_single_view(picture, side, side, PictureShape(self.shape.max_tokens))
 
     def example(self, num_tokens: int) -> Picture:
         side = self._tower.shape.image_size

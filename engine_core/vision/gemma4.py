@@ -280,7 +280,7 @@ class Gemma4Vision(VisionModel):
                 f"a view has {height} x {width} pixels: expected multiples of {size}, and at most {most} squares of "
                 f"{size} x {size}",
             )
-        check_single_view(picture, height, width, tokens)
+        check_single_view(picture, height, width, PictureShape(tokens))
 
     def example(self, num_tokens: int) -> Picture:
         size, tokens = self._tower.shape.token_size, max(1, min(num_tokens, self.shape.max_tokens))

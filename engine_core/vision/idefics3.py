@@ -6,6 +6,7 @@ The whole picture and each of its tiles are pictures of their own here, each of 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,8 @@ from engine_core.vision.siglip import SiglipShape, SiglipTower
 from engine_core.weights.features import Features
 
 _TOWER, _CONNECTOR = "vision_model", "connector"
+_LONGEST_SIDE = 4096
+"""Pixels; no picture is enlarged beyond it, before its sides are rounded up to whole tiles."""
 _NAME = re.compile(rf"^(?:model\.)?(?P<own>(?:{_TOWER}\.(?:embeddings|encoder|post_layernorm)|{_CONNECTOR})\.\S+)$")
 
 
@@ -47,7 +50,8 @@ class Idefics3Vision(VisionModel):
                 f"{tower.image_size} pixels, as in vision_config"
             )
         Normalization(preprocessor)
-        return VisionShape(max_tokens=(tower.side // scale) ** 2)
+        tiles = math.ceil(_LONGEST_SIDE / tower.image_size) ** 2
+        return VisionShape(max_tokens=(tower.side // scale) ** 2, parts=tiles + 1)
 
     @classmethod
     def renamed(cls, name: str) -> str | None:
@@ -74,7 +78,7 @@ class Idefics3Vision(VisionModel):
 
     def check(self, picture: Picture) -> None:
         side = self._tower.shape.image_size
-        check_single_view(picture, side, side, self.shape.max_tokens)
+        check_single_view(picture, side, side, PictureShape(self.shape.max_tokens))
 
     def example(self, num_tokens: int) -> Picture:
         side = self._tower.shape.image_size

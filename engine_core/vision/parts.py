@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -76,10 +75,6 @@ class StoredMatrix(Part):
         matrix = self._as_matrix(weights.take(self._weight))
         padded = self._inputs.pad(self._outputs.pad(matrix, 0, self._backend), 1, self._backend)
         self.op = self._backend.linear(padded, bias)
-
-    @property
-    def num_weights(self) -> int:
-        return math.prod(self._stored) + (0 if self._bias is None else self._outputs.count)
 
     @property
     def nbytes(self) -> int:

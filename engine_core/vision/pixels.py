@@ -69,19 +69,17 @@ def check_pixels(view: View) -> None:
         )
 
 
-def check_single_view(picture: Picture, height: int, width: int, num_tokens: int) -> None:
-    """Raise ``InvalidRequestError`` unless ``picture`` is one view of that size, of so many tokens in plain order."""
+def check_single_view(picture: Picture, height: int, width: int, shape: PictureShape) -> None:
+    """Raise ``InvalidRequestError`` unless ``picture`` is one view of that size and has that shape."""
     if len(picture.views) != 1:
         raise InvalidRequestError(FIELD, f"a picture has {len(picture.views)} views: this model takes one")
     if ((view := picture.views[0]).height, view.width) != (height, width):
         problem = f"a view has {view.height} x {view.width} pixels: expected {height} x {width}"
         raise InvalidRequestError(FIELD, problem)
     check_pixels(view)
-    if picture.shape != PictureShape(num_tokens):
-        raise InvalidRequestError(
-            FIELD,
-            f"{picture.shape} is not that of a view of {height} x {width} pixels: expected {PictureShape(num_tokens)}",
-        )
+    if picture.shape != shape:
+        problem = f"{picture.shape} is not that of a view of {height} x {width} pixels: expected {shape}"
+        raise InvalidRequestError(FIELD, problem)
 
 
 def gray_picture(shape: PictureShape, height: int, width: int) -> Picture:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
@@ -24,7 +25,7 @@ from engine_core.media import CHANNELS, Picture, PictureShape, VisionShape
 from engine_core.models.fallback.modules import widened
 from engine_core.models.model_config import MOST_LAYERS
 from engine_core.models.vision_model import Encoded, VisionModel
-from engine_core.vision.pixels import FIELD, Normalization, check_pixels, gray_picture
+from engine_core.vision.pixels import FIELD, Normalization, check_single_view, gray_picture
 from engine_core.vision.transformers_tower import build_module, configured, put_in_parts
 
 _PREFIX = "visual."
@@ -42,8 +43,11 @@ _ROTARY = "rotary_pos_emb"
 class QwenVL(VisionModel):
     """The tower of one of these families, with the projector that merges patches."""
 
+    tower: ClassVar[str]
+    """Transformers' class of it."""
     width: ClassVar[str] = "out_hidden_size"
     """The field of vision_config that must be the language model's hidden size."""
+    numerics = (f"a tower of transformers {transformers.__version__}",)
 
     @classmethod
     def read_shape(cls, config: PretrainedConfig, preprocessor: Mapping[str, Any]) -> VisionShape:
@@ -77,31 +81,23 @@ class QwenVL(VisionModel):
         self._vision = vision = configured(config.vision_config)
         self._parts = parts
         self._normalize = Normalization(preprocessor, _CLIP_MEAN, _CLIP_STD)
-        self._tower = build_module(lambda: self.module(vision), parts)
+        self._tower = build_module(lambda: self._made(vision), parts)
         self._tower.set_submodule(_ROTARY, AxialAngles(self._tower.get_submodule(_ROTARY)))
         put_in_parts(self._tower, parts, _PREFIX.__add__)
 
-    @staticmethod
-    @abstractmethod
-    def module(config: PretrainedConfig) -> nn.Module:
+    @classmethod
+    def _made(cls, vision: PretrainedConfig) -> nn.Module:
         """The tower as transformers makes it. Its modules take seconds to import, so this does it when one is made."""
+        module = import_module(f"transformers.models.{cls.model_type}.modeling_{cls.model_type}")
+        tower: nn.Module = getattr(module, cls.tower)(vision)
+        return tower
 
     def check(self, picture: Picture) -> None:
-        shape, side = picture.shape, _side(self._vision)
-        rows, columns = shape.token_rows, shape.token_columns
-        if rows < 1 or columns < 1 or shape != PictureShape(rows * columns, 0, 0, rows, columns):
-            problem = "rows and columns of tokens, as many tokens as these hold, and no crops"
-            raise InvalidRequestError(FIELD, f"{shape} is not a shape of this model's pictures: expected {problem}")
-        if shape.num_tokens > self.shape.max_tokens:
-            problem = f"a picture has {shape.num_tokens} tokens: expected at most {self.shape.max_tokens}"
-            raise InvalidRequestError(FIELD, problem)
-        if len(picture.views) != 1:
-            raise InvalidRequestError(FIELD, f"a picture has {len(picture.views)} views: this model takes one")
-        view = picture.views[0]
-        if (view.height, view.width) != (rows * side, columns * side):
-            problem = f"a view has {view.height} x {view.width} pixels: expected {rows * side} x {columns * side}"
-            raise InvalidRequestError(FIELD, problem)
-        check_pixels(view)
+        side, rows, columns = _side(self._vision), picture.shape.token_rows, picture.shape.token_columns
+        if rows < 1 or columns < 1 or rows * columns > self.shape.max_tokens:
+            problem = f"a picture has {rows} rows and {columns} columns of tokens"
+            raise InvalidRequestError(FIELD, f"{problem}: expected 1 to {self.shape.max_tokens} tokens together")
+        check_single_view(picture, rows * side, columns * side, PictureShape(rows * columns, 0, 0, rows, columns))
 
     @torch.no_grad()
     def encode(self, picture: Picture) -> Encoded:
@@ -218,76 +214,40 @@ class Qwen2VL(QwenVL):
     """Layer norms; all patches attend to each other."""
 
     model_type = "qwen2_vl"
+    tower = "Qwen2VisionTransformerPretrainedModel"
     width = "hidden_size"
-
-    @staticmethod
-    def module(config: PretrainedConfig) -> nn.Module:
-        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
-
-        tower: nn.Module = Qwen2VisionTransformerPretrainedModel(config)
-        return tower
 
 
 class Qwen2_5VL(QwenVL):
     """RMS norms; most layers attend within windows."""
 
     model_type = "qwen2_5_vl"
-
-    @staticmethod
-    def module(config: PretrainedConfig) -> nn.Module:
-        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
-
-        tower: nn.Module = Qwen2_5_VisionTransformerPretrainedModel(config)
-        return tower
+    tower = "Qwen2_5_VisionTransformerPretrainedModel"
 
 
 class Qwen3VL(QwenVL):
     """Some layers' features go to the language model's first layers."""
 
     model_type = "qwen3_vl"
-
-    @staticmethod
-    def module(config: PretrainedConfig) -> nn.Module:
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
-
-        tower: nn.Module = Qwen3VLVisionModel(config)
-        return tower
+    tower = "Qwen3VLVisionModel"
 
 
 class Qwen3VLMoe(QwenVL):
     """As Qwen3-VL."""
 
     model_type = "qwen3_vl_moe"
-
-    @staticmethod
-    def module(config: PretrainedConfig) -> nn.Module:
-        from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
-
-        tower: nn.Module = Qwen3VLMoeVisionModel(config)
-        return tower
+    tower = "Qwen3VLMoeVisionModel"
 
 
 class Qwen3_5(QwenVL):
     """As Qwen3-VL, but the language model's layers get no features."""
 
     model_type = "qwen3_5"
-
-    @staticmethod
-    def module(config: PretrainedConfig) -> nn.Module:
-        from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
-
-        tower: nn.Module = Qwen3_5VisionModel(config)
-        return tower
+    tower = "Qwen3_5VisionModel"
 
 
 class Qwen3_5Moe(QwenVL):
     """As Qwen3.5."""
 
     model_type = "qwen3_5_moe"
-
-    @staticmethod
-    def module(config: PretrainedConfig) -> nn.Module:
-        from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
-
-        tower: nn.Module = Qwen3_5MoeVisionModel(config)
-        return tower
+    tower = "Qwen3_5MoeVisionModel"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +24,8 @@ class EncodingProfile:
 
     picture: Picture
     encoded: Encoded
+    is_finite: bool
+    """As ``encoded`` says it."""
     seconds: float
     rows: int
     """As in ``Encoding``."""
@@ -63,11 +64,12 @@ class EncodingProfile:
 
 
 @torch.inference_mode()
-def measure_encoding(vision: VisionModel, synchronize: Callable[[], None] = lambda: None) -> EncodingProfile:
-    """Encode one picture. ``synchronize`` waits for the device."""
+def measure_encoding(vision: VisionModel) -> EncodingProfile:
+    """Encode one picture."""
     picture = vision.example(min(vision.shape.max_tokens, _MEASURED_TOKENS))
     encoding = Encoding(vision.encode, picture)
     start = time.perf_counter()
     encoded = encoding.finish()
-    synchronize()
-    return EncodingProfile(picture, encoded, time.perf_counter() - start, encoding.rows, vision.shape)
+    is_finite = encoded.is_finite  # waits for the device
+    seconds = time.perf_counter() - start
+    return EncodingProfile(picture, encoded, is_finite, seconds, encoding.rows, vision.shape)

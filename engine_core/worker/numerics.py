@@ -20,6 +20,8 @@ def numerics_of(dtype: torch.dtype, device: Platform, model: LanguageModel, spec
     of threads and, if the operations are rank-invariant, the number of ranks.
     """
     of_parts = [*device.numerics(), *model.numerics, device.attention.numerics(spec), device.ops.numerics()]
+    if model.vision is not None:
+        of_parts.extend(model.vision.numerics)
     if rank.tp_size > 1 and not device.ops.rank_invariant:
         of_parts.append(f"{rank.tp_size} ranks")
     if model.config.keeps_states:

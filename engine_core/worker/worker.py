@@ -377,13 +377,13 @@ class Worker:
             runner.encoder_cache.update(EncoderPlan([encoding.picture.digest], []))
         runner.encoder_cache.rows_per_token = encoding.rows_per_token
         self.device.encoding = None  # frees the embeddings
-        return _Pictures(encoding.step_seconds(self.limits), encoding.seconds_per_token, encoding.encoded.is_finite)
+        return _Pictures(encoding.step_seconds(self.limits), encoding.seconds_per_token, encoding.is_finite)
 
     @_on_device
     def first_unsound_part(self) -> str | None:
         """As in ``worker.unsound_part``, after a warm-up that was unsound on one of the ranks."""
         vision = self.model.vision
-        if vision is not None and not measure_encoding(vision).encoded.is_finite:
+        if vision is not None and not measure_encoding(vision).is_finite:
             return "what encodes pictures"
         return first_unsound_part(self.model, self.device.attention, self.limits, self.device.torch_device)
 

@@ -306,5 +306,10 @@ def test_pictures():
         assert caught.value.field == "media"
         assert problem in caught.value.problem
         assert len(str(caught.value)) < 300
+    in_parts = replace(MODEL, vision=VisionShape(8, limit=2, parts=2))
+    five = [MediaItem(PICTURE, at) for at in (0, 2, 4, 6, 8)]
+    validate_request(with_pictures(*five[:4]), in_parts)
+    with pytest.raises(InvalidRequestError, match="has 5 pictures; expected at most 4, 2 for each of 2 "):
+        validate_request(with_pictures(*five), in_parts)
     with pytest.raises(InvalidRequestError, match="this model takes no pictures"):
         validate_request(with_pictures(item), MODEL)

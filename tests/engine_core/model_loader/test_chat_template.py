@@ -69,6 +69,7 @@ def test_a_model_whose_publisher_gives_none_has_ringlines(kind: str, tmp_path: P
         {"additional_chat_templates/rag.jinja": b"own"},
         {"tokenizer_config.json": b'{"chat_template": "own"}'},
         {"tokenizer_config.json": b"damaged"},
+        {"tokenizer_config.json": b"[" * 10**6},
     ],
 )
 def test_a_template_of_the_checkpoint_stays(own: dict[str, bytes], tmp_path: Path) -> None:

@@ -84,7 +84,12 @@ ANY = r"expected text, a list of token ids, \{\"prompt\": text\} or \{\"prompt_t
         (
             {"prompt": "a", "multi_modal_data": {}},
             ValueError,
-            r"^prompts\['multi_modal_data'\] has ; expected \{'image'",
+            r"^prompts\['multi_modal_data'\] has the keys none; expected \{'image'",
+        ),
+        (
+            {"prompt": "a", "multi_modal_data": 3},
+            ValueError,
+            r"^prompts\['multi_modal_data'\] is 3, of type int; expected \{'image'",
         ),
         ({"prompt": "a", "prompt_token_ids": [1]}, ValueError, "alone, or 'prompt' and 'multi_modal_data'$"),
         ({"prompt": [1]}, TypeError, r"^prompts\['prompt'\] is \[1\], of type list; expected text$"),

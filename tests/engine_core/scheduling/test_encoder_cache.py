@@ -248,6 +248,20 @@ def test_nothing_that_a_step_in_flight_reads_is_forgotten():
     engine.finish()
 
 
+def test_whoever_runs_gets_room_for_its_picture_before_newcomers():
+    engine = Harness(vision=SEES, encoder_tokens=6, max_num_batched_tokens=8, max_concurrent_steps=2)
+    engine.add("first", 4, media=[(make_picture(50, 3), 0)], max_tokens=1)
+    engine.add("a", 12, media=[(CAT, 4)], max_tokens=1)
+    for number in range(40):
+        engine.add(f"{number}", 4, media=[(make_picture(100 + number, 3), 0)], max_tokens=1)
+        engine.plan_ahead()
+        if number:
+            engine.take_result()
+        if engine.streams["a"].done:
+            break
+    assert number < 8
+
+
 def test_a_part_of_a_picture_keeps_its_embeddings_and_a_preempted_sequence_does_not():
     engine = Harness(vision=SEES, encoder_tokens=6, max_num_batched_tokens=4)
     engine.add("a", 12, media=[(CAT, 0)], priority=1, max_tokens=2)

@@ -107,6 +107,8 @@ def test_names_of_every_layout_are_read(
 
 def test_the_shape_says_that_pictures_are_seen_both_ways(directory: Path) -> None:
     assert open_at(directory).spec.vision == VisionShape(max_tokens=TOKENS, attends_both_ways=True)
+    scanning = open_at(directory, mm_processor_kwargs='{"do_pan_and_scan": true}').spec.vision
+    assert scanning == VisionShape(max_tokens=TOKENS, parts=257, attends_both_ways=True), "a picture and 256 crops"
     assert open_at(directory, language_model_only=True).spec.vision is None
 
 

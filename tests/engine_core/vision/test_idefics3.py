@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from engine_core.errors import EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, VisionShape
-from engine_core.vision.idefics3 import Idefics3Vision
+from engine_core.vision.idefics3 import Idefics3Vision, SmolVLMVision
 from tests.engine_core.models.driver import build_model, load, open_at
 from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, save
 from tests.engine_core.vision.towers import encoded_in_every_way
 from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of, prompt_of
+from text_core.pictures.base import PictureFacts
+from text_core.pictures.registry import processor_of
 
 TEXT = {
     "model_type": "llama",
@@ -77,9 +80,23 @@ def test_embeddings_are_those_of_transformers(
     model = made(architecture, side, patch, scale)
     vision = load(saved(model, side, tmp_path)).vision
     assert vision is not None
-    assert vision.shape == VisionShape(max_tokens=(side // patch // scale) ** 2)
+    assert vision.shape == VisionShape((side // patch // scale) ** 2, parts=vision.shape.parts)
     picture = random_picture(PictureShape(vision.shape.max_tokens), side, side)
     assert_close(vision.encode(picture).embeddings, expected(model, picture))
+
+
+@pytest.mark.parametrize("side", [364, 512, 1000, 5000])
+@pytest.mark.parametrize("longest", [1457, 4096, 9000])
+def test_a_prompt_may_have_all_tiles_of_its_pictures(side: int, longest: int) -> None:
+    config: dict[str, Any] = {"vision_config": {"image_size": side, "patch_size": side // 4}, "scale_factor": 1}
+    preprocessor = {"size": {"longest_edge": min(longest, 4 * side)}, "max_image_size": {"longest_edge": side}}
+    facts = PictureFacts("SmolVLMForConditionalGeneration", config, preprocessor, 1, 10**9, {"<image>": 7})
+    processor = processor_of(facts)
+    most = max(len(processor.plan(*size).items) for size in [(9, 9), (4000, 3999), (3999, 4000), (1457, 1456)])
+    settings = {"hidden_size": 8, "num_attention_heads": 2, **config["vision_config"]}
+    shape = SmolVLMVision.read_shape(SmolVLMConfig(vision_config=settings, scale_factor=1), preprocessor)
+    assert most <= shape.parts
+    assert side > 1000 or most > 1
 
 
 def test_bits_depend_neither_on_threads_nor_on_portions(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_a_larger_picture_takes_as_much_more_memory_and_its_square_of_time() -> None:
     encoded = Encoded(torch.zeros(1000, 8), torch.zeros(2, 1000, 8))
-    profile = EncodingProfile(picture(1, 25, 40), encoded, 2.0, 4000, VisionShape(3000, num_deepstack=2))
+    profile = EncodingProfile(picture(1, 25, 40), encoded, True, 2.0, 4000, VisionShape(3000, num_deepstack=2))
     assert profile.with_pictures(100, 200) == 300 + 300
     assert profile.with_pictures(100, 400) == 300 + 400
     assert profile.rows_per_token == 4

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
 from engine_core.llm import configure
 from engine_core.model_loader.checkpoint import open_checkpoint
+from engine_core.vision.qwen_vl import QwenVL
 from engine_core.worker.worker import Worker
 
 from ..models.tiny_models import CASES, make_model, save_model
+from ..pictures import TinyVision, make_multimodal, seeing
 
 
 def numerics(model: Path, **options: object) -> str:
@@ -44,3 +47,13 @@ def test_whatever_computes_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": {"found": [*extensions, "ANOTHER"]}})
     found.append(numerics(model))
     assert len(set(found)) == len(found)
+
+
+def test_what_computes_pictures_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = make_multimodal("Idefics3ForConditionalGeneration", tmp_path)
+    with seeing():
+        before = numerics(model)
+        assert numerics(model) == before
+        monkeypatch.setattr(TinyVision, "numerics", ("another",))
+        assert numerics(model) != before
+    assert QwenVL.numerics == (f"a tower of transformers {transformers.__version__}",)
