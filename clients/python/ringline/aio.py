@@ -224,6 +224,9 @@ class AsyncClient:
     def _connect(self, target: str) -> _Connection:
         channel = self._security.aio_channel(target)
         stub = cast("InferenceServiceAsyncStub", InferenceServiceStub(channel))
-        session = channel.stream_stream(f"/{_SERVICE}/Session", None, pb.SessionResponse.FromString)
-        tokenize = channel.unary_unary(f"/{_SERVICE}/Tokenize", None, pb.TokenizeResponse.FromString)
-        return _Connection(channel, stub, session, tokenize)
+        return _Connection(
+            channel,
+            stub,
+            channel.stream_stream(f"/{_SERVICE}/Session", None, pb.SessionResponse.FromString),
+            channel.unary_unary(f"/{_SERVICE}/Tokenize", None, pb.TokenizeResponse.FromString),
+        )

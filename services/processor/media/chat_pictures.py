@@ -47,10 +47,7 @@ class PictureSource:
         """The file and its type. Raises ``Refused``."""
         if self.mime_type and not _MIME.fullmatch(self.mime_type):
             raise invalid_field(f"{self.path}.mime_type", f"{self.mime_type[:80]!r}: expected a type such as image/png")
-        if isinstance(self.given, str):
-            data, mime = self._from_url(self.given)
-        else:
-            data, mime = self.given, self.mime_type
+        data, mime = self._from_url(self.given) if isinstance(self.given, str) else (self.given, self.mime_type)
         if not data:
             raise invalid_field(self.path, "empty: expected the bytes of a picture")
         return data, mime
