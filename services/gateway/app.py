@@ -27,6 +27,7 @@ from services.gateway.http.disconnect import Disconnected, cancel_when_gone
 from services.gateway.http.large import LargeBodies, check_plain_bytes
 from services.gateway.http.load import Load, Request
 from services.gateway.media.fetch import PictureFetcher
+from services.gateway.media.pictures import naming_pictures
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import Operation
@@ -202,7 +203,8 @@ class _Path:
                 raise
             except RingError as error:
                 caller.failed(error)
-                raise api_error_from(error, endpoint.dialect.name_of) from None
+                name_of = naming_pictures(call.prompt_pictures.fields, endpoint.dialect.name_of)
+                raise api_error_from(error, name_of) from None
             try:
                 await response(scope, receive, exchange.send)
             finally:

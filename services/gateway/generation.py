@@ -18,6 +18,7 @@ from services.gateway.fields import checked
 from services.gateway.http.api_error import ApiError, api_error_from
 from services.gateway.http.call import Call, parse
 from services.gateway.http.event_stream import PING, EventStream
+from services.gateway.media.pictures import naming_pictures
 
 
 class GenerationRequest(Protocol):
@@ -77,15 +78,16 @@ class GenerationEndpoint(Generic[_Request]):
         call = self.call_of(call, request)
         for ask in asks:
             await call.fetch_pictures(ask.messages)
+        name_of = naming_pictures(call.prompt_pictures.fields, self.names(request))
         try:
             answer = await Answer.begin(call, asks, whole=self.is_kept(request))
             writer = await answer.needing(self.writer(call, request, asks, answer))
             if request.stream:
-                return EventStream(_events(answer, writer, self.names(request)), ping=self.ping)
+                return EventStream(_events(answer, writer, name_of), ping=self.ping)
             async with aclosing(answer):
                 body = await writer.whole(answer)
         except RingError as error:
-            raise api_error_from(error, self.names(request)) from None
+            raise api_error_from(error, name_of) from None
         return Response(body, media_type="application/json")
 
     def _read(self, body: bytes) -> tuple[_Request, Sequence[Ask]]:

@@ -45,7 +45,7 @@ class Turns:
         return [turn.message() for turn in self._turns]
 
     def system(self, piece: Piece) -> None:
-        """Add system text."""
+        """Add a text or picture of the system."""
         self._last("system").pieces.append(piece)
 
     def user(self, piece: Piece) -> None:
@@ -53,7 +53,7 @@ class Turns:
         self._last("user").pieces.append(piece)
 
     def assistant(self, piece: Piece) -> None:
-        """Add assistant text."""
+        """Add a text or picture of the assistant."""
         self._last("assistant").pieces.append(piece)
 
     def reasoning(self, text: str) -> None:

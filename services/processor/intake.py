@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ringline.inference.v1 import inference_pb2
 
@@ -18,6 +18,7 @@ from services.processor.admission.validation import MAX_REQUEST_ID_BYTES, check_
 from services.processor.client_stream import ClientStream
 from services.processor.gateways import Gateways
 from services.processor.in_flight import InFlightRequests
+from services.processor.media.chat_pictures import PictureSource
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal
 from services.processor.request import Request
@@ -92,8 +93,12 @@ class Intake:
         ordinal: int,
         arrived_at: float,
         call_timeout: float | None,
+        sources: Sequence[PictureSource] = (),
     ) -> None:
-        """Take one request; raises ``Refused``. ``call_timeout``: seconds until the deadline of the RPC."""
+        """Take one request; raises ``Refused``.
+
+        ``call_timeout``: seconds until the deadline of the RPC. ``sources``: what was taken out of the message.
+        """
         self._check_open(stream)
         check_request_id(message.request_id)
         if message.HasField("timeout_ms") and message.timeout_ms == 0:
@@ -114,7 +119,7 @@ class Intake:
         )
         request.trace = self._traces.begin(stream.carrier, message.traceparent, request.request_id, arrived_at)
         try:
-            self._admission.enter(request, message, now, on_resolved=self._in_flight.start)
+            self._admission.enter(request, message, sources, now, on_resolved=self._in_flight.start)
         except Refused as refused:
             request.trace.refused_at_once(refused.status)
             raise
@@ -125,12 +130,17 @@ class Intake:
             )
 
     def session_frame(
-        self, stream: ClientStream, frame: inference_pb2.SessionRequest, ordinal: int, arrived_at: float
+        self,
+        stream: ClientStream,
+        frame: inference_pb2.SessionRequest,
+        ordinal: int,
+        arrived_at: float,
+        sources: Sequence[PictureSource],
     ) -> None:
         """Handle a session's frame; errors are answered on the stream."""
         match frame.WhichOneof("frame"):
             case "generate":
-                self._session_request(stream, frame.generate, ordinal, arrived_at)
+                self._session_request(stream, frame.generate, ordinal, arrived_at, sources)
             case "cancel":
                 request = stream.find(frame.cancel.request_id)
                 if request is not None:
@@ -144,7 +154,12 @@ class Intake:
         stream.refuse(client_request_id, ordinal, status)
 
     def _session_request(
-        self, stream: ClientStream, message: inference_pb2.GenerateRequest, ordinal: int, arrived_at: float
+        self,
+        stream: ClientStream,
+        message: inference_pb2.GenerateRequest,
+        ordinal: int,
+        arrived_at: float,
+        sources: Sequence[PictureSource],
     ) -> None:
         try:
             if not message.request_id:
@@ -157,7 +172,7 @@ class Intake:
                     f"limit of {self._max_live_requests} live requests per session reached; retry when one has ended"
                 )
                 raise Refused(Code.RESOURCE_EXHAUSTED, problem, retry_after_ms=100, reason=Reason.QUOTA)
-            self.begin(stream, message, ordinal, arrived_at, None)
+            self.begin(stream, message, ordinal, arrived_at, None, sources)
         except Refused as refused:
             self.refuse(stream, usable_id(message), ordinal, refused.status)
 

@@ -27,7 +27,13 @@ from services.processor.admission.validation import check_model, check_text_size
 from services.processor.client_stream import MAX_REFUSALS, ClientStream
 from services.processor.inference_messages import refusal
 from services.processor.intake import Intake, usable_id
-from services.processor.media.chat_pictures import ChatPictures, PictureSource, check_pictures, take_sources
+from services.processor.media.chat_pictures import (
+    ChatPictures,
+    PictureSource,
+    check_pictures,
+    check_sources,
+    take_sources,
+)
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.served_models import ServedModel, ServedModels, find_model
@@ -39,6 +45,8 @@ log = structlog.get_logger(__name__)
 _Request = TypeVar("_Request", inference_pb2.TokenizeRequest, inference_pb2.DetokenizeRequest)
 _Response = TypeVar("_Response")
 _Message = TypeVar("_Message", bound=Message)
+_Received = TypeVar("_Received", inference_pb2.GenerateRequest, inference_pb2.SessionRequest)
+_T = TypeVar("_T")
 Pack = Callable[[inference_pb2.SessionResponse], Iterable[tuple[bytes | None, Status | None]]]
 """Converts a frame to serialized messages of a one-request call, each with the error that ends its request or choice
 (None: no error); an error may come without a message."""
@@ -117,9 +125,9 @@ class InferenceService:
         """Begin a Generate call's request; returns the response if it is refused."""
         name, arrived_at = "", time.monotonic()
         try:
-            request = await self.parse(inference_pb2.GenerateRequest, data, stream.tenant)
+            request, sources = await self._received(inference_pb2.GenerateRequest, data, stream.tenant)
             name = usable_id(request)
-            self._intake.begin(stream, request, 1, arrived_at, context.time_remaining())
+            self._intake.begin(stream, request, 1, arrived_at, context.time_remaining(), sources)
         except Refused as refused:
             self._metrics.request_refused(refused.status.code.name, stream.tenant)
             return refusal(name, 1, refused.status)
@@ -130,8 +138,19 @@ class InferenceService:
 
         Raises ``Refused``. Until a model is known, the error is retryable: the model's limits may be wider.
         """
+        return await self._in_turn(partial(parse, kind, data), kind, data, tenant)
+
+    async def _received(
+        self, kind: type[_Received], data: bytes, tenant: str
+    ) -> tuple[_Received, Sequence[PictureSource]]:
+        """Like ``parse``; also takes the pictures out of the message, which is as much work."""
+        return await self._in_turn(partial(_parse_and_take, kind, data), kind, data, tenant)
+
+    async def _in_turn(
+        self, work_of: Callable[[MessageLimits], _T], kind: type[Message], data: bytes, tenant: str
+    ) -> _T:
         limits = self._models.request_limits
-        work = partial(parse, kind, data, limits)
+        work = partial(work_of, limits)
         try:
             if len(data) > limits.max_bytes or is_cheap_to_parse(kind, data):
                 return work()
@@ -191,12 +210,12 @@ class InferenceService:
         while (data := await incoming.read()) is not None:
             ordinal, arrived_at = ordinal + 1, time.monotonic()
             try:
-                frame = await self.parse(inference_pb2.SessionRequest, data, stream.tenant)
+                frame, sources = await self._received(inference_pb2.SessionRequest, data, stream.tenant)
             except Refused as refused:
                 self._intake.refuse(stream, "", ordinal, refused.status)
             else:
-                self._intake.session_frame(stream, frame, ordinal, arrived_at)
-                del frame  # the queue keeps its own copy
+                self._intake.session_frame(stream, frame, ordinal, arrived_at, sources)
+                del frame, sources  # the queue keeps its own copy
             del data  # free the frame: the next one may take long to arrive
             while stream.num_refusals > MAX_REFUSALS:
                 stream.room_for_refusals.clear()
@@ -307,6 +326,7 @@ class InferenceService:
         sources = take_sources(request.chat)
         if not sources:
             return tokenize(request, model)
+        check_sources(sources)
         check_model(request.model, model.limits)
         check_pictures(request.chat, sources, model)
         return _WithPictures(request, model, sources, len(data))
@@ -354,6 +374,14 @@ class InferenceService:
             return await self._queue.run_in_thread(work, tenant, len(data))
         except Refused as refused:
             await abort(context, refused.status)
+
+
+def _parse_and_take(
+    kind: type[_Received], data: bytes, limits: MessageLimits
+) -> tuple[_Received, Sequence[PictureSource]]:
+    message = parse(kind, data, limits)
+    request = message if isinstance(message, inference_pb2.GenerateRequest) else message.generate
+    return message, take_sources(request.chat)
 
 
 def _packed(frame: inference_pb2.SessionResponse) -> list[tuple[bytes, Status | None]]:

@@ -186,6 +186,8 @@ class ScriptedInference(InferenceServiceServicer):
         self.tokenized: list[pb.TokenizeRequest] = []
         self.unary_failures: list[grpc.StatusCode] = []
         """Statuses of the next unary calls."""
+        self.tokenize_refusal: status_pb2.Status | None = None
+        """How all that is to be tokenized is refused."""
 
     def _script(self, request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
@@ -266,6 +268,10 @@ class ScriptedInference(InferenceServiceServicer):
     async def Tokenize(self, request, context):
         await self._fail_unary(context)
         self.tokenized.append(request)
+        if (refused := self.tokenize_refusal) is not None:
+            code = next(code for code in grpc.StatusCode if code.value[0] == refused.code)
+            trailers = (("grpc-status-details-bin", refused.SerializeToString()),)
+            await context.abort(code, refused.message, trailing_metadata=trailers)
         return pb.TokenizeResponse(token_ids=list(request.text.encode()), rendered="", max_model_len=64)
 
     async def Detokenize(self, request, context):

@@ -2,14 +2,17 @@
 
 import base64
 import re
+import threading
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 import ringline
 from PIL import Image
+from ringline import content_parts
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.request import build_request, build_tokenize
+from ringline.retrying_request import RetryingRequest
 
 from tests.clients.either_client import CLIENTS, answer, connected
 
@@ -131,6 +134,36 @@ def test_what_is_no_picture_is_refused_by_name(part, text):
 def test_a_part_of_a_wrong_type_is_a_type_error(part, text):
     with pytest.raises(TypeError, match=f"^{re.escape('messages[0].content[0]' + text)}"):
         build([part])
+
+
+@pytest.mark.parametrize("line", [1, 3, 76])
+def test_base64_is_decoded_by_slices(monkeypatch: pytest.MonkeyPatch, line):
+    monkeypatch.setattr(content_parts, "_SLICE", 8)
+    for size in range(40):
+        data = bytes(range(size))
+        text = base64.b64encode(data).decode()
+        lines = "\r\n".join(text[at : at + line] for at in range(0, len(text), line))
+        assert content_parts.decode_base64(text) == content_parts.decode_base64(f"x,{lines} \n", 2) == data
+    for bad in ("QUFBQQ==QUFB", "QUFBQQ==\nQUFB", "QUFBQUF=Q", "QUFBQ", "QUFBQUFBQ=", "QUFB!", "=", "QUFBQUFB===="):
+        with pytest.raises(ValueError, match=r"(?i)padding|base64"):
+            content_parts.decode_base64(bad)
+
+
+async def test_pictures_are_packed_in_a_thread(server, monkeypatch: pytest.MonkeyPatch):
+    """The event loop has other requests to serve meanwhile."""
+    threads = []
+    pack = RetryingRequest.next_request
+
+    def spy(self):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return pack(self)
+
+    monkeypatch.setattr(RetryingRequest, "next_request", spy)
+    async with ringline.AsyncClient(server.address) as client:
+        for content in ("Hi", [PNG]):
+            await client.generate(messages=[{"role": "user", "content": content}])
+    assert threads == [True, False]
+    assert [bool(one.request_id) for one in server.service.requests] == [True, True]
 
 
 def test_pictures_are_in_a_tokenization_too():

@@ -91,6 +91,10 @@ async def test_a_choice_that_failed_is_an_event_and_a_request_that_did_is_an_err
     seen = await responses_to(relay)
     assert [response.WhichOneof("event") for response in seen[-2:]] == ["choice_finished", "request_finished"]
     assert seen[-2].choice_finished.error == problem
+    end = ended(completion=1)
+    end[-1].request_finished.usage.media_tokens = 2
+    server.plays(play(admitted(), delta(0, [10], "a"), end))
+    assert (await responses_to(relay))[-1].request_finished == end[-1].request_finished
     server.plays(play(refusal(grpc.StatusCode.NOT_FOUND, "no such model")))
     with pytest.raises(ringline.NotFound, match="no such model"):
         await responses_to(relay)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 FACTS = "picture_facts"
-"""Their name in errors: the engine's field that brings them."""
-"""The file, sent with the tokenizer's, that says how a model's pictures are prepared (``PictureFacts``)."""
+"""The name of ``PictureFacts`` in errors: the engine's field that brings them."""
 
 
 class PictureError(ValueError):

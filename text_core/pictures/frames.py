@@ -15,7 +15,6 @@ ANSWER = struct.Struct("<BII")
 """Kind and two numbers."""
 MIME = struct.Struct("<H")
 """Length of the declared type, which begins the payload of a picture."""
-MAX_FACTS_BYTES = 16 << 20
 MAX_ERROR_BYTES = 4096
 
 

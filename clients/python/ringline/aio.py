@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, cast
 import grpc
 
 from ringline.aio_stream import AsyncStream
+from ringline.content_parts import has_pictures
 from ringline.errors import Cancelled, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
@@ -31,9 +32,15 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
+_SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+
 class _Connection(NamedTuple):
     channel: grpc.aio.Channel
     stub: InferenceServiceAsyncStub
+    session: grpc.aio.StreamStreamMultiCallable[bytes, pb.SessionResponse]
+    """Of packed frames, like ``tokenize``: packing pictures would hold up the event loop."""
+    tokenize: grpc.aio.UnaryUnaryMultiCallable[bytes, pb.TokenizeResponse]
 
 
 class AsyncClient:
@@ -124,7 +131,7 @@ class AsyncClient:
         """See ``Client.tokenize``."""
         timeout = options.pop("timeout", self._timeout)
         request = build_tokenize(text, messages, options)
-        return tokenization_from(await self._call(lambda stub: stub.Tokenize, request, timeout))
+        return tokenization_from(await self._tokenize(request, timeout))
 
     async def detokenize(
         self,
@@ -135,16 +142,16 @@ class AsyncClient:
     ) -> str:
         """See ``Client.detokenize``."""
         request = build_detokenize(token_ids, model, skip_special_tokens)
-        return (await self._call(lambda stub: stub.Detokenize, request, self._timeout)).text
+        return (await self._call(lambda to: to.stub.Detokenize, request, self._timeout)).text
 
     async def token_pieces(self, token_ids: Sequence[int], *, model: str | None = None) -> tuple[bytes, ...]:
         """See ``Client.token_pieces``."""
         request = build_detokenize(token_ids, model, None, pieces=True)
-        return pieces_from(await self._call(lambda stub: stub.Detokenize, request, self._timeout), len(token_ids))
+        return pieces_from(await self._call(lambda to: to.stub.Detokenize, request, self._timeout), len(token_ids))
 
     async def models(self) -> tuple[Model, ...]:
         """See ``Client.models``."""
-        return models_from(await self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(), self._timeout))
+        return models_from(await self._call(lambda to: to.stub.ListModels, pb.ListModelsRequest(), self._timeout))
 
     async def close(self) -> None:
         """End every running request and close the connections."""
@@ -164,11 +171,16 @@ class AsyncClient:
         await self.close()
 
     def _open_session(self, connection: _Connection) -> SessionCall:
-        return connection.stub.Session(metadata=self._metadata())
+        return connection.session(metadata=self._metadata())
+
+    async def _tokenize(self, request: pb.TokenizeRequest, seconds: float | None) -> pb.TokenizeResponse:
+        pack = request.SerializeToString
+        packed = await asyncio.to_thread(pack) if has_pictures(request.chat) else pack()
+        return await self._call(lambda to: to.tokenize, packed, seconds)
 
     async def _call(
         self,
-        method: Callable[[InferenceServiceAsyncStub], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]],
+        method: Callable[[_Connection], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]],
         request: _Request,
         seconds: float | None,
     ) -> _Response:
@@ -179,7 +191,7 @@ class AsyncClient:
             server = pool.choose()
             try:
                 with pool.using(server) as used:
-                    call = method(used.connection.stub)
+                    call = method(used.connection)
                     answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
                 error = pool.attempt_failed(server, from_lost_call(failure), began)
@@ -211,4 +223,10 @@ class AsyncClient:
 
     def _connect(self, target: str) -> _Connection:
         channel = self._security.aio_channel(target)
-        return _Connection(channel, cast("InferenceServiceAsyncStub", InferenceServiceStub(channel)))
+        stub = cast("InferenceServiceAsyncStub", InferenceServiceStub(channel))
+        return _Connection(
+            channel,
+            stub,
+            channel.stream_stream(f"/{_SERVICE}/Session", None, pb.SessionResponse.FromString),
+            channel.unary_unary(f"/{_SERVICE}/Tokenize", None, pb.TokenizeResponse.FromString),
+        )

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringline.errors import InvalidRequest, invalid
 from ringline.inference.v1 import inference_pb2 as pb
@@ -19,8 +19,11 @@ _KINDS = "text, image and image_url"
 _PICTURES = "bytes, a pathlib.Path, a picture of Pillow, or a data: URL"
 _DETAILS = (None, "", "auto", "high", "original")
 """Values of ``detail`` that ask for the picture as the model sees it best, as it always does."""
-_SLICE = 1 << 22
-"""Characters of base64, a multiple of four."""
+_SLICE = 1 << 18
+"""Characters of base64 that are decoded in one go, which holds Python's lock (GIL); a multiple of four."""
+_MAX_HEAD = 1024
+"""Characters before the comma of a ``data:`` URL."""
+_WHITE = " \t\r\n"
 _KEPT_MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
 """Pillow's modes that PNG can hold."""
 
@@ -36,11 +39,13 @@ def set_content(target: pb.ChatMessage, parts: Sequence[object], path: str) -> N
     if all(isinstance(part, str) for part in found):
         target.content = "".join(part for part in found if isinstance(part, str))
         return
-    for part in found:
+    for number, part in enumerate(found):
         if isinstance(part, str):
             target.content_parts.add().text = part
-        else:
-            target.content_parts.add().media.CopyFrom(part)
+        else:  # not by a message of its own: copying that would take several times as long
+            media = target.content_parts.add().media
+            media.data = part.data
+            assign(media, "mime_type", part.mime_type, option=f"{path}[{number}].mime_type")
 
 
 def has_pictures(chat: pb.Chat) -> bool:
@@ -48,7 +53,14 @@ def has_pictures(chat: pb.Chat) -> bool:
     return any(part.WhichOneof("part") == "media" for message in chat.messages for part in message.content_parts)
 
 
-def _part(part: object, where: str) -> str | pb.Media:
+class _File(NamedTuple):
+    """A picture's file, and its type; empty if none is declared."""
+
+    data: bytes
+    mime_type: object = ""
+
+
+def _part(part: object, where: str) -> str | _File:
     """A text, or a picture."""
     if isinstance(part, str):
         return _checked_text(part, where)
@@ -83,17 +95,16 @@ def _checked_text(text: object, where: str) -> str:
     return checked.content
 
 
-def _image(part: Mapping[Any, Any], where: str) -> pb.Media:
+def _image(part: Mapping[Any, Any], where: str) -> _File:
     given = part.get("image")
     found = _of_url(given, f"{where}.image") if isinstance(given, str) else _picture(given, f"{where}.image")
     if found is None:
         raise TypeError(f"{where}.image: expected {_PICTURES}, got {type(given).__name__}")
-    if (mime_type := part.get("mime_type")) is not None:
-        assign(found, "mime_type", mime_type, option=f"{where}.mime_type")
-    return found
+    mime_type = part.get("mime_type")
+    return found if mime_type is None else found._replace(mime_type=mime_type)
 
 
-def _image_url(given: object, where: str) -> pb.Media:
+def _image_url(given: object, where: str) -> _File:
     """A part in OpenAI's form."""
     url = given
     if isinstance(given, Mapping):
@@ -107,24 +118,24 @@ def _image_url(given: object, where: str) -> pb.Media:
     return _of_url(url, where)
 
 
-def _of_url(url: str, where: str) -> pb.Media:
+def _of_url(url: str, where: str) -> _File:
     if url[:8].lower().startswith(("http:", "https:", "file:")):
         raise invalid(where, f"the client fetches nothing: give the picture itself, as {_PICTURES}")
     try:
         data, mime_type = read_data_url(url)
     except InvalidRequest as error:
         raise invalid(where, str(error).partition(": ")[2]) from None
-    return pb.Media(data=data, mime_type=mime_type)
+    return _File(data, mime_type)
 
 
 def read_data_url(url: str) -> tuple[bytes, str]:
     """The bytes and the type of a ``data:`` URL in base64. Raises InvalidRequest."""
-    head, comma, text = url.partition(",")
-    name, *options = head.split(";")
-    if name[:5].lower() != "data:" or not comma or "base64" not in [one.strip().lower() for one in options]:
+    comma = url.find(",", 0, _MAX_HEAD)
+    name, *options = url[: max(comma, 0)].split(";")
+    if name[:5].lower() != "data:" or "base64" not in [one.strip().lower() for one in options]:
         raise invalid("url", f"{url[:40]!r} is no data: URL in base64: expected data:image/png;base64,…")
     try:
-        data = decode_base64(text)
+        data = decode_base64(url, comma + 1)
     except ValueError as error:
         raise invalid("url", f"not base64 after the comma ({error}): expected data:image/png;base64,…") from None
     if not data:
@@ -132,26 +143,27 @@ def read_data_url(url: str) -> tuple[bytes, str]:
     return data, name[5:].strip().lower()
 
 
-def decode_base64(text: str) -> bytes:
-    """The bytes; white space is left out, as lines that are broken have it. Raises ValueError."""
-    try:
-        return _strictly_decoded(text)
-    except ValueError:  # strict mode takes no white space
-        return _strictly_decoded("".join(text.split()))
+def decode_base64(text: str, begin: int = 0) -> bytes:
+    """The bytes of what follows ``begin``, without white space, as broken lines have it. Raises ValueError.
 
-
-def _strictly_decoded(text: str) -> bytes:
-    """The bytes, decoded by slices, so that other threads need not wait for all of a large text."""
+    They are decoded by slices, so that other threads need not wait for all of a large text.
+    """
     parts: list[bytes] = []
-    for begin in range(0, len(text), _SLICE):
-        piece = text[begin : begin + _SLICE]
-        if piece.endswith("=") and begin + _SLICE < len(text):
+    rest, padded = "", False
+    for start in range(begin, len(text), _SLICE):
+        piece = rest + text[start : start + _SLICE]
+        if any(one in piece for one in _WHITE):
+            piece = "".join(piece.split())
+        is_last = start + _SLICE >= len(text)
+        whole = len(piece) if is_last else len(piece) // 4 * 4
+        if padded and piece:
             raise ValueError("Excess data after padding")
-        parts.append(binascii.a2b_base64(piece, strict_mode=True))
+        parts.append(binascii.a2b_base64(piece[:whole], strict_mode=True))
+        rest, padded = piece[whole:], padded or piece[:whole].endswith("=")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _picture(given: object, where: str) -> pb.Media | None:
+def _picture(given: object, where: str) -> _File | None:
     """A picture as Python programs have it; None if it is none."""
     if isinstance(given, bytes | bytearray | memoryview):
         data = bytes(given)
@@ -163,7 +175,7 @@ def _picture(given: object, where: str) -> pb.Media | None:
         return None
     if not data:
         raise invalid(where, "an empty picture: expected the bytes of a file such as a PNG or JPEG")
-    return pb.Media(data=data)
+    return _File(data)
 
 
 def _of_file(path: Path, where: str) -> bytes:

@@ -54,13 +54,13 @@ class Relay:
 
     async def tokenize(self, request: pb.TokenizeRequest, seconds: float | None = None) -> pb.TokenizeResponse:
         """Raises RingError, like the methods below."""
-        return await self._client._call(lambda stub: stub.Tokenize, request, seconds)
+        return await self._client._tokenize(request, seconds)
 
     async def detokenize(self, request: pb.DetokenizeRequest, seconds: float | None = None) -> pb.DetokenizeResponse:
-        return await self._client._call(lambda stub: stub.Detokenize, request, seconds)
+        return await self._client._call(lambda to: to.stub.Detokenize, request, seconds)
 
     async def list_models(self, request: pb.ListModelsRequest, seconds: float | None = None) -> pb.ListModelsResponse:
-        return await self._client._call(lambda stub: stub.ListModels, request, seconds)
+        return await self._client._call(lambda to: to.stub.ListModels, request, seconds)
 
 
 class _RelayedRequest(RetryingRequest):
@@ -100,4 +100,5 @@ def _usage_message(usage: Usage) -> pb.Usage:
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=usage.reasoning_tokens,
+        media_tokens=usage.media_tokens,
     )

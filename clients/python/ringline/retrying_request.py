@@ -2,8 +2,7 @@
 
 An admitted request is never started over but resumed: any server continues it from the delivered ids, with the prompt
 ids, the seed and the options that the first server resolved, so the tokens are the same as without the interruption. A
-chat with pictures is sent again in place of prompt ids, with the digests of its pictures and
-of its prompt.
+chat with pictures is sent again in place of prompt ids, with the digests of its pictures and of its prompt.
 ``retry`` decides whether and when, ``response_reader`` keeps what was delivered.
 """
 
@@ -40,8 +39,8 @@ class RetryingRequest:
         """When the first attempt began, on the monotonic clock; perhaps long after this object was made."""
         self._request = request
         self._retry_state = retry_state
-        self._has_pictures = has_pictures(request.chat)
-        is_text = request.WhichOneof("prompt") != "token_ids" and not self._has_pictures
+        self.has_pictures = has_pictures(request.chat)
+        is_text = request.WhichOneof("prompt") != "token_ids" and not self.has_pictures
         keeps_prompt = retry_state.resumable and is_text
         hides_prompt = keeps_prompt and not request.output.return_prompt_token_ids
         if keeps_prompt:  # a resume needs the token ids of a text or chat
@@ -87,7 +86,7 @@ class RetryingRequest:
 
         ``any_available``: whether some server is not ejected, so that it can be tried at once.
         """
-        has_prompt = self._has_pictures or self._prompt_ids()
+        has_prompt = self.has_pictures or self._prompt_ids()
         if error.partial is not None and not (self._retry_state.resumable and has_prompt):
             raise error
         try:
@@ -139,7 +138,7 @@ class RetryingRequest:
         if admitted.output.HasField("parse") and not admitted.stopping.HasField("stop_in_reasoning"):
             request.stopping.stop_in_reasoning = True  # a server that does not know the field applies stops everywhere
         request.requires.extend(name for name in needed(request) if name not in request.requires)
-        if self._has_pictures:  # they are prepared anew, and compared
+        if self.has_pictures:  # they are prepared anew, and compared
             request.chat.CopyFrom(self._request.chat)
             if self._request.HasField("add_special_tokens"):
                 request.add_special_tokens = self._request.add_special_tokens

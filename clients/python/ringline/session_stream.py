@@ -24,10 +24,12 @@ from ringline.retry import Deadline
 from ringline.retrying_request import RetryingRequest
 from ringline.server_pool import Server, ServerPool
 
-SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+SessionCall = grpc.aio.StreamStreamCall[bytes, pb.SessionResponse]
+"""Its requests are packed already."""
 
 _FRAME_BYTES = 512
 """Bytes that the request id, the timeout and the frame may add to a request."""
+_GENERATE = pb.SessionRequest.DESCRIPTOR.fields_by_name["generate"].number << 3 | 2
 _FIRST_FRAME_SECONDS = 10.0
 _log = logging.getLogger("ringline")
 
@@ -134,7 +136,8 @@ class SessionStream:
         self._unanswered: dict[int, Attempt] = {}
         """By the ordinal of the first frame: the answer to a refused frame may name nothing else."""
         self._ordinal = 0
-        self._outbox: deque[pb.SessionRequest] = deque()
+        self._outbox: deque[bytes] = deque()
+        """Packed frames."""
         self._outgoing = asyncio.Event()
         self._draining = first.HasField("draining")
         self._ended = False
@@ -182,23 +185,32 @@ class SessionStream:
         """
         await self._wait_for_slot(retrying.deadline)
         try:
-            if self._draining and not self._ended:
+            drains = self._is_draining()
+            if not drains:
+                request, packed = await _next_request(retrying)
+                drains = self._is_draining()  # by now
+            if drains:
                 self._slots.release()
                 return None
-            if not self.usable:
-                raise Unavailable("the session ended before the request was sent")
-            request, backstop = retrying.next_request(), retrying.deadline.backstop()
-            self._check_size(request)
-            self._claim_id(request)
-        except RingError:
+            backstop = retrying.deadline.backstop()
+            self._check_size(request, len(packed))
+            frame = _frame_of(packed, self._claim_id(request))
+        except BaseException:
             self._slots.release()
             raise
-        ordinal = self._send(pb.SessionRequest(generate=request))
+        del packed
+        ordinal = self._send(frame)
         attempt = Attempt(retrying, request.request_id, ordinal, self._abandon)
         if backstop is not None:
             attempt.give_up_after(backstop)
         self._live[attempt.request_id] = self._unanswered[attempt.ordinal] = attempt
         return attempt
+
+    def _is_draining(self) -> bool:
+        """Whether another stream must take new requests. Raises Unavailable if this one has ended."""
+        if self._ended:
+            raise Unavailable("the session ended before the request was sent")
+        return self._draining
 
     async def close(self) -> None:
         """End every live request and the stream."""
@@ -218,14 +230,17 @@ class SessionStream:
             reason = f"{limit} requests of this session are live, the server's limit; client.session() opens another"
             raise DeadlineExceeded(f"the timeout passed while the request waited to be sent: {reason}") from None
 
-    def _check_size(self, request: pb.GenerateRequest) -> None:
+    def _check_size(self, request: pb.GenerateRequest, size: int) -> None:
         limit = self._limits.max_message_bytes
-        if limit and (size := request.ByteSize()) > limit - _FRAME_BYTES:
+        if limit and size > limit - _FRAME_BYTES:
             advice = "; send fewer or smaller pictures" if has_pictures(request.chat) else ""
             raise invalid("prompt", f"a request of {size} bytes: expected at most {limit - _FRAME_BYTES}{advice}")
 
-    def _claim_id(self, request: pb.GenerateRequest) -> None:
-        """Give the request an id if it has none; raises InvalidRequest if a live request has the same id."""
+    def _claim_id(self, request: pb.GenerateRequest) -> str:
+        """Give the request an id if it has none, and return its id.
+
+        Raises InvalidRequest if a live request has the same.
+        """
         if request.HasField("resume") and request.request_id in self._live:
             request.request_id = ""  # it began on another stream, where this id was free
         if not request.request_id:
@@ -234,8 +249,9 @@ class SessionStream:
             raise invalid(
                 "request_id", f"{request.request_id!r} is the id of a live request of this session: expected another"
             )
+        return request.request_id
 
-    def _send(self, frame: pb.SessionRequest) -> int:
+    def _send(self, frame: bytes) -> int:
         """Queue a frame; returns its ordinal."""
         self._ordinal += 1
         self._outbox.append(frame)
@@ -245,7 +261,8 @@ class SessionStream:
     def _abandon(self, attempt: Attempt) -> None:
         """Cancel a request at the server; it stays live until the server ends it."""
         if self._live.get(attempt.request_id) is attempt and not self._ended:
-            self._send(pb.SessionRequest(cancel=pb.CancelRequest(request_id=attempt.request_id)))
+            cancel = pb.CancelRequest(request_id=attempt.request_id)
+            self._send(pb.SessionRequest(cancel=cancel).SerializeToString())
 
     async def _write(self) -> None:
         # In a separate task: gRPC cancels the whole call when a task that awaits a write is cancelled.
@@ -308,3 +325,31 @@ class SessionStream:
         self._live.clear()
         self._unanswered.clear()
         self._slots.release()
+
+
+async def _next_request(retrying: RetryingRequest) -> tuple[pb.GenerateRequest, bytes]:
+    """The message of the next attempt, and its bytes. Pictures are packed in a thread: they may take long."""
+
+    def work() -> tuple[pb.GenerateRequest, bytes]:
+        request = retrying.next_request()
+        return request, request.SerializeToString()
+
+    return await asyncio.to_thread(work) if retrying.has_pictures else work()
+
+
+def _frame_of(packed: bytes, request_id: str) -> bytes:
+    """The frame of a packed request, which gets another id: of two values of a field, the last one counts.
+
+    Protobuf would copy the request several times to put it into its frame.
+    """
+    last = pb.GenerateRequest(request_id=request_id).SerializeToString()
+    return b"".join((bytes([_GENERATE]), _varint(len(packed) + len(last)), packed, last))
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: 7 bits in a byte, the lowest first."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*written, number))

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import ringline
+from ringline.content_parts import MAX_PICTURE_FILE_BYTES
 
 from services.cli.commands._connection import Connection, closed_by_interrupt
 from services.cli.commands._forms import TOOLS_FILE, tools_option
@@ -155,9 +156,11 @@ class Conversation:
         try:
             if not self.sees_pictures:
                 raise OSError("the model takes no pictures: serve one that does, such as a vision model")
-            data = path.read_bytes()
-            if not data:
-                raise OSError(f"{path} is empty: expected a PNG, JPEG or other picture")
+            with path.open("rb") as file:
+                data = file.read(MAX_PICTURE_FILE_BYTES + 1)
+            if not 0 < len(data) <= MAX_PICTURE_FILE_BYTES:
+                what = f"has more than {MAX_PICTURE_FILE_BYTES} bytes" if data else "is empty"
+                raise OSError(f"{path} {what}: expected a PNG, JPEG or other picture")
         except OSError as error:
             problem = f"/image: {error}" if name else "/image needs the name of a file, as in: /image page.png"
             if not keep_going:

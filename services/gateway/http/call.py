@@ -39,8 +39,20 @@ class TokenCount:
 class Pictures(Protocol):
     """Fetches pictures that requests name by URL."""
 
-    async def fill(self, messages: Sequence[Message], client: str, hold: Callable[[int], None]) -> None:
-        """Put them into the messages. Raises ``ApiError``."""
+    async def fill(
+        self, messages: Sequence[Message], client: str, hold: Callable[[int], None]
+    ) -> Mapping[tuple[int, int], str]:
+        """Put them into the messages. Returns the fields of those and other pictures in the request, by message and
+        part. Raises ``ApiError``.
+        """
+
+
+@dataclass(slots=True)
+class PromptPictures:
+    """A prompt's pictures, once it is read."""
+
+    fields: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """In the request, by the numbers of the ring's message and part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +77,23 @@ class Call:
     tokens: TokenCount = field(default_factory=TokenCount)
     """For metrics; endpoints add to it."""
     pictures: Pictures | None = None
+    prompt_pictures: PromptPictures = field(default_factory=PromptPictures)
     hold: Callable[[int], None] = lambda size: None
     """Counts further bytes that are kept until the answer. Raises ``ApiError`` for too many."""
 
     async def aside(self, work: Callable[[], _T], entries: int | None = None) -> _T:
         """The result of ``work``; large work waits its turn and runs in a thread.
 
-        ``entries``: the number of answer entries that it processes; None: it processes the body.
+        ``entries``: the number of answer entries that it processes; None: it processes the body and the prompt.
         """
-        small = is_small(self.body) if entries is None else entries <= SMALL_ENTRIES
+        body_is_small = entries is None and not self.prompt_pictures.fields and is_small(self.body)
+        small = body_is_small if entries is None else entries <= SMALL_ENTRIES
         return work() if small else await self.large.run(self.address, work)
 
     async def fetch_pictures(self, messages: Sequence[Message] | None) -> None:
-        """Put the pictures that URLs name into the messages. Raises ``ApiError``."""
+        """Put the pictures that URLs name into the prompt's messages. Raises ``ApiError``."""
         if messages is not None and self.pictures is not None:
-            await self.pictures.fill(messages, self.address, self.hold)
+            self.prompt_pictures.fields = await self.pictures.fill(messages, self.address, self.hold)
 
     @property
     def traceparent(self) -> str | None:

@@ -30,8 +30,10 @@ _EXPONENT = re.compile(rb"[0-9][eE][-+0-9]")
 _BASE64_BEGINS = re.compile(rb';base64,|"data"[ \t\r\n]*:[ \t\r\n]*"')
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/=]++|\\/)*+")
 """PHP writes slashes as \\/."""
-_WINDOW = 4 << 20
+_WINDOW = 256 << 10
 """Bytes that are matched in one go, which holds Python's lock (GIL)."""
+_LONGEST_BEGIN = 64
+"""Bytes of what begins base64, with white space."""
 
 _T = TypeVar("_T")
 
@@ -66,14 +68,22 @@ def check_plain_bytes(body: bytes, limit: int) -> None:
     Base64 has nothing that takes a decoder long, unlike escapes, lists and objects.
     """
     plain = at = 0
-    while (begins := _BASE64_BEGINS.search(body, at, at + limit - plain + 1)) is not None:
-        plain += begins.end() - at
-        at = begins.end()
+    while (begin := _base64_after(body, at, at + limit - plain + 1)) is not None:
+        plain += begin - at
+        at = begin
         while (run := _BASE64.match(body, at, at + _WINDOW)) is not None and run.end() > at:
             at = run.end()
     if plain + len(body) - at > limit:
         problem = f"the body has more than {limit} bytes beside pictures, the limit: send less, or raise"
         raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{problem} --max-message-bytes", code="too_large")
+
+
+def _base64_after(body: bytes, at: int, end: int) -> int | None:
+    """Where the next base64 begins; None if that is not before ``end``."""
+    for start in range(at, min(end, len(body)), _WINDOW):
+        if (begins := _BASE64_BEGINS.search(body, start, min(start + _WINDOW + _LONGEST_BEGIN, end))) is not None:
+            return begins.end()
+    return None
 
 
 def has_more_entries(body: bytes, limit: int) -> bool:

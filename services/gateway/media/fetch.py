@@ -12,7 +12,7 @@ import asyncio
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
@@ -33,7 +33,7 @@ from services.gateway.media.hosts import (
     public_address,
     target_of,
 )
-from services.gateway.media.pictures import RemotePicture, remote_pictures
+from services.gateway.media.pictures import Picture, RemotePicture, fields_of, remote_pictures
 
 MAX_BYTES = 20 << 20
 """Of one picture, as processors take by default."""
@@ -80,14 +80,16 @@ class PictureFetcher:
         self._of_client: dict[str, asyncio.Semaphore] = {}
         self._users: Counter[str] = Counter()
 
-    async def fill(self, messages: Sequence[Message], client: str, hold: Callable[[int], None]) -> None:
-        """Put the pictures into the messages in place of their URLs.
+    async def fill(
+        self, messages: Sequence[Message], client: str, hold: Callable[[int], None]
+    ) -> Mapping[tuple[int, int], str]:
+        """Put the pictures into the messages in place of their URLs; returns the fields of all pictures.
 
         ``client``: whose turns are taken; ``hold``: counts bytes, and raises ``ApiError`` where they are too many.
         """
         found = list(remote_pictures(messages))
         if not found:
-            return
+            return fields_of(messages)
         if len(found) > MAX_PER_REQUEST:
             problem = f"{len(found)} pictures are to be fetched: expected at most {MAX_PER_REQUEST}"
             raise invalid(found[MAX_PER_REQUEST][2].path, problem)
@@ -98,6 +100,7 @@ class PictureFetcher:
                     tasks.create_task(self._put(content, at, picture, target, client, hold))
         except ExceptionGroup as failed:
             raise _first(failed) from None
+        return fields_of(messages)
 
     def _target(self, picture: RemotePicture) -> Target:
         """Where a picture is. Raises ``ApiError`` unless its host is allowed."""
@@ -142,7 +145,7 @@ class PictureFetcher:
             except OSError as error:
                 what = str(error)[:200] or type(error).__name__
                 raise invalid(picture.path, f"the picture cannot be fetched: {what}") from None
-        content[at] = {"type": "image", "image": data}
+        content[at] = Picture(data, picture.path)
 
     @asynccontextmanager
     async def _turn(self, client: str, path: str) -> AsyncIterator[None]:
@@ -175,7 +178,7 @@ class PictureFetcher:
             found = await self._asked(target, hold)
             if isinstance(found, bytes):
                 return found
-            further = target_of(urljoin(f"{target.scheme}://{target.authority}{target.path}", found))
+            further = target_of(_joined(f"{target.scheme}://{target.authority}{target.path}", found))
             if target.scheme == "https" and further.scheme != "https":
                 raise UrlError("leads from https to http")
             target = self._checked(further)
@@ -215,6 +218,14 @@ class PictureFetcher:
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context()
+
+
+def _joined(base: str, location: str) -> str:
+    """Where a redirect leads. Raises ``UrlError``."""
+    try:
+        return urljoin(base, location)
+    except ValueError as error:  # such as a bracket that is not closed
+        raise UrlError(f"leads to what is no URL: {error}") from None
 
 
 def _first(failed: ExceptionGroup[Exception]) -> Exception:
@@ -260,7 +271,7 @@ class _Answer:
             parts.append(bytes(event.data))
         if not size:
             raise UrlError("leads to an empty answer")
-        return b"".join(parts)
+        return await asyncio.to_thread(b"".join, parts)  # 20 MiB take a while
 
     async def _next(self) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import urlsplit
 
-_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+"""What resolvers take: they raise errors of their own for empty and long labels."""
 _PORTS = {"http": 80, "https": 443}
 _TRANSLATED = ip_network("64:ff9b::/96")
 """Addresses of IPv6 that a gateway translates to those of IPv4 in their last 32 bits."""

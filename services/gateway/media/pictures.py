@@ -1,8 +1,12 @@
-"""Pictures in requests: a ``data:`` URL becomes bytes here, another URL is left to ``fetch``."""
+"""Pictures in requests: a ``data:`` URL becomes bytes here, another URL is left to ``fetch``.
+
+Each knows its field in the request: the ring counts messages and parts otherwise than some APIs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,8 +28,19 @@ class RemotePicture:
     """Its field in the request, for errors."""
 
 
-Piece = str | RemotePicture | dict[str, Any]
+class Picture(dict[str, Any]):
+    """A picture as the client library takes it."""
+
+    def __init__(self, data: bytes, path: str, mime_type: str | None = None) -> None:
+        """``path``: its field in the request, for errors."""
+        super().__init__(type="image", image=data, mime_type=mime_type or None)
+        self.path = path
+
+
+Piece = str | RemotePicture | Picture
 """A text or a picture of a message."""
+_IN_RING = re.compile(r"(?:chat\.)?messages\[(\d+)\]\.content(?:_parts)?\[(\d+)\]")
+"""Begins the ring's name, and the client library's, of a part's fields."""
 
 
 def picture_of_url(url: str | None, path: str) -> Piece:
@@ -38,7 +53,7 @@ def picture_of_url(url: str | None, path: str) -> Piece:
         data, mime_type = read_data_url(url)
     except InvalidRequest as error:
         raise invalid(path, str(error).partition(": ")[2]) from None
-    return _picture(data, mime_type)
+    return Picture(data, path, mime_type)
 
 
 def picture_of_base64(text: str | None, mime_type: str | None, path: str) -> Piece:
@@ -46,13 +61,9 @@ def picture_of_base64(text: str | None, mime_type: str | None, path: str) -> Pie
     if not text:
         raise invalid(path, "missing: expected a picture in base64")
     try:
-        return _picture(decode_base64(text), mime_type)
+        return Picture(decode_base64(text), path, mime_type)
     except ValueError as error:
         raise invalid(path, f"not base64 ({error}): expected a picture in base64") from None
-
-
-def _picture(data: bytes, mime_type: str | None) -> Piece:
-    return {"type": "image", "image": data, "mime_type": mime_type or None}
 
 
 def check_detail(detail: str | None, path: str) -> None:
@@ -84,3 +95,25 @@ def remote_pictures(messages: Iterable[Message]) -> Iterator[tuple[list[Any], in
             for at, piece in enumerate(content):
                 if isinstance(piece, RemotePicture):
                     yield content, at, piece
+
+
+def fields_of(messages: Sequence[Message]) -> Mapping[tuple[int, int], str]:
+    """The fields of all pictures in the request, by the numbers of their message and part."""
+    return {
+        (number, at): piece.path
+        for number, message in enumerate(messages)
+        if isinstance(content := message.get("content"), list)
+        for at, piece in enumerate(content)
+        if isinstance(piece, Picture)
+    }
+
+
+def naming_pictures(fields: Mapping[tuple[int, int], str], name_of: Callable[[str], str]) -> Callable[[str], str]:
+    """``name_of``, but for what the ring says of pictures; ``fields``: see ``fields_of``."""
+
+    def name_of_picture(field: str) -> str:
+        found = _IN_RING.match(field)
+        name = None if found is None else fields.get((int(found[1]), int(found[2])))
+        return name_of(field) if name is None else name
+
+    return name_of_picture if fields else name_of

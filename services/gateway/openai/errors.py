@@ -27,15 +27,11 @@ _IN_FUNCTIONS = re.compile(
 def openai_naming(names: Mapping[str, str], *bodies: type[msgspec.Struct]) -> Callable[[str], str]:
     """OpenAI's names for the ring's fields: see ``naming``. Tools and calls nest theirs in a function."""
     name_of = naming(bodies, names)
-    return lambda field: _IN_PARTS.sub(_part_name, _IN_FUNCTIONS.sub(r"\1.function.\2", name_of(field)))
 
+    def name_in_request(field: str) -> str:
+        return _IN_FUNCTIONS.sub(r"\1.function.\2", name_of(field)).replace(".content_parts[", ".content[")
 
-_IN_PARTS = re.compile(r"\.content(?:_parts)?\[(\d+)\](\.[a-z_.]+)?$")
-
-
-def _part_name(found: re.Match[str]) -> str:
-    """A part's field, which is a text or a picture."""
-    return f".content[{found[1]}]{'.text' if found[2] == '.text' else '.image_url' if found[2] else ''}"
+    return name_in_request
 
 
 def openai_dialect(names: Mapping[str, str], *bodies: type[msgspec.Struct]) -> Dialect:

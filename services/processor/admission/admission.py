@@ -7,6 +7,7 @@ back once, even if several of the calls do so.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from ringline.inference.v1 import inference_pb2
@@ -17,7 +18,7 @@ from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import TokenizationQueue
-from services.processor.media.chat_pictures import take_sources
+from services.processor.media.chat_pictures import PictureSource, check_sources
 from services.processor.request import Request, RequestMessage, ResolvedRequest
 from services.ring.errors import Refused, retry_after_ms
 from services.ring.tenant_quota import TenantMemoryQuota
@@ -56,9 +57,16 @@ class Admission:
         return self._backlog.num_waiting
 
     def enter(
-        self, request: Request, message: inference_pb2.GenerateRequest, now: float, on_resolved: OnResolved
+        self,
+        request: Request,
+        message: inference_pb2.GenerateRequest,
+        sources: Sequence[PictureSource],
+        now: float,
+        on_resolved: OnResolved,
     ) -> None:
         """Check the limits and queue a received request for tokenization; raises ``Refused``.
+
+        ``sources``: its pictures, which were taken out of the message.
 
         ``on_resolved`` (``InFlightRequests.start``) is called with the outcome, unless the request has left by then.
         """
@@ -66,7 +74,7 @@ class Admission:
         stopping, tenant = message.stopping, request.tenant
         self._backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
         self._rate_limiter.check(tenant, now)
-        sources = take_sources(message.chat) if message.WhichOneof("prompt") == "chat" else []
+        check_sources(sources)
         request.message = RequestMessage(
             message.SerializeToString(),
             message.model,

@@ -17,7 +17,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_job import OnResolved
-from services.processor.admission.tokenization_queue import TokenizationQueue
+from services.processor.admission.tokenization_queue import BATCH_BYTES, TokenizationQueue
 from services.processor.admission.validation import check_request, refuse
 from services.processor.media.chat_pictures import (
     ChatPictures,
@@ -170,8 +170,9 @@ class PictureStage:
         for source in sources:
             if isinstance(source.given, bytes):
                 data, mime = source.read()
-            else:
-                data, mime = await self._queue.run_in_thread(source.read, tenant, source.nbytes)
+            else:  # its bytes are counted here, and need not keep others from the other threads
+                size = min(source.nbytes, BATCH_BYTES)
+                data, mime = await self._queue.run_in_thread(source.read, tenant, size)
             picture = await self._pool.prepare(tenant, facts, data, mime, source.path)
             charge(picture.nbytes)
             sizes |= {item.digest: item.nbytes + PICTURE_OVERHEAD_BYTES for item in picture.items}

@@ -5,13 +5,12 @@ A message waits without its pictures' bytes; these wait beside it, and are count
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from ringline.content_parts import decode_base64
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.served_models import ModelPictures, ServedModel
@@ -33,23 +32,22 @@ class PictureSource:
 
     path: str
     """Where it stands in the request, for errors."""
-    given: bytes | str = field(repr=False)
-    """The file, or a data: URL."""
+    given: bytes | str | None = field(repr=False)
+    """The file, or a data: URL; None: neither is set."""
     mime_type: str = ""
 
     @property
     def nbytes(self) -> int:
         """In memory; a character that is no data: URL's may take four."""
+        if self.given is None:
+            return 0
         return len(self.given) * (1 if isinstance(self.given, bytes) or self.given.isascii() else 4)
 
     def read(self) -> tuple[bytes, str]:
         """The file and its type. Raises ``Refused``."""
         if self.mime_type and not _MIME.fullmatch(self.mime_type):
             raise invalid_field(f"{self.path}.mime_type", f"{self.mime_type[:80]!r}: expected a type such as image/png")
-        if isinstance(self.given, bytes):
-            data, mime = self.given, self.mime_type
-        else:
-            data, mime = self._from_url(self.given)
+        data, mime = self._from_url(self.given) if isinstance(self.given, str) else (self.given, self.mime_type)
         if not data:
             raise invalid_field(self.path, "empty: expected the bytes of a picture")
         return data, mime
@@ -63,8 +61,8 @@ class PictureSource:
             problem = f"{self.mime_type!r}, but the data: URL says {mime!r}: expected one type"
             raise invalid_field(f"{self.path}.mime_type", problem)
         try:
-            return base64.b64decode(url[head.end() :], validate=True), self.mime_type or mime
-        except (binascii.Error, ValueError):
+            return decode_base64(url, head.end()), self.mime_type or mime
+        except ValueError:
             raise invalid_field(
                 f"{self.path}.data_url", "not base64: expected its 64 characters and = at the end"
             ) from None
@@ -97,18 +95,24 @@ class OtherModelError(Exception):
 
 
 def take_sources(chat: inference_pb2.Chat) -> list[PictureSource]:
-    """Take the pictures' bytes out of ``chat``, whose parts stay. Raises ``Refused``."""
+    """Take the pictures' bytes out of ``chat``, whose parts stay. It copies them: many take a while."""
     sources = []
     for path, part in media_parts(chat):
-        media = part.media
-        if (kind := media.WhichOneof("source")) is None:
-            raise invalid_field(path, "none is set: expected data or data_url")
-        sources.append(PictureSource(path, getattr(media, kind), media.mime_type))
-        if len(sources) > MAX_SOURCES:
-            raise invalid_field(path, f"more than {MAX_SOURCES} pictures: expected fewer")
+        kind = part.media.WhichOneof("source")
+        given = None if kind is None else getattr(part.media, kind)
+        sources.append(PictureSource(path, given, part.media.mime_type))
         part.media.Clear()
         part.media.SetInParent()
     return sources
+
+
+def check_sources(sources: Sequence[PictureSource]) -> None:
+    """Raise ``Refused`` for too many, and for one that is missing."""
+    for source in sources[:MAX_SOURCES]:
+        if source.given is None:
+            raise invalid_field(source.path, "none is set: expected data or data_url")
+    if len(sources) > MAX_SOURCES:
+        raise invalid_field(sources[MAX_SOURCES].path, f"more than {MAX_SOURCES} pictures: expected fewer")
 
 
 def media_parts(chat: inference_pb2.Chat) -> Iterator[tuple[str, inference_pb2.ContentPart]]:

@@ -74,6 +74,8 @@ class _Job:
     model: _Model
     data: bytes
     mime: str
+    field: str
+    """Names the picture in errors."""
     answer: asyncio.Future[PreparedPicture]
     worker: _Worker | None = None
     """While it is decoded."""
@@ -148,7 +150,8 @@ class PicturePool:
             if (kept := self._cache.get(key)) is not None:
                 self.counts.from_cache += 1
                 return kept
-            return await self._decoded(_Job(tenant, key, model, data, mime, asyncio.get_running_loop().create_future()))
+            answer = asyncio.get_running_loop().create_future()
+            return await self._decoded(_Job(tenant, key, model, data, mime, field, answer))
         except PictureError as error:
             self.counts.refused += 1
             raise invalid_field(field, str(error)) from None
@@ -250,10 +253,10 @@ class PicturePool:
             if not job.answer.done():
                 job.answer.set_result(prepared)
         else:
-            _fail(job, self._error(error, worker))
+            _fail(job, self._error(error, worker, job.field))
         self._start()
 
-    def _error(self, error: BaseException, worker: _Worker) -> Exception:
+    def _error(self, error: BaseException, worker: _Worker, field: str) -> Exception:
         if isinstance(error, PictureError):
             if not worker.is_cancelled and worker.process is not None and not worker.process.is_alive:
                 log.warning("a picture ended its process", reason=str(error))
@@ -261,9 +264,8 @@ class PicturePool:
             return error
         if isinstance(error, TooSlow):
             log.warning("a picture could not be decoded in time", reason=str(error))
-            return Refused(
-                Code.RESOURCE_EXHAUSTED, f"{FIELD}: {error}; retry later", retry_after_ms=retry_after_ms(None)
-            )
+            text = f"{field}: {error}; retry later"
+            return Refused(Code.RESOURCE_EXHAUSTED, text, retry_after_ms=retry_after_ms(None), field=field)
         log.error("a process that decodes pictures failed", error=repr(error))
         text = "pictures cannot be decoded now: a process failed; see the processor's log, or retry later"
         return Refused(Code.UNAVAILABLE, text, retry_after_ms=retry_after_ms(None))

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 import time
 from io import BytesIO
 from typing import Any
 
 import anthropic
+import grpc
 import openai
 import pytest
+from google.rpc import error_details_pb2
 from PIL import Image
 from ringline.inference.v1 import inference_pb2 as pb
 
+import services.gateway.answer
+from tests.clients.scripted_server import play, refusal
 from tests.services.gateway.http_harness import CHAT, Running, running
 from tests.services.gateway.media.test_fetch import answer, serving
 
@@ -105,6 +110,55 @@ async def test_anthropics_messages(gateway: Running) -> None:
         with pytest.raises(anthropic.BadRequestError, match=r"content\[2\].source: 'file': expected a source of type"):
             await client.messages.create(model="tiny", messages=turns, max_tokens=4)
     assert gateway.processor.service.tokenized[-1].chat.messages[0].content_parts[1].media.data == PICTURE
+
+
+async def test_every_api_names_the_picture_that_is_refused(gateway: Running) -> None:
+    """The ring's messages and parts have other numbers where turns are joined."""
+    image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}}
+    hello, part = {"type": "text", "text": "Hello"}, {"type": "input_image", "image_url": URL}
+    turns = [{"role": "user", "content": "Hi"}, {"role": "user", "content": [hello, hello, image]}]
+    items = [{"role": "user", "content": "Hi"}, {"role": "user", "content": [{**hello, "type": "input_text"}, part]}]
+    messages = [{"role": "user", "content": [hello, PART]}]
+    of_chat, of_items, of_turns = (
+        ({"messages": messages}, "messages[0].content[1].image_url.url"),
+        ({"input": items}, "input[1].content[1].image_url"),
+        ({"messages": turns, "max_tokens": 4}, "messages[1].content[2].source.data"),
+    )
+    bodies: dict[str, tuple[dict[str, Any], str]] = {
+        **dict.fromkeys(("/v1/chat/completions", "/tokenize"), of_chat),
+        **dict.fromkeys(("/v1/responses", "/v1/responses/input_tokens"), of_items),
+        **dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), of_turns),
+    }
+    field = "chat.messages[0].content_parts[1].media"
+    for path, (body, param) in bodies.items():
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field)
+        details = error_details_pb2.BadRequest(field_violations=[violation])
+        status = refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{field}: it is no picture", details)
+        gateway.processor.plays(play(status))
+        gateway.processor.service.tokenize_refusal = status.refused.status
+        reply = await gateway.ask("POST", path, {"model": "tiny", **body})
+        error = json.loads(reply.body)["error"]
+        assert (reply.status, error["message"]) == (400, f"{param}: it is no picture"), path
+        assert error.get("param", param) == param
+
+
+async def test_fetched_pictures_are_packed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the body is that names them."""
+    threads: list[str] = []
+    for name in ("_stream", "build_tokenize"):
+        work = getattr(services.gateway.answer, name)
+
+        def spy(*given: Any, work: Any = work) -> Any:
+            threads.append(threading.current_thread().name)
+            return work(*given)
+
+        monkeypatch.setattr(services.gateway.answer, name, spy)
+    async with serving(answer(PICTURE)) as web, running(allowed_media_hosts=(f"127.0.0.1:{web.port}",)) as gateway:
+        part = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{web.port}/a.png"}}
+        for path in ("/v1/chat/completions", "/tokenize"):
+            assert (await gateway.ask("POST", path, chat(part))).status == 200
+            assert (await gateway.ask("POST", path, chat({"type": "text", "text": "Hi"}))).status == 200
+    assert [name.startswith("large-body") for name in threads] == [True, False] * 2
 
 
 async def test_tokens_of_pictures_are_counted_as_others(gateway: Running) -> None:

@@ -20,6 +20,7 @@ from services.common.rpc.message_limits import parse
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.client_stream import MAX_FRAME_BYTES
+from services.processor.media.chat_pictures import PictureSource, take_sources
 from services.processor.served_models import UNKNOWN_MODEL, ServedModels
 from services.processor.service import detokenize
 from services.ring.errors import Code, Refused, Status
@@ -51,6 +52,31 @@ async def test_a_client_that_reads_nothing_loses_its_requests(
     call.cancel()
     harness.go.set()
     await asyncio.gather(*held)
+
+
+async def test_pictures_are_taken_out_of_a_large_message_in_a_thread(
+    channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It copies them, and nothing else goes on while the event loop does that."""
+    threads: list[threading.Thread] = []
+
+    def spy(chat: inference_pb2.Chat) -> list[PictureSource]:
+        threads.append(threading.current_thread())
+        return take_sources(chat)
+
+    monkeypatch.setattr("services.processor.service.take_sources", spy)
+    part = inference_pb2.ContentPart(media=inference_pb2.Media(data=bytes(100 << 10)))
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content_parts=[part])])
+    stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    call = stub.Session()
+    await send(call, inference_pb2.GenerateRequest(request_id="seen", chat=chat))
+    (end,) = await read_ends(call, 1)
+    assert "takes no pictures" in end.refused.status.message
+    with pytest.raises(grpc.aio.AioRpcError, match="takes no pictures"):
+        await read_to_the_end(stub.Generate(inference_pb2.GenerateRequest(chat=chat)))
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+    call.cancel()
 
 
 async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_it(tmp_path: Path) -> None:

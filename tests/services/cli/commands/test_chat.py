@@ -176,7 +176,7 @@ async def test_at_a_terminal_the_result_of_a_call_is_asked_for(scripted_processo
     assert said(scripted_processor.service.requests[1]) == [("user", "Hi")]
 
 
-async def test_pictures_go_with_the_next_message(scripted_processor, tmp_path):
+async def test_pictures_go_with_the_next_message(scripted_processor, tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     path.write_bytes(b"\x89PNG")
     result = await run(scripted_processor, f"/image {path}\nHi\n")
@@ -195,3 +195,7 @@ async def test_pictures_go_with_the_next_message(scripted_processor, tmp_path):
         result = await run(scripted_processor, f"{line}\nHi\n")
         assert result.exit_code == 1
         assert "/image" in result.stderr
+    monkeypatch.setattr("services.cli.commands.chat.MAX_PICTURE_FILE_BYTES", 3)
+    result = await run(scripted_processor, f"/image {path}\n")
+    assert result.exit_code == 1
+    assert "a.png has more than 3 bytes" in result.stderr

@@ -211,6 +211,7 @@ async def test_redirects_are_checked_like_urls() -> None:
         ("http://elsewhere.org/a.png", "the URL leads to elsewhere.org, from where"),
         ("http://127.0.0.1/a.png", "the URL leads to 127.0.0.1, from where"),
         ("file:///etc/passwd", "the URL is no http or https URL"),
+        ("http://[elsewhere/a.png", "the URL leads to what is no URL: Invalid IPv6 URL"),
         ("//elsewhere.org/a.png", "the URL leads to elsewhere.org, from where"),
         ("/a.png", "the URL leads through more than 3 redirects"),
     ],

@@ -64,6 +64,7 @@ def test_urls(url: str, host: str, port: int, path: str, authority: str) -> None
         *("ftp://example.com/", "http://", "http:///a", "http://a b/", "http://example.com/\r\nx: y", "http://[::1"),
         *("http://user@example.com/", "http://a:b@example.com/", "http://example.com:99999/", "http://exa\\mple.com/"),
         *("http://example.com\\@127.0.0.1/", "http://münchen.de/", "http://-a.com/", "http://a%2eb/", "//example.com/"),
+        *("http://a..example.com/", f"http://{'a' * 64}.example.com/", f"http://{'a.' * 126}example.com/"),
     ],
 )
 def test_urls_that_are_refused(url: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from ringline.inference.v1 import inference_pb2 as pb
 
-from services.processor.media.chat_pictures import PictureSource
+from services.processor.media.chat_pictures import MAX_SOURCES, PictureSource, check_sources, take_sources
 from services.ring.errors import Refused
 
 
@@ -21,6 +22,7 @@ from services.ring.errors import Refused
 )
 def test_data_urls_are_read_with_the_types_that_clients_write(head: str, kind: str) -> None:
     assert PictureSource("x", f"{head}iVBORw==").read() == (b"\x89PNG", kind)
+    assert PictureSource("x", f"{head}iVBO\r\nRw==\n").read() == (b"\x89PNG", kind), "in lines"
     assert PictureSource("x", b"\x89PNG", kind).read() == (b"\x89PNG", kind)
 
 
@@ -28,3 +30,20 @@ def test_data_urls_are_read_with_the_types_that_clients_write(head: str, kind: s
 def test_other_urls_are_refused(head: str) -> None:
     with pytest.raises(Refused, match="is no data: URL"):
         PictureSource("x", f"{head}iVBORw==").read()
+
+
+def test_what_is_missing_or_too_much_is_named() -> None:
+    message = pb.ChatMessage(role="user")
+    message.content_parts.add().text = "See:"
+    message.content_parts.add().media.data = b"a"
+    message.content_parts.add().media.mime_type = "image/png"
+    chat = pb.Chat(messages=[message])
+    sources = take_sources(chat)
+    assert [source.given for source in sources] == [b"a", None]
+    assert chat.ByteSize() < message.ByteSize(), "their bytes are gone, their places are not"
+    assert [part.WhichOneof("part") for part in chat.messages[0].content_parts] == ["text", "media", "media"]
+    with pytest.raises(Refused, match=r"^chat.messages\[0\].content_parts\[2\].media: none is set"):
+        check_sources(sources)
+    check_sources(sources[:1] * MAX_SOURCES)
+    with pytest.raises(Refused, match="more than 1024 pictures"):
+        check_sources(sources[:1] * (MAX_SOURCES + 1))
