@@ -127,8 +127,8 @@ class ModelConfig(_Section):
     )
     max_picture_tokens: int | None = option(
         None,
-        "Most tokens of a picture, for models that see pictures in their own proportions: larger ones are shrunk. "
-        "Default: 4096, or what the checkpoint allows if that is less.",
+        "Most tokens of a picture, for models that shrink pictures to any size (Qwen-VL): larger ones are shrunk. "
+        "Default: 4096, or what the checkpoint or the context allows if that is less.",
         minimum=1,
     )
     model_impl: str = option(

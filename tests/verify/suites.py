@@ -147,6 +147,23 @@ SUITES = (
         figures={"requests": r"(\d+) requests \(", **_PROBLEMS},
     ),
     Suite(
+        name="images",
+        what="the same with chats that have pictures",
+        arguments=("-m", "tests.chaos", "--kind", "images", "--seconds", "120", "--pauses", "2", "--rolling", "0"),
+        minutes=5,
+        begins=("tests.chaos.__main__", "text_core.pictures.child", *_RING),
+        figures={"requests": r"(\d+) requests \(", **_PROBLEMS},
+    ),
+    Suite(
+        name="pictures",
+        what="damaged pictures by the thousand",
+        arguments=("-m", "tests.services.processor.media.damaged_pictures"),
+        minutes=4,
+        begins=("tests.services.processor.media.damaged_pictures", "text_core.pictures.child"),
+        data=("constraints.txt",),
+        figures={"pictures": r"^(\d+) pictures of seed", "unexpected": r"^UNEXPECTED "},
+    ),
+    Suite(
         name="ranks",
         what="ranks of engines are killed, stopped and cut off, too",
         arguments=("-m", "tests.chaos", "--ranks", "--seconds", "300"),

@@ -33,8 +33,9 @@ def post(ring: Ring) -> Iterator[Post]:
         yield lambda path, body: client.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def native(ring: Ring) -> Iterator[Client]:
+    """Not for longer: its connection is renewed whenever the processor closes it, during whatever test that is."""
     with Client(ring.address) as client:
         yield client
 

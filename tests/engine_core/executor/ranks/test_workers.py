@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -78,21 +79,20 @@ def _there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """No process, zombie, descriptor or thread. What earlier tests in this process left may go meanwhile."""
-    gc.collect()
-    before = set(os.listdir("/proc/self/fd")), threading.active_count(), _children()  # noqa: PTH208
+    """No process, zombie, descriptor or thread."""
+    gc.collect()  # what earlier tests in this process left goes now
+    before = _descriptors(), threading.active_count(), _children()
     yield
-    until = time.monotonic() + SECONDS
-    while more := _more_than(*before):
-        assert time.monotonic() < until, more
-        time.sleep(0.05)
+    assert (_descriptors(), threading.active_count(), _children()) == before
 
 
-def _more_than(descriptors: set[str], threads: int, children: set[str]) -> list[str]:
-    """What there is now, and was not."""
-    more = set(os.listdir("/proc/self/fd")) - descriptors  # noqa: PTH208
-    found = [f"descriptor {each}" for each in more] + [f"child {each}" for each in _children() - children]
-    return found + [f"thread {each}" for each in threading.enumerate()[threads:]]
+def _descriptors() -> dict[str, str]:
+    """What each open one is, so that a failure says it."""
+    found = {}
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of this listing itself
+            found[each.name] = str(each.readlink())
+    return found
 
 
 def _children() -> set[str]:
