@@ -37,11 +37,6 @@ class EncoderCache:
     def __len__(self) -> int:
         return len(self._encoded)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the embeddings."""
-        return sum(encoded.nbytes for encoded in self._encoded.values())
-
     def keep(self, key: bytes, encoded: Encoded) -> None:
         """Keep embeddings that are already there."""
         self._encoded[key] = encoded
