@@ -17,6 +17,7 @@ from engine_core.media import Picture, PictureShape
 from engine_core.models.language_model import LanguageModel
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.vision.pictures import random_picture
+from tests.engine_core.vision.towers import same_with_any_threads
 
 pytest.importorskip("transformers.models.deepseek_ocr2", reason="the reference is newer")
 TOKENS = 199
@@ -25,7 +26,7 @@ IMAGE = 7
 
 def picture(rows: int, columns: int) -> Picture:
     shape = PictureShape(256 + 1 + 144 * rows * columns, rows, columns)
-    return random_picture(shape, [(1024, 1024)] + [(768, 768)] * (rows * columns))
+    return random_picture(shape, (1024, 1024), *[(768, 768)] * (rows * columns))
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +75,7 @@ def test_embeddings_and_logits_are_those_of_transformers(
 
 def test_bits_do_not_depend_on_threads(model: LanguageModel) -> None:
     assert model.vision is not None
-    threads, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            found.append(model.vision.encode(picture(0, 0)).embeddings)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*found)
+    same_with_any_threads(model.vision, picture(0, 0), counts=(1, 2))
 
 
 def test_other_pictures_are_refused(model: LanguageModel) -> None:
@@ -92,7 +86,7 @@ def test_other_pictures_are_refused(model: LanguageModel) -> None:
         (PictureShape(545, 1, 2), [(1024, 1024), (768, 768), (640, 640)]),
     ]:
         with pytest.raises(InvalidRequestError, match=r"^media: "):
-            model.vision.check(random_picture(shape, sides))
+            model.vision.check(random_picture(shape, *sides))
 
 
 def _published(directory: Path, tmp_path: Path) -> Path:

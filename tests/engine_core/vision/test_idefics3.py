@@ -15,8 +15,11 @@ from engine_core.errors import EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, VisionShape
 from engine_core.vision.idefics3 import Idefics3Vision
 from tests.engine_core.models.driver import build_model, load, open_at
-from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, save
-from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of, prompt_of
+from tests.engine_core.pictures import prompt_of
+from tests.engine_core.vision.pictures import image_of, random_picture
+from tests.engine_core.vision.tiny_checkpoints import assert_close, make, save
+from tests.engine_core.vision.towers import same_with_any_threads
+from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of
 
 TEXT = {
     "model_type": "llama",
@@ -77,7 +80,7 @@ def test_embeddings_are_those_of_transformers(
     vision = load(saved(model, side, tmp_path)).vision
     assert vision is not None
     assert vision.shape == VisionShape(max_tokens=(side // patch // scale) ** 2)
-    picture = random_picture(PictureShape(vision.shape.max_tokens), side, side)
+    picture = random_picture(PictureShape(vision.shape.max_tokens), (side, side))
     assert_close(vision.encode(picture).embeddings, expected(model, picture))
 
 
@@ -85,15 +88,8 @@ def test_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
     _, side, patch, scale = SIZES[1]
     vision = load(saved(made("SmolVLM", side, patch, scale), side, tmp_path), "bfloat16").vision
     assert vision is not None
-    picture = random_picture(PictureShape(vision.shape.max_tokens), side, side)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(vision.encode(picture).embeddings)
-    finally:
-        torch.set_num_threads(before)
-    assert all(each.equal(found[0]) for each in found)
+    picture = random_picture(PictureShape(vision.shape.max_tokens), (side, side))
+    same_with_any_threads(vision, picture)
 
 
 def test_pictures_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -102,7 +98,7 @@ def test_pictures_of_another_shape_are_refused(tmp_path: Path) -> None:
     vision = build_model(open_at(directory, "dummy", dtype="float32")).vision
     assert vision is not None
     vision.check(vision.example(1))
-    for picture in (random_picture(PictureShape(4), side, 2 * side), random_picture(PictureShape(5), side, side)):
+    for picture in (random_picture(PictureShape(4), (side, 2 * side)), random_picture(PictureShape(5), (side, side))):
         with pytest.raises(InvalidRequestError, match=r"media: .*expected"):
             vision.check(picture)
 
@@ -141,7 +137,7 @@ def test_an_engine_answers_as_transformers_does(
     model = made(architecture, side, patch, scale)
     directory = saved(model, side, tmp_path)
     shape = PictureShape((side // patch // scale) ** 2)
-    tiles = [random_picture(shape, side, side, seed) for seed in range(3)]
+    tiles = [random_picture(shape, (side, side), seed=seed) for seed in range(3)]
     prompt = prompt_of(4, tiles[0], [198, 197], tiles[1], 2, tiles[2], 7, image_token=199)
     pixels = inputs_of(*tiles)["pixel_values"]
     (tokens,) = answers(directory, [prompt], max_num_batched_tokens=16)

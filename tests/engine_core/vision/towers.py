@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.layers.part_factory import PartFactory
+from engine_core.media import Picture
+from engine_core.models.vision_model import Encoded, VisionModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.selector import choose_ops
@@ -97,6 +99,19 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def same_with_any_threads(vision: VisionModel, picture: Picture, counts: Sequence[int] = (1, 2, 3)) -> Encoded:
+    """What is encoded, after a check that its bits are the same with each number of threads."""
+    found = []
+    for count in counts:
+        with threads(count):
+            found.append(vision.encode(picture))
+    for each in found[1:]:
+        assert torch.equal(each.embeddings, found[0].embeddings)
+        if each.deepstack is not None and found[0].deepstack is not None:
+            assert torch.equal(each.deepstack, found[0].deepstack)
+    return found[0]
 
 
 def save_whole(
