@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from tests.chaos.workload import RequestSpec
-from tests.engine_core.vision.deepseek_ocr_checkpoints import write_deepseek_ocr
+from tests.engine_core.vision.deepseek_ocr_checkpoints import IN_ORDER, write_deepseek_ocr
+from tests.text_core.pictures.samples import noise, saved
 
 KIND = "images"
 FLAGS = ("--media-memory-bytes", "16MiB")
 """Of engines: so little that they drop pictures all the time."""
-_TEMPLATE = (
-    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{{ '<image>' if part.type == 'image' else part.text }}\n{% endfor %}{% endif %}{% endfor %}"
-)
 _SIDES = (40, 200, 420)
 
 
 def make(directory: Path) -> Path:
     """A checkpoint that sees."""
     model = write_deepseek_ocr(directory)
-    (model / "chat_template.jinja").write_text(_TEMPLATE)
+    (model / "chat_template.jinja").write_text(IN_ORDER)
     return model
 
 
@@ -56,7 +49,4 @@ def pool(seed: int, per_kind: int = 4) -> list[RequestSpec]:
 
 def _png(random_: random.Random) -> bytes:
     width, height = random_.choice(_SIDES), random_.choice(_SIDES)
-    pixels = np.random.default_rng(random_.getrandbits(32)).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return saved(noise(width, height, seed=random_.getrandbits(32)))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from engine_core.vision.registry import VISION_MODELS
 from tests.docs.documents import ROOT, Generated
 from tests.engine_core.models.published import GROUPS
 from tests.engine_core.models.published.entry import Published
@@ -27,7 +28,13 @@ def _table(title: str, group: tuple[Published, ...]) -> str:
 def _row(published: Published) -> str:
     weights = "" if published.weights is None else _count(published.weights)
     said = f": {published.refusal}" if published.refusal else ""
-    return f"| {published.name} | {weights} | {published.outcome}{said} |"
+    return f"| {published.name} | {weights} | {published.outcome}{_seeing(published)}{said} |"
+
+
+def _seeing(published: Published) -> str:
+    """Whether its class is one that sees pictures."""
+    seen = VISION_MODELS.keys() & set(published.config.get("architectures") or ())
+    return ", and pictures" if seen and not published.refusal else ""
 
 
 def _count(billions: float) -> str:

@@ -90,14 +90,20 @@ def picture(number: int, rows: int, columns: int) -> Picture:
     return Picture.of(shape, [View(2, 1, bytes([number] * 6))])
 
 
-def prompt(*parts: int | Picture) -> tuple[list[int], list[tuple[Picture, int]]]:
-    """Token ids and (picture, offset) of a prompt: so many tokens of text, or a picture."""
+Prompt = tuple[list[int], list[tuple[Picture, int]]]
+"""Token ids, and pictures with their offsets."""
+
+
+def prompt_of(*parts: int | list[int] | Picture, image_token: int = PICTURE_TOKEN) -> Prompt:
+    """Of so many tokens of text, of these tokens, or of a picture's placeholders."""
     ids: list[int] = []
     found: list[tuple[Picture, int]] = []
     for part in parts:
         if isinstance(part, Picture):
             found.append((part, len(ids)))
-            ids += [PICTURE_TOKEN] * part.shape.num_tokens
+            ids += [image_token] * part.shape.num_tokens
+        elif isinstance(part, list):
+            ids += part
         else:
             ids += [(31 * (len(ids) + place)) % 180 + 9 for place in range(part)]
     return ids, found
@@ -132,7 +138,7 @@ class PictureDriver:
         checkpoint: Checkpoint,
         model: LanguageModel,
         attention: AttentionBackend,
-        prompts: Sequence[tuple[list[int], list[tuple[Picture, int]]]],
+        prompts: Sequence[Prompt],
         block_size: int = 16,
     ) -> None:
         self.prompts = prompts

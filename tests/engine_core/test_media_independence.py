@@ -21,14 +21,14 @@ from engine_core.startup import start_executor
 from engine_core.worker.worker import batch_limits
 from tests.engine_core.engines import Outcome, started
 from tests.engine_core.executor.threaded_workers import ThreadedWorkers
-from tests.engine_core.pictures import make_multimodal, picture, prompt, seeing
+from tests.engine_core.pictures import make_multimodal, picture, prompt_of, seeing
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
 RANDOM = SamplingParams(seed=3, max_tokens=8, ignore_eos=True, n=3, logprobs=1)
 
 
 def request(name: str, params: SamplingParams, *parts: int | Picture) -> Request:
-    ids, found = prompt(*parts)
+    ids, found = prompt_of(*parts)
     return Request(name, tuple(ids), params, media=tuple(MediaItem(each, offset) for each, offset in found))
 
 
@@ -67,8 +67,8 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def alone(directory: Path) -> Said:
     """Each request by itself."""
     said: Said = {}
-    for each in REQUESTS:
-        with started(directory, num_threads=1, enable_prefix_caching=False) as engine:
+    with started(directory, num_threads=1, enable_prefix_caching=False) as engine:
+        for each in REQUESTS:
             said |= run(engine.core, [each])
     return said
 
@@ -112,7 +112,10 @@ def test_two_ranks_share_every_layer_and_encode_the_same(directory: Path, alone:
 DEEP: dict[str, object] = {"num_hidden_layers": 6, "layer_types": ["full_attention"] * 6}
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["Qwen3VLForConditionalGeneration", pytest.param("Gemma3ForConditionalGeneration", marks=pytest.mark.models)],
+)
 def test_only_the_first_stage_encodes(architecture: str, tmp_path: Path) -> None:
     make_multimodal(architecture, tmp_path, **DEEP)
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 32}

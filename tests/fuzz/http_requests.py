@@ -21,9 +21,12 @@ READ_SECONDS = 0.2
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: close with a reset."""
 _MESSAGES = [{"role": "user", "content": "Once upon a time"}]
+_PICTURE = {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlh", "detail": "auto"}}
+_SEEING = [{"role": "user", "content": [{"type": "text", "text": "See:"}, _PICTURE]}]
 _BODIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("/v1/chat/completions", {"model": "tiny", "messages": _MESSAGES, "max_tokens": 3, "stream": True}),
     ("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "n": 2}),
+    ("/v1/chat/completions", {"model": "tiny", "messages": _SEEING, "max_tokens": 3}),
     ("/v1/completions", {"model": "tiny", "prompt": ["Once", "upon"], "max_tokens": 2, "echo": True, "logprobs": 1}),
     ("/v1/responses", {"model": "tiny", "input": "Once", "max_output_tokens": 2, "stream": True}),
     ("/v1/messages", {"model": "tiny", "messages": _MESSAGES, "max_tokens": 2, "stream": True}),

@@ -62,6 +62,22 @@ _GENERATE = (
         stopping=_STOPPING,
         resume=inference_pb2.Resume(choices=[sampling_pb2.ResumedChoice(choice=0, token_ids=[5])], model_digest="m"),
     ),
+    inference_pb2.GenerateRequest(
+        request_id="f",
+        chat=inference_pb2.Chat(
+            messages=[
+                inference_pb2.ChatMessage(
+                    role="user",
+                    content_parts=[
+                        inference_pb2.ContentPart(text="See:"),
+                        inference_pb2.ContentPart(media=inference_pb2.Media(data=b"GIF89a", mime_type="image/gif")),
+                        inference_pb2.ContentPart(media=inference_pb2.Media(data_url="data:image/gif;base64,R0lGODlh")),
+                    ],
+                )
+            ]
+        ),
+        stopping=_STOPPING,
+    ),
 )
 _VLLM_PARAMS = vllm_engine_pb2.SamplingParams(temperature=0.5, top_p=0.9, max_tokens=3, stop=["x"], logprobs=2)
 _VLLM_GENERATE = (
@@ -88,6 +104,11 @@ _SUBMIT = engine_pb2.Submit(
         n=1,
     ),
     max_tokens=3,
+)
+_CHUNK = engine_pb2.MediaChunk(
+    digest=bytes(32),
+    header=engine_pb2.MediaHeader(views=[engine_pb2.MediaView(height=1, width=2)], num_tokens=1),
+    data=bytes(6),
 )
 
 
@@ -250,6 +271,7 @@ def _attach(fuzzer: Fuzzer) -> Awaitable[None]:
     hello = engine_pb2.AttachRequest(hello=fuzzer.new_hello())
     commands = [
         engine_pb2.Command(submit=_SUBMIT),
+        engine_pb2.Command(media=_CHUNK),
         engine_pb2.Command(cancel=engine_pb2.Cancel(request_id="f-1", epoch=1)),
         engine_pb2.Command(done=engine_pb2.Done(request_id="f-1", epoch=1)),
         engine_pb2.Command(stop=engine_pb2.Stop(request_id="f-1", epoch=1)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 import signal
 from collections.abc import Iterator
@@ -11,9 +10,7 @@ from typing import Any
 from zlib import crc32
 
 import grpc
-import numpy as np
 import pytest
-from PIL import Image
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1 import inference_pb2_grpc
@@ -21,16 +18,14 @@ from ringline.inference.v1 import inference_pb2_grpc
 from engine_core.media import Picture, PictureShape, View
 from services.cli.supervise.runtime_directory import running_stacks
 from services.ring.errors import Code
-from tests.engine_core.vision.deepseek_ocr_checkpoints import write_deepseek_ocr
+from tests.engine_core.vision.deepseek_ocr_checkpoints import IN_ORDER, write_deepseek_ocr
+from tests.engine_core.vision.pictures import random_picture
 from tests.ring import Ring, running_ring
 from tests.services.in_process import status_of
 from tests.services.test_engine_attach import Backend
+from tests.text_core.pictures.samples import noise, saved
 
-TEMPLATE = (
-    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{{ '<image>' if part.type == 'image' else part.text }}\n{% endfor %}{% endif %}{% endfor %}"
-    "{% if tools %}{{ tools | tojson }}{% endif %}{{ note }}"
-)
+TEMPLATE = IN_ORDER + "{% if tools %}{{ tools | tojson }}{% endif %}{{ note }}"
 MEDIA_MEMORY = 16 << 20
 PLACEHOLDER = "<image>"
 
@@ -53,10 +48,7 @@ def stub(seeing: Ring) -> Iterator[Any]:
 
 def png(seed: int, width: int = 90, height: int = 60) -> bytes:
     """A picture of noise."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return saved(noise(width, height, seed=seed))
 
 
 def chat(*parts: bytes | str) -> pb.Chat:
@@ -291,9 +283,8 @@ def test_a_model_of_text_takes_no_pictures(ring: Ring) -> None:
 
 def picture(seed: int, side: int = 256) -> Picture:
     """As the model's family makes it: the whole picture alone."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8).tobytes()
     quarter = side // 64
-    return Picture.of(PictureShape(quarter * (quarter + 1) + 1), [View(side, side, pixels)])
+    return random_picture(PictureShape(quarter * (quarter + 1) + 1), (side, side), seed=seed)
 
 
 def chunks(one: Picture, size: int = 256 << 10, **changed: Any) -> list[engine_pb2.Command]:
@@ -314,7 +305,7 @@ def chunks(one: Picture, size: int = 256 << 10, **changed: Any) -> list[engine_p
 
 
 def submit(backend: Backend, counter: int, *pictures: Picture, epoch: int = 1) -> engine_pb2.Command:
-    """A request with ``pictures``; 300 is the item token of the checkpoint, whatever its id is to the engine."""
+    """A request with ``pictures``; to an engine, the ids in their places are any ids."""
     ids, places = [5], []
     for one in pictures:
         places.append(engine_pb2.MediaPlace(digest=one.digest, offset=len(ids)))
@@ -419,9 +410,7 @@ async def test_a_begun_picture_takes_room_only_while_its_peer_is_there(seeing: R
 async def test_pixels_without_a_picture_are_refused(seeing: Ring) -> None:
     one = picture(63)
     async with Peers(seeing) as backend:
-        await backend.send(
-            *chunks(one)[1:] or [engine_pb2.Command(media=engine_pb2.MediaChunk(digest=one.digest, data=b"abc"))]
-        )
+        await backend.send(engine_pb2.Command(media=engine_pb2.MediaChunk(digest=one.digest, data=b"abc")))
         await backend.until(lambda: backend.rejections)
         assert backend.rejections[0].status.message.startswith("media.header: ")
 

@@ -15,6 +15,11 @@ BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", 
 IMAGE = "<image>"
 MARKS = ("<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>", "<td>", "</td>", "<tr>", "</tr>")
 TURNS = ("<|User|>", "<|Assistant|>")
+IN_ORDER = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{{ '<image>' if part.type == 'image' else part.text }}\n{% endfor %}{% endif %}{% endfor %}"
+)
+"""A chat template that shows pictures where messages have them; Ringline's own for this model shows them first."""
 HIDDEN = 64
 LANGUAGE: dict[str, Any] = {
     "architectures": ["DeepseekV2ForCausalLM"],

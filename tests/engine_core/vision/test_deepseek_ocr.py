@@ -20,10 +20,11 @@ from engine_core.models.language_model import LanguageModel
 from engine_core.models.vision_model import VisionModel
 from engine_core.startup import served_of_multimodal
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
+from tests.engine_core.pictures import prompt_of
 from tests.engine_core.vision.deepseek_ocr_checkpoints import SIZES, write_deepseek_ocr
 from tests.engine_core.vision.pictures import random_picture
 from tests.engine_core.vision.towers import encoded_in_every_way
-from tests.engine_core.vision.whole_models import answers, assert_greedy, prompt_of
+from tests.engine_core.vision.whole_models import answers, assert_greedy
 from text_core.pictures.base import PictureFacts
 from text_core.pictures.registry import processor_of
 
@@ -35,7 +36,7 @@ def picture(rows: int, columns: int, seed: int = 0) -> Picture:
     whole, crop = SIZES["base_size"], SIZES["image_size"]
     tokens = (whole // 64) * (whole // 64 + 1) + 1 + rows * (crop // 64) * (columns * (crop // 64) + 1)
     sides = [(whole, whole)] + [(crop, crop)] * (rows * columns)
-    return random_picture(PictureShape(tokens, rows, columns), sides, seed)
+    return random_picture(PictureShape(tokens, rows, columns), *sides, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -157,26 +158,22 @@ def test_what_the_processor_plans_is_taken(size: tuple[int, int], model: Languag
     facts = PictureFacts("DeepseekOCRForCausalLM", {}, SIZES, 1, vision.shape.max_tokens, {"<image>": 261})
     (item,) = processor_of(facts).plan(*size).items
     shape = PictureShape(item.num_tokens, item.rows, item.columns, item.token_rows, item.token_columns)
-    vision.check(random_picture(shape, [(view.size[1], view.size[0]) for view in item.views]))
+    vision.check(random_picture(shape, *((view.size[1], view.size[0]) for view in item.views)))
     assert (len(item.views) > 1) == (max(size) > SIZES["image_size"])
-
-
-def _changed(shape: PictureShape, sides: list[tuple[int, int]]) -> Picture:
-    return random_picture(shape, sides)
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        _changed(PictureShape(21), [(256, 192)]),
-        _changed(PictureShape(21), [(320, 320)]),
-        _changed(PictureShape(20), [(256, 256)]),
-        _changed(PictureShape(21, token_rows=4, token_columns=4), [(256, 256)]),
-        _changed(PictureShape(21, 1, 2), [(256, 256)]),
-        _changed(PictureShape(31, 1, 2), [(256, 256), (128, 128)]),
-        _changed(PictureShape(31, 1, 2), [(256, 256), (128, 128), (128, 64)]),
-        _changed(PictureShape(29, 1, 1), [(256, 256), (128, 128)]),
-        _changed(PictureShape(100, 4, 2), [(256, 256)] + [(128, 128)] * 8),
+        random_picture(PictureShape(21), (256, 192)),
+        random_picture(PictureShape(21), (320, 320)),
+        random_picture(PictureShape(20), (256, 256)),
+        random_picture(PictureShape(21, token_rows=4, token_columns=4), (256, 256)),
+        random_picture(PictureShape(21, 1, 2), (256, 256)),
+        random_picture(PictureShape(31, 1, 2), (256, 256), (128, 128)),
+        random_picture(PictureShape(31, 1, 2), (256, 256), (128, 128), (128, 64)),
+        random_picture(PictureShape(29, 1, 1), (256, 256), (128, 128)),
+        random_picture(PictureShape(100, 4, 2), (256, 256), *[(128, 128)] * 8),
     ],
 )
 def test_other_pictures_are_refused(given: Picture, model: LanguageModel) -> None:

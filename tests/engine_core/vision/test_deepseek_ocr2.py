@@ -26,7 +26,7 @@ IMAGE = 7
 
 def picture(rows: int, columns: int) -> Picture:
     shape = PictureShape(256 + 1 + 144 * rows * columns, rows, columns)
-    return random_picture(shape, [(1024, 1024)] + [(768, 768)] * (rows * columns))
+    return random_picture(shape, (1024, 1024), *[(768, 768)] * (rows * columns))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_other_pictures_are_refused(model: LanguageModel) -> None:
         (PictureShape(545, 1, 2), [(1024, 1024), (768, 768), (640, 640)]),
     ]:
         with pytest.raises(InvalidRequestError, match=r"^media: "):
-            model.vision.check(random_picture(shape, sides))
+            model.vision.check(random_picture(shape, *sides))
 
 
 def _published(directory: Path, tmp_path: Path) -> Path:

@@ -15,10 +15,13 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 
 from engine_core.errors import CheckpointError, EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View, VisionShape
-from tests.engine_core.models.driver import build_model, load, open_at
-from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, random_view, save
+from engine_core.models.vision_model import VisionModel
+from tests.engine_core.models.driver import load, open_at
+from tests.engine_core.pictures import Prompt, prompt_of
+from tests.engine_core.vision.pictures import image_of, random_picture, random_view
+from tests.engine_core.vision.tiny_checkpoints import assert_close, make, save
 from tests.engine_core.vision.towers import encoded_in_every_way
-from tests.engine_core.vision.whole_models import Prompt, answers, assert_greedy, logits_of, prompt_of
+from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of
 
 SIDE, TOKENS = 56, 16
 PREPROCESSOR = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7], "rescale_factor": 1 / 255}
@@ -43,7 +46,7 @@ TEXT = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 FIELDS = {"image_token_index": 199, "boi_token_index": 198, "eoi_token_index": 197, "mm_tokens_per_image": TOKENS}
-PICTURE = random_picture(PictureShape(TOKENS), SIDE, SIDE)
+PICTURE = random_picture(PictureShape(TOKENS), (SIDE, SIDE))
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,13 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def directory(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(model, tmp_path_factory.mktemp("gemma3"), PREPROCESSOR)
+
+
+@pytest.fixture(scope="module")
+def vision(directory: Path) -> VisionModel:
+    vision = load(directory).vision
+    assert vision is not None
+    return vision
 
 
 def pixels_of(picture: Picture) -> torch.Tensor:
@@ -72,8 +82,8 @@ def embeddings(directory: Path, picture: Picture, **options: Any) -> torch.Tenso
     return vision.encode(picture).embeddings
 
 
-def test_embeddings_are_those_of_transformers(model: PreTrainedModel, directory: Path) -> None:
-    assert_close(embeddings(directory, PICTURE), expected(model, PICTURE))
+def test_embeddings_are_those_of_transformers(model: PreTrainedModel, vision: VisionModel) -> None:
+    assert_close(vision.encode(PICTURE).embeddings, expected(model, PICTURE))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -123,24 +133,20 @@ def test_files_without_a_tower_are_a_model_of_text(directory: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("picture", "problem"),
     [
-        (random_picture(PictureShape(TOKENS), SIDE, SIDE - 1), "56 x 55 pixels: expected 56 x 56"),
-        (random_picture(PictureShape(TOKENS + 1), SIDE, SIDE), "num_tokens=17"),
-        (random_picture(PictureShape(TOKENS, token_rows=4, token_columns=4), SIDE, SIDE), "token_rows=4"),
+        (random_picture(PictureShape(TOKENS), (SIDE, SIDE - 1)), "56 x 55 pixels: expected 56 x 56"),
+        (random_picture(PictureShape(TOKENS + 1), (SIDE, SIDE)), "num_tokens=17"),
+        (random_picture(PictureShape(TOKENS, token_rows=4, token_columns=4), (SIDE, SIDE)), "token_rows=4"),
         (Picture.of(PictureShape(TOKENS), [random_view(SIDE, SIDE)] * 2), "2 views"),
         (Picture.of(PictureShape(TOKENS), []), "0 views"),
         (Picture.of(PictureShape(TOKENS), [View(SIDE, SIDE, b"abc")]), "3 bytes: expected 9408"),
     ],
 )
-def test_pictures_of_another_shape_are_refused(picture: Picture, problem: str, directory: Path) -> None:
-    vision = build_model(open_at(directory, "dummy", dtype="float32")).vision
-    assert vision is not None
+def test_pictures_of_another_shape_are_refused(picture: Picture, problem: str, vision: VisionModel) -> None:
     with pytest.raises(InvalidRequestError, match=f"media: .*{problem}"):
         vision.encode(picture)
 
 
-def test_the_example_is_a_picture_that_is_taken(directory: Path) -> None:
-    vision = build_model(open_at(directory, "dummy", dtype="float32")).vision
-    assert vision is not None
+def test_the_example_is_a_picture_that_is_taken(vision: VisionModel) -> None:
     vision.check(vision.example(1))
     assert vision.encode(vision.example(10_000)).embeddings.shape == (TOKENS, 48)
 
@@ -186,7 +192,7 @@ def whole_logits(model: PreTrainedModel, prompt: Prompt, tokens: list[int] | Non
         return model(input_ids=ids, pixel_values=pixels, token_type_ids=(ids == 199).long()).logits[0]
 
 
-SECOND = random_picture(PictureShape(TOKENS), SIDE, SIDE, seed=1)
+SECOND = random_picture(PictureShape(TOKENS), (SIDE, SIDE), seed=1)
 PROMPT = prompt_of(5, [198], PICTURE, [197], 3, [198], SECOND, [197], 9, image_token=199)
 
 

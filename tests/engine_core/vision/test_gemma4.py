@@ -15,10 +15,13 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 
 from engine_core.errors import EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, View, VisionShape
-from tests.engine_core.models.driver import build_model, load, open_at
-from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, random_view, save
+from engine_core.models.vision_model import VisionModel
+from tests.engine_core.models.driver import load, open_at
+from tests.engine_core.pictures import Prompt, prompt_of
+from tests.engine_core.vision.pictures import image_of, random_picture, random_view
+from tests.engine_core.vision.tiny_checkpoints import assert_close, make, save
 from tests.engine_core.vision.towers import encoded_in_every_way
-from tests.engine_core.vision.whole_models import Prompt, answers, assert_greedy, logits_of, prompt_of
+from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of
 
 PREPROCESSOR = {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70}
 SIZE = 12
@@ -78,8 +81,15 @@ def directory(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) 
     return save(model, tmp_path_factory.mktemp("gemma4"), PREPROCESSOR)
 
 
+@pytest.fixture(scope="module")
+def vision(directory: Path) -> VisionModel:
+    vision = load(directory).vision
+    assert vision is not None
+    return vision
+
+
 def picture_of(rows: int, columns: int) -> Picture:
-    return random_picture(PictureShape(rows * columns), rows * SIZE, columns * SIZE)
+    return random_picture(PictureShape(rows * columns), (rows * SIZE, columns * SIZE))
 
 
 def inputs_of(*pictures: Picture) -> Mapping[str, torch.Tensor]:
@@ -95,9 +105,10 @@ def expected(model: PreTrainedModel, picture: Picture) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("rows", "columns"), SIDES)
-def test_embeddings_are_those_of_transformers(rows: int, columns: int, model: PreTrainedModel, directory: Path) -> None:
-    vision, picture = load(directory).vision, picture_of(rows, columns)
-    assert vision is not None
+def test_embeddings_are_those_of_transformers(
+    rows: int, columns: int, model: PreTrainedModel, vision: VisionModel
+) -> None:
+    picture = picture_of(rows, columns)
     assert_close(vision.encode(picture).embeddings, expected(model, picture))
 
 
@@ -136,26 +147,22 @@ def test_without_a_vision_config_only_text_is_served(directory: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("picture", "problem"),
     [
-        (random_picture(PictureShape(2), SIZE, 2 * SIZE + 1), "12 x 25 pixels: expected multiples of 12"),
+        (random_picture(PictureShape(2), (SIZE, 2 * SIZE + 1)), "12 x 25 pixels: expected multiples of 12"),
         (picture_of(1, 71), "at most 70 squares"),
-        (random_picture(PictureShape(3), SIZE, 2 * SIZE), "num_tokens=3"),
-        (random_picture(PictureShape(2, 1, 2), SIZE, 2 * SIZE), "rows=1"),
+        (random_picture(PictureShape(3), (SIZE, 2 * SIZE)), "num_tokens=3"),
+        (random_picture(PictureShape(2, 1, 2), (SIZE, 2 * SIZE)), "rows=1"),
         (Picture.of(PictureShape(1), [random_view(SIZE, SIZE)] * 2), "2 views"),
         (Picture.of(PictureShape(1), []), "0 views"),
         (Picture.of(PictureShape(1), [View(0, 0, b"")]), "0 x 0 pixels"),
         (Picture.of(PictureShape(1), [View(SIZE, SIZE, b"abc")]), "3 bytes: expected 432"),
     ],
 )
-def test_pictures_of_another_shape_are_refused(picture: Picture, problem: str, directory: Path) -> None:
-    vision = build_model(open_at(directory, "dummy", dtype="float32")).vision
-    assert vision is not None
+def test_pictures_of_another_shape_are_refused(picture: Picture, problem: str, vision: VisionModel) -> None:
     with pytest.raises(InvalidRequestError, match=f"media: .*{problem}"):
         vision.encode(picture)
 
 
-def test_examples_are_pictures_that_are_taken(directory: Path) -> None:
-    vision = build_model(open_at(directory, "dummy", dtype="float32")).vision
-    assert vision is not None
+def test_examples_are_pictures_that_are_taken(vision: VisionModel) -> None:
     for tokens, found in ((1, 1), (12, 12), (13, 13), (10_000, 70)):
         picture = vision.example(tokens)
         vision.check(picture)

@@ -16,9 +16,11 @@ from engine_core.errors import EngineError, InvalidRequestError
 from engine_core.media import Picture, PictureShape, VisionShape
 from engine_core.vision.idefics3 import Idefics3Vision, SmolVLMVision
 from tests.engine_core.models.driver import build_model, load, open_at
-from tests.engine_core.vision.tiny_pictures import assert_close, image_of, make, random_picture, save
+from tests.engine_core.pictures import prompt_of
+from tests.engine_core.vision.pictures import image_of, random_picture
+from tests.engine_core.vision.tiny_checkpoints import assert_close, make, save
 from tests.engine_core.vision.towers import encoded_in_every_way
-from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of, prompt_of
+from tests.engine_core.vision.whole_models import answers, assert_greedy, logits_of
 from text_core.pictures.base import PictureFacts
 from text_core.pictures.registry import processor_of
 
@@ -80,8 +82,8 @@ def test_embeddings_are_those_of_transformers(
     model = made(architecture, side, patch, scale)
     vision = load(saved(model, side, tmp_path)).vision
     assert vision is not None
-    assert vision.shape == VisionShape((side // patch // scale) ** 2, parts=vision.shape.parts)
-    picture = random_picture(PictureShape(vision.shape.max_tokens), side, side)
+    assert vision.shape == VisionShape(max_tokens=(side // patch // scale) ** 2, parts=vision.shape.parts)
+    picture = random_picture(PictureShape(vision.shape.max_tokens), (side, side))
     assert_close(vision.encode(picture).embeddings, expected(model, picture))
 
 
@@ -103,7 +105,8 @@ def test_bits_depend_neither_on_threads_nor_on_portions(tmp_path: Path) -> None:
     _, side, patch, scale = SIZES[1]
     vision = load(saved(made("SmolVLM", side, patch, scale), side, tmp_path), "bfloat16").vision
     assert vision is not None
-    encoded_in_every_way(vision, random_picture(PictureShape(vision.shape.max_tokens), side, side))
+    picture = random_picture(PictureShape(vision.shape.max_tokens), (side, side))
+    encoded_in_every_way(vision, picture)
 
 
 def test_pictures_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -112,7 +115,7 @@ def test_pictures_of_another_shape_are_refused(tmp_path: Path) -> None:
     vision = build_model(open_at(directory, "dummy", dtype="float32")).vision
     assert vision is not None
     vision.check(vision.example(1))
-    for picture in (random_picture(PictureShape(4), side, 2 * side), random_picture(PictureShape(5), side, side)):
+    for picture in (random_picture(PictureShape(4), (side, 2 * side)), random_picture(PictureShape(5), (side, side))):
         with pytest.raises(InvalidRequestError, match=r"media: .*expected"):
             vision.check(picture)
 
@@ -151,7 +154,7 @@ def test_an_engine_answers_as_transformers_does(
     model = made(architecture, side, patch, scale)
     directory = saved(model, side, tmp_path)
     shape = PictureShape((side // patch // scale) ** 2)
-    tiles = [random_picture(shape, side, side, seed) for seed in range(3)]
+    tiles = [random_picture(shape, (side, side), seed=seed) for seed in range(3)]
     prompt = prompt_of(4, tiles[0], [198, 197], tiles[1], 2, tiles[2], 7, image_token=199)
     pixels = inputs_of(*tiles)["pixel_values"]
     (tokens,) = answers(directory, [prompt], max_num_batched_tokens=16)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -24,6 +23,8 @@ from engine_core.vision.registry import VISION_MODELS
 from tests.engine_core.models.driver import build_model, open_at
 from tests.engine_core.models.multimodal_models import TEXT_FIELDS
 from tests.engine_core.models.tiny_models import EAGER, SIZES
+from tests.engine_core.vision.pictures import image_of, random_picture
+from tests.engine_core.vision.tiny_checkpoints import assert_close
 from tests.engine_core.vision.towers import encoded_in_every_way, randomize, save_whole
 
 PATCH = 4
@@ -95,25 +96,18 @@ def load(directory: Path, **options: Any) -> VisionModel:
 
 def picture_of(rows: int, columns: int, seed: int = 0) -> Picture:
     """Random pixels, a number of tokens on each side."""
-    side = 2 * PATCH
-    pixels = np.random.default_rng(seed).integers(0, 256, (rows * side, columns * side, 3), np.uint8)
-    view = View(rows * side, columns * side, pixels.tobytes())
-    return Picture.of(PictureShape(rows * columns, 0, 0, rows, columns), [view])
+    shape, side = PictureShape(rows * columns, 0, 0, rows, columns), 2 * PATCH
+    return random_picture(shape, (rows * side, columns * side), seed=seed)
 
 
 def processed(picture: Picture) -> dict[str, torch.Tensor]:
     """What transformers' processor makes of the picture, which it does not resize."""
-    view = picture.views[0]
-    image = Image.frombytes("RGB", (view.width, view.height), view.pixels)
     processor: Any = Qwen2VLImageProcessorPil(**PREPROCESSOR)
-    return dict(processor(image, return_tensors="pt"))
+    return dict(processor(image_of(picture.views[0]), return_tensors="pt"))
 
 
-def assert_near(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-5) -> None:
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
-
-
+assert_near = partial(assert_close, tolerance=2e-5)
+BOTH_TYPES = [("qwen2_5_vl", "bfloat16"), ("qwen3_vl", "float32")]
 SHAPES = [(1, 1), (1, 7), (3, 2), (9, 5), (14, 13)]
 
 
@@ -136,21 +130,29 @@ def test_embeddings_are_those_of_transformers(model_type: str, tmp_path: Path) -
             assert_near(own[:, :64], torch.cat(list(each)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model_type", MOST)
+@pytest.mark.parametrize(
+    ("model_type", "dtype"),
+    [
+        pytest.param(kind, dtype, marks=[] if (kind, dtype) in BOTH_TYPES else pytest.mark.models)
+        for kind in TOWERS
+        for dtype in ("float32", "bfloat16")
+    ],
+)
 @torch.no_grad()
 def test_bits_depend_neither_on_threads_nor_on_portions(model_type: str, dtype: str, tmp_path: Path) -> None:
     whole: Any = make(model_type)
     vision = load(save(whole, tmp_path), dtype=dtype)
     for rows, columns in SHAPES:
         picture = picture_of(rows, columns)
-        encoded = encoded_in_every_way(vision, picture)
+        found = encoded_in_every_way(vision, picture)
         if dtype == "bfloat16":
             expected = torch.cat(whole.model.get_image_features(**processed(picture), return_dict=True).pooler_output)
-            assert_near(encoded.embeddings[:, :64].float(), expected, 0.1)
+            assert_close(found.embeddings[:, :64].float(), expected, 0.1)
 
 
-@pytest.mark.parametrize("model_type", MOST)
+@pytest.mark.parametrize(
+    "model_type", [kind if kind == "qwen3_vl" else pytest.param(kind, marks=pytest.mark.models) for kind in TOWERS]
+)
 def test_older_names_are_read(model_type: str, tmp_path: Path) -> None:
     whole = make(model_type)
     (tmp_path / "new").mkdir()

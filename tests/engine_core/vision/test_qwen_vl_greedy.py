@@ -16,16 +16,17 @@ from engine_core.models.encoding import Encoding
 from engine_core.request import Request, SamplingParams
 from engine_core.startup import StartedEngine
 from tests.engine_core.distributed.matrix import Ranks, engine_of
-from tests.engine_core.engines import Outcome, started
+from tests.engine_core.engines import started
 from tests.engine_core.models.greedy import NEAR
 from tests.engine_core.models.tiny_models import compute_token_by_token
+from tests.engine_core.pictures import prompt_of
 from tests.engine_core.vision.test_qwen_vl import MOST, make, picture_of, processed, save
+from tests.engine_core.vision.whole_models import continued
 
 PICTURE_TOKEN = 190
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-Part = int | Picture
+COUNT = 24
 SHARED = picture_of(3, 4, 1)
-PROMPTS: dict[str, Sequence[Part]] = {
+PARTS: dict[str, Sequence[int | Picture]] = {
     "two": (5, SHARED, 6, picture_of(1, 5, 2), 4),
     "text": (21,),
     "first": (picture_of(5, 2, 3), 3),
@@ -33,39 +34,20 @@ PROMPTS: dict[str, Sequence[Part]] = {
     "other": (5, picture_of(3, 4, 4), 9),
     "long": (40, picture_of(7, 9, 5), 2, SHARED, 1),
 }
-
-
-def prompt(parts: Sequence[Part]) -> tuple[list[int], list[MediaItem]]:
-    """Token ids and pictures: so many tokens of text, or a picture."""
-    ids: list[int] = []
-    media = []
-    for part in parts:
-        if isinstance(part, Picture):
-            media.append(MediaItem(part, len(ids)))
-            ids += [PICTURE_TOKEN] * part.shape.num_tokens
-        else:
-            ids += [(31 * (len(ids) + place)) % 180 + 3 for place in range(part)]
-    return ids, media
+PROMPTS = {name: prompt_of(*parts, image_token=PICTURE_TOKEN) for name, parts in PARTS.items()}
 
 
 def generated(engine: StartedEngine, names: Sequence[str] = tuple(PROMPTS)) -> dict[str, list[int]]:
     """The tokens of all prompts, run together."""
-    outcomes: dict[str, Outcome] = {}
-    for name in names:
-        ids, media = prompt(PROMPTS[name])
-        engine.core.add(Request(name, tuple(ids), GREEDY, media=tuple(media)))
-    while engine.core.has_work():
-        for output in engine.core.step():
-            outcomes.setdefault(output.request_id, Outcome()).outputs.append(output)
-    return {name: outcome.token_ids for name, outcome in outcomes.items()}
+    return dict(zip(names, continued(engine.core, [PROMPTS[name] for name in names], COUNT), strict=True))
 
 
 @torch.no_grad()
-def logits(model: Any, ids: Sequence[int], media: Sequence[MediaItem]) -> torch.Tensor:
+def logits(model: Any, ids: Sequence[int], pictures: Sequence[tuple[Picture, int]]) -> torch.Tensor:
     """transformers' [T, V]."""
     given: dict[str, Any] = {}
-    if media:
-        each = [processed(item.picture) for item in media]
+    if pictures:
+        each = [processed(picture) for picture, _ in pictures]
         given = {name: torch.cat([one[name] for one in each]) for name in each[0]}
         given["mm_token_type_ids"] = (torch.tensor([ids]) == PICTURE_TOKEN).int()
     model.model.rope_deltas = None  # of the prompt before
@@ -92,10 +74,10 @@ def test_tokens_are_those_of_transformers(made: tuple[Any, Path]) -> None:
         assert {name: generated(engine, [name])[name] for name in PROMPTS} == found
     decisive = []
     for name, tokens in found.items():
-        ids, media = prompt(PROMPTS[name])
-        assert len(tokens) == GREEDY.max_tokens
+        ids, pictures = PROMPTS[name]
+        assert len(tokens) == COUNT
         assert max(tokens) < PICTURE_TOKEN
-        ahead = logits(model, [*ids, *tokens], media)[len(ids) - 1 : -1]
+        ahead = logits(model, [*ids, *tokens], pictures)[len(ids) - 1 : -1]
         best = ahead.topk(2).values
         chosen = ahead.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         assert not (best[:, 0] - chosen >= NEAR).any(), name
@@ -106,20 +88,21 @@ def test_tokens_are_those_of_transformers(made: tuple[Any, Path]) -> None:
 
 def beside_text(engine: StartedEngine, name: str) -> list[int]:
     """The tokens of a prompt that comes while others are generated, after one with its picture was cancelled."""
-    ids, media = prompt(PROMPTS[name])
-    text = SamplingParams(max_tokens=200, ignore_eos=True)
-    engine.core.add(Request("text", tuple(prompt([5])[0]), text))
-    while not engine.core.step():
+    ids, pictures = PROMPTS[name]
+    media = tuple(MediaItem(picture, offset) for picture, offset in pictures)
+    greedy = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
+    core, tokens = engine.core, list[int]()
+    core.add(Request("text", (5, 6, 7), SamplingParams(max_tokens=200, ignore_eos=True)))
+    while not core.step():
         pass
-    engine.core.add(Request("cancelled", tuple(ids), GREEDY, media=tuple(media)))
-    engine.core.step()
-    engine.core.cancel("cancelled")
-    engine.core.add(Request(name, tuple(ids), GREEDY, media=tuple(media)))
-    outcome = Outcome()
-    while not (outcome.outputs and outcome.outputs[-1].finish):
-        outcome.outputs += [output for output in engine.core.step() if output.request_id == name]
-    engine.core.cancel("text")
-    return outcome.token_ids
+    core.add(Request("cancelled", tuple(ids), greedy, media=media))
+    core.step()
+    core.cancel("cancelled")
+    core.add(Request(name, tuple(ids), greedy, media=media))
+    while len(tokens) < COUNT:
+        tokens += [token for output in core.step() if output.request_id == name for token in output.token_ids]
+    core.cancel("text")
+    return tokens
 
 
 def test_a_picture_in_portions_is_answered_as_a_whole_one(tmp_path: Path) -> None:

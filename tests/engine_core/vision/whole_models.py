@@ -7,29 +7,13 @@ from pathlib import Path
 
 import torch
 
-from engine_core.media import MediaItem, Picture
+from engine_core.engine import EngineCore
+from engine_core.media import MediaItem
 from engine_core.request import Request, SamplingParams
 from tests.engine_core.engines import started
 from tests.engine_core.models.driver import build_model, chosen_attention, open_at
 from tests.engine_core.models.greedy import NEAR
-from tests.engine_core.pictures import PictureDriver
-
-Prompt = tuple[list[int], list[tuple[Picture, int]]]
-
-
-def prompt_of(*parts: int | list[int] | Picture, image_token: int) -> Prompt:
-    """Token ids and (picture, offset): so many tokens of text, these tokens, or a picture's placeholders."""
-    ids: list[int] = []
-    found: list[tuple[Picture, int]] = []
-    for part in parts:
-        if isinstance(part, Picture):
-            found.append((part, len(ids)))
-            ids += [image_token] * part.shape.num_tokens
-        elif isinstance(part, list):
-            ids += part
-        else:
-            ids += [(31 * (len(ids) + place)) % 180 + 9 for place in range(part)]
-    return ids, found
+from tests.engine_core.pictures import PictureDriver, Prompt
 
 
 def driver_of(directory: Path, prompts: Sequence[Prompt], dtype: str = "float32") -> PictureDriver:
@@ -43,18 +27,23 @@ def logits_of(directory: Path, prompt: Prompt) -> torch.Tensor:
     return driver_of(directory, [prompt]).whole(0)
 
 
-def answers(directory: Path, prompts: Sequence[Prompt], count: int = 24, **options: object) -> list[list[int]]:
+def continued(core: EngineCore, prompts: Sequence[Prompt], count: int = 24) -> list[list[int]]:
     """The ``count`` tokens with which an engine continues each of ``prompts``, served together."""
     params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
     found: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-    with started(directory, max_model_len=256, **options) as engine:
-        for number, (ids, pictures) in enumerate(prompts):
-            media = tuple(MediaItem(picture, offset) for picture, offset in pictures)
-            engine.core.add(Request(str(number), tuple(ids), params, media=media))
-        while engine.core.has_work():
-            for output in engine.core.step():
-                found[output.request_id] += output.token_ids
+    for number, (ids, pictures) in enumerate(prompts):
+        media = tuple(MediaItem(picture, offset) for picture, offset in pictures)
+        core.add(Request(str(number), tuple(ids), params, media=media))
+    while core.has_work():
+        for output in core.step():
+            found[output.request_id] += output.token_ids
     return list(found.values())
+
+
+def answers(directory: Path, prompts: Sequence[Prompt], count: int = 24, **options: object) -> list[list[int]]:
+    """``continued`` by an engine that is started for it."""
+    with started(directory, max_model_len=256, **options) as engine:
+        return continued(engine.core, prompts, count)
 
 
 def assert_greedy(logits: torch.Tensor, prompt: Prompt, tokens: Sequence[int]) -> None:

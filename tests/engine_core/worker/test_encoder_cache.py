@@ -20,7 +20,7 @@ from tests.engine_core.pictures import (
     PictureDriver,
     make_multimodal,
     picture,
-    prompt,
+    prompt_of,
     seeing,
 )
 
@@ -32,14 +32,18 @@ FIELDS: dict[str, dict[str, Any]] = {
     }
 }
 PROMPTS = [
-    prompt(5, picture(1, 3, 4), 6, picture(2, 4, 2), 9),
-    prompt(21),
-    prompt(picture(3, 1, 5), 4, picture(2, 4, 2), 1, picture(4, 4, 6)),
-    prompt(40, picture(1, 3, 4), 20),
+    prompt_of(5, picture(1, 3, 4), 6, picture(2, 4, 2), 9),
+    prompt_of(21),
+    prompt_of(picture(3, 1, 5), 4, picture(2, 4, 2), 1, picture(4, 4, 6)),
+    prompt_of(40, picture(1, 3, 4), 20),
 ]
 
 
-@pytest.fixture(scope="module", params=sorted(SHAPES))
+SOON = ("Gemma3ForConditionalGeneration", "Qwen3VLForConditionalGeneration")
+MOST = [name if name in SOON else pytest.param(name, marks=pytest.mark.models) for name in sorted(SHAPES)]
+
+
+@pytest.fixture(scope="module", params=MOST)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
     architecture = request.param
     model, directory = make_multimodal(architecture, tmp_path_factory.mktemp("model"), **FIELDS.get(architecture, {}))
@@ -153,7 +157,7 @@ def test_a_captured_step_and_one_with_features_compute_text_alike(own: tuple[Che
 
 
 def test_another_picture_makes_other_logits(own: tuple[Checkpoint, LanguageModel]) -> None:
-    others = [prompt(5, picture(9, 3, 4), 6, picture(2, 4, 2), 9), *PROMPTS[1:]]
+    others = [prompt_of(5, picture(9, 3, 4), 6, picture(2, 4, 2), 9), *PROMPTS[1:]]
     one, another = driver(own).whole(0), driver(own, others).whole(0)
     assert torch.equal(one[:5], another[:5])
     assert not torch.isclose(one[5:], another[5:]).all(dim=1).any()
@@ -162,10 +166,7 @@ def test_another_picture_makes_other_logits(own: tuple[Checkpoint, LanguageModel
 def test_what_a_plan_forgets_is_kept_no_longer(own: tuple[Checkpoint, LanguageModel]) -> None:
     here = driver(own)
     here.step([(0, 30), (2, 10)])
-    cache, shape = here.runner.encoder_cache, own[0].spec.vision
-    assert shape is not None
+    cache = here.runner.encoder_cache
     assert len(cache) == 4  # two of them are equal
-    numbers = (12 + 8 + 5 + 24) * (1 + shape.num_deepstack) * own[1].config.hidden_size
-    assert cache.nbytes == 4 * numbers
     here.step([(1, 3)], preempted=[0, 2])
     assert len(cache) == 0

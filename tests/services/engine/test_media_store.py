@@ -11,7 +11,6 @@ from engine_core.media import MEDIA_DIGEST_BYTES, Picture, PictureShape, View
 from services.engine.media_store import (
     MAX_REFUSALS,
     NEWS_PER_FRAME,
-    PICTURE_OVERHEAD_BYTES,
     STALLED_SECONDS,
     MediaNews,
     MediaStore,
@@ -19,6 +18,7 @@ from services.engine.media_store import (
     PictureReceiver,
 )
 from services.ring.errors import Code, Reason, Refused
+from services.ring.limits import PICTURE_OVERHEAD_BYTES
 
 SIDE = 64
 PIXELS = SIDE * SIDE * 3

@@ -173,8 +173,7 @@ async def test_pictures_by_url() -> None:
         part = {"type": "image_url", "image_url": {"url": url}}
         image = {"type": "image", "source": {"type": "url", "url": url}}
         bodies = {
-            "/v1/chat/completions": chat("Hi", part)
-            | {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}]},
+            "/v1/chat/completions": chat({"type": "text", "text": "Hi"}, part),
             "/v1/responses": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
             "/v1/messages": {"max_tokens": 4, "messages": [{"role": "user", "content": [image]}]},
         }
@@ -184,8 +183,7 @@ async def test_pictures_by_url() -> None:
         tokens = {"messages": [{"role": "user", "content": [part]}]}
         assert (await gateway.ask("POST", "/tokenize", tokens)).status == 200
         assert gateway.processor.service.tokenized[-1].chat.messages[0].content_parts[0].media.data == PICTURE
-        refused = await gateway.ask("POST", "/v1/chat/completions", chat(PART, {**part, "image_url": url + "0"}))
-        assert refused.status == 200
+        assert (await gateway.ask("POST", "/v1/chat/completions", chat(PART, {**part, "image_url": url}))).status == 200
         web.answers[:] = [answer(status="404 Not Found")]
         refused = await gateway.ask("POST", "/v1/chat/completions", chat(PART, part))
         assert (refused.status, refused.error["param"]) == (400, "messages[0].content[1].image_url.url")
@@ -261,11 +259,11 @@ async def test_a_body_beyond_both_limits_is_not_read() -> None:
 
 
 async def test_a_large_picture_holds_nobody_up() -> None:
-    """The event loop turns while a picture of 20 MiB is read; how fast depends on the machine's other work."""
+    """The event loop turns while a picture of 8 MiB is read; how fast depends on the machine's other work."""
     async with running() as gateway:
         gateway.processor.service.limits.max_message_bytes = 64 * MiB
         turns = 0
-        data = "QUFB" * (20 * MiB // 3)
+        data = "QUFB" * (8 * MiB // 3)
 
         asked = asyncio.create_task(gateway.ask("POST", "/v1/chat/completions", request_of(data)))
         began = time.monotonic()

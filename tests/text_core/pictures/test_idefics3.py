@@ -11,8 +11,13 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
-from tests.text_core.pictures.beside import ALL_SIZES, both, expanded, views
+from tests.text_core.pictures.beside import MANY_SIZES, SIZES, both, expanded, views
 
+FEWER_SIZES = [
+    size if size in ((37, 53), (300, 1000)) else pytest.param(size, marks=pytest.mark.wide)
+    for size in (*SIZES, *MANY_SIZES)
+]
+"""They are enlarged to many tiles."""
 MODELS = {
     "SmolVLMForConditionalGeneration": (
         {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}, "resample": 1},
@@ -26,7 +31,7 @@ MODELS = {
 
 @pytest.mark.parametrize("splits", [True, pytest.param(False, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("architecture", MODELS)
-@pytest.mark.parametrize("size", ALL_SIZES)
+@pytest.mark.parametrize("size", FEWER_SIZES)
 def test_tiles_and_text_are_those_of_transformers(architecture, size, splits) -> None:
     preprocessor, image_processor, processor_kind, length = MODELS[architecture]
     preprocessor = {**preprocessor, "do_image_splitting": splits}

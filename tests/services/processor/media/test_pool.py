@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import signal
@@ -50,7 +49,7 @@ async def decoding(pool: PicturePool) -> None:
 
 async def test_pictures_are_those_that_decoding_here_makes(pool) -> None:
     for architecture in ("Qwen3VLForConditionalGeneration", "SmolVLMForConditionalGeneration"):
-        facts = facts_of(architecture)
+        facts = facts_of(architecture, {"size": {"longest_edge": 1024}})
         for data in (SMALL, saved(noise(300, 200, "L"), "JPEG")):
             assert await pool.prepare("t", write_facts(facts), data, "") == prepare(processor_of(facts), data)
     assert (pool.counts.started, pool.counts.prepared, pool.counts.refused) == (1, 4, 0)
@@ -265,11 +264,10 @@ assert not {"PIL", "numpy", "torch", "transformers"} & sys.modules.keys()
     assert run.stdout.strip() == str(prepare(processor_of(QWEN), SMALL).items[0].plan.num_tokens)
 
 
-async def test_thousands_of_small_pictures_of_which_many_are_damaged(pool) -> None:
-    """A few of those that ``damaged_pictures`` sends by the thousand."""
-    file = io.BytesIO(SMALL)
+async def test_damaged_pictures_of_several_tenants_need_one_process(pool) -> None:
+    """``damaged_pictures`` sends others by the thousand."""
     outcomes = await asyncio.gather(
-        *(pool.prepare(f"t{n % 7}", FACTS, file.getvalue()[: 40 + 60 * n], "image/png") for n in range(80)),
+        *(pool.prepare(f"t{n % 7}", FACTS, SMALL[: 40 + 60 * n], "image/png") for n in range(80)),
         return_exceptions=True,
     )
     assert all(isinstance(one, Refused) and one.status.code is Code.INVALID_ARGUMENT for one in outcomes)

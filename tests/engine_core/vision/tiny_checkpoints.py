@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of multimodal classes, saved by transformers, and random pictures."""
+"""Tiny random checkpoints of multimodal classes, saved by transformers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 import transformers
-from PIL import Image
 from transformers import PretrainedConfig, PreTrainedModel
 
-from engine_core.media import Picture, PictureShape, View
-
-EAGER = {"attn_implementation": "eager"}
+from tests.engine_core.models.tiny_models import EAGER
 
 
 def make(config: PretrainedConfig, architecture: str) -> PreTrainedModel:
@@ -32,22 +29,6 @@ def save(model: PreTrainedModel, directory: Path, preprocessor: Mapping[str, Any
     model.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     return directory
-
-
-def random_view(height: int, width: int, seed: int = 0) -> View:
-    """A view of noise."""
-    pixels = torch.randint(256, (height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    return View(height, width, pixels.numpy().tobytes())
-
-
-def random_picture(shape: PictureShape, height: int, width: int, seed: int = 0) -> Picture:
-    """A picture of one view of noise."""
-    return Picture.of(shape, [random_view(height, width, seed)])
-
-
-def image_of(view: View) -> Image.Image:
-    """What a processor of transformers takes."""
-    return Image.frombytes("RGB", (view.width, view.height), view.pixels)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
