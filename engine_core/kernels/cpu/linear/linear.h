@@ -117,13 +117,13 @@ public:
 
     // A unit's results [rows, kTileOutputs]; reads the following tile ahead.
     void compute(const Unit<F>& unit, const Element* following, float* sums) const {
-        const RowBlocks blocks(unit.rows);
+        const RowBlocks blocks(unit.rows, kMostRows);
         for (long i = 0; i < blocks.rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
         for (long input = 0; input < inputs_; input += part_) {
             const long inputs = inputs_ - input < part_ ? inputs_ - input : part_;
             const Element* const ahead = input + inputs == inputs_ ? following : unit.tile + (input + inputs) * kPanel;
             for (long block = 0; block < blocks.count; ++block)
-                with_constant<kBlockRows>(blocks.size(block), [&](auto rows) {
+                with_constant<kMostRows>(blocks.size(block), [&](auto rows) {
                     add_products<rows.value>(unit.x + blocks.start(block) * stride_ + input, unit.tile + input * kPanel, inputs,
                                              share_of(block, blocks.count, ahead), sums + blocks.start(block) * kTileOutputs);
                 });
@@ -131,6 +131,8 @@ public:
     }
 
 private:
+    static constexpr int kMostRows = F::kPack == 1 ? kPlainBlockRows : kBlockRows;
+
     // What a block of rows reads ahead: the first blocks, equal shares.
     ReadAhead share_of(long block, long count, const Element* ahead) const {
         const long sharing = count < kTilePanels ? count : kTilePanels;

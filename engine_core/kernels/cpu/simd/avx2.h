@@ -11,6 +11,7 @@ constexpr int kLanes = 8;
 // The largest block of accumulators, in rows and vectors: 8 of 16 registers leave room for both halves of packed columns.
 constexpr int kBlockRows = 4;
 constexpr int kBlockColumns = 2;
+constexpr int kPlainBlockRows = 6;  // of columns without halves: more sums at a time hide what a multiplication waits for
 
 using Vec = __m256;
 using Words = __m256i;

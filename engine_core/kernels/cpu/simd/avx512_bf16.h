@@ -11,6 +11,7 @@ constexpr int kLanes = 16;
 // The largest block of accumulators, in rows and vectors: 24 of 32 registers, which hides a product's latency.
 constexpr int kBlockRows = 6;
 constexpr int kBlockColumns = 4;
+constexpr int kPlainBlockRows = kBlockRows;
 
 using Vec = __m512;
 using Words = __m512i;

@@ -9,6 +9,7 @@ namespace {
 constexpr int kLanes = 4;
 constexpr int kBlockRows = 4;
 constexpr int kBlockColumns = 2;
+constexpr int kPlainBlockRows = kBlockRows;
 
 typedef float Vec __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
