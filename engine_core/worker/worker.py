@@ -265,7 +265,7 @@ class Worker:
         if states is not None:
             layout += f" {states}"
         device.trim()
-        numerics = numerics_of(checkpoint.dtype, device, model, spec, rank)
+        numerics = numerics_of(checkpoint, device, model, spec, rank)
         report = ModelReport(
             model.weight_bytes,
             model.num_weights,

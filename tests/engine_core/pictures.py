@@ -46,6 +46,8 @@ SHAPES = {
 class TinyVision(VisionModel):
     """Embeddings are random numbers that follow from the digest, times a matrix."""
 
+    numerics = ("tiny",)
+
     def __init__(
         self, config: PretrainedConfig, preprocessor: Mapping[str, Any], shape: VisionShape, parts: PartFactory
     ) -> None:
