@@ -15,9 +15,12 @@ from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.forward_context import MediaRows
 from engine_core.media import Picture, PictureShape
 from engine_core.models.language_model import LanguageModel
+from tests.engine_core.engines import started
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
+from tests.engine_core.pictures import prompt_of
 from tests.engine_core.vision.pictures import random_picture
 from tests.engine_core.vision.towers import encoded_in_every_way
+from tests.engine_core.vision.whole_models import assert_greedy, continued
 
 pytest.importorskip("transformers.models.deepseek_ocr2", reason="the reference is newer")
 TOKENS = 199
@@ -71,6 +74,23 @@ def test_embeddings_and_logits_are_those_of_transformers(
     found = logits_of(model, ids)
     torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.argmax(1), logits.argmax(1))
+
+
+@pytest.mark.models
+def test_an_engine_answers_as_transformers_does(directory: Path, expected: PreTrainedModel) -> None:
+    from tests.engine_core.vision.deepseek_ocr_reference import pixel_values
+
+    given = picture(1, 2)
+    prompt = prompt_of(5, given, 9, image_token=IMAGE)
+    with started(directory, max_model_len=1024, max_num_batched_tokens=96) as engine:
+        (tokens,) = continued(engine.core, [prompt], 12)
+    inputs = {name: value for name, value in pixel_values(given).items() if name != "patches_grid"}
+    rows = torch.arange(5, 5 + given.shape.num_tokens)
+    with torch.no_grad():
+        wanted = expected.get_image_features(**inputs).pooler_output[0]
+        embedded = expected.get_input_embeddings()(torch.tensor(prompt[0] + tokens)).index_copy(0, rows, wanted)
+        logits = expected(inputs_embeds=embedded[None]).logits[0]
+    assert_greedy(logits, prompt, tokens)
 
 
 def test_bits_depend_neither_on_threads_nor_on_portions(model: LanguageModel) -> None:
