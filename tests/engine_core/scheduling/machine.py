@@ -384,9 +384,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         """
         if not hasattr(self, "scheduler"):
             return
-        for patch in self.patches:
-            patch.stop()
-        self.take_result(keep=0)
+        try:
+            self.take_result(keep=0)  # steps are taken in under the constants under which they were planned
+        finally:
+            for patch in self.patches:
+                patch.stop()
         live = [stream for stream in self.streams.values() if not stream.done]
         bound = sum(
             len(stream.request.prompt_token_ids) + len(stream.expected[choice][0]) + 1
