@@ -34,8 +34,8 @@ _CONVOLUTIONS = nn.Conv2d, nn.Conv3d
 _MIXING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._NormBase, nn.MultiheadAttention)
 """Modules that compute with weights in ways of their own."""
 _TILE = 1024
-"""Queries between which a picture's encoding can stop: on a CPU, 16,384 take seconds. torch computes them in blocks of
-256, whose bits this does not change."""
+"""Queries that are computed together on a CPU, whether an encoding stops behind them or not: 16,384 would take seconds.
+"""
 
 Renames = Callable[[str], str]
 

@@ -1,5 +1,6 @@
 """Pictures in messages become parts of the contract, whatever a program has them as."""
 
+import asyncio
 import base64
 import re
 import threading
@@ -164,6 +165,28 @@ async def test_pictures_are_packed_in_a_thread(server, monkeypatch: pytest.Monke
             await client.generate(messages=[{"role": "user", "content": content}])
     assert threads == [True, False]
     assert [bool(one.request_id) for one in server.service.requests] == [True, True]
+
+
+async def test_who_is_cancelled_while_pictures_are_packed_keeps_no_place(server, monkeypatch: pytest.MonkeyPatch):
+    server.service.limits.max_live_requests = 1
+    begun, packed, pack = threading.Event(), threading.Event(), RetryingRequest.next_request
+
+    def waiting(self):
+        if self.has_pictures:
+            begun.set()
+            packed.wait(60)
+        return pack(self)
+
+    monkeypatch.setattr(RetryingRequest, "next_request", waiting)
+    async with ringline.AsyncClient(server.address) as client:
+        task = asyncio.create_task(client.generate(messages=[{"role": "user", "content": [PNG]}]))
+        assert await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        packed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await client.generate("Hi")).text
+    assert server.service.sessions == 1, "the next request had to wait for another session"
 
 
 def test_pictures_are_in_a_tokenization_too():

@@ -195,7 +195,7 @@ class SessionStream:
             backstop = retrying.deadline.backstop()
             self._check_size(request, len(packed))
             frame = _frame_of(packed, self._claim_id(request))
-        except BaseException:
+        except BaseException:  # whoever is cancelled while pictures are packed gives the place back, too
             self._slots.release()
             raise
         del packed

@@ -66,6 +66,17 @@ def test_attention_has_the_same_bits_whatever_the_number_of_threads(
     torch.testing.assert_close(found[0].double(), weights @ value.double(), atol=2e-2, rtol=0)
 
 
+@pytest.mark.parametrize("seen", [None, "by_row", "by_all"])
+def test_attention_of_more_queries_than_a_tile_is_that_of_all_at_once(seen: str | None) -> None:
+    draw = torch.Generator().manual_seed(2)
+    query, key, value = torch.randn(3, 1, 2, 1500, 8, generator=draw)
+    mask = None
+    if seen is not None:
+        mask = torch.rand(1, 1, 1500 if seen == "by_row" else 1, 1500, generator=draw) < 0.5
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, mask)
+    torch.testing.assert_close(attention(query, key, value, mask), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_attention_takes_fewer_keys_than_heads_narrow_values_and_a_mask() -> None:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, 9, 16, generator=generator)
