@@ -13,6 +13,7 @@ from typing import Any
 
 from engine_core.errors import ConfigError
 from engine_core.media import VisionShape
+from engine_core.speculation import SpeculativeConfig, read_speculative_config
 
 
 def option(default: Any, help: str, **declared: Any) -> Any:
@@ -238,6 +239,18 @@ class SchedulerConfig(_Section):
         minimum=0,
         maximum=64,
     )
+
+    speculative_config: str | None = option(
+        None,
+        "JSON object that says how drafts are made besides those that grammars force: method (ngram, draft_model, mtp "
+        "or eagle3), model (the drafting checkpoint), num_speculative_tokens, prompt_lookup_min and prompt_lookup_max, "
+        'such as {"method": "ngram"}. Tokens stay the same; docs/speculation.md says what pays. Default: none.',
+    )
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """``speculative_config``, read. Raises ``ConfigError``."""
+        return read_speculative_config(self.speculative_config)
 
     def require_step_for(self, max_model_len: int) -> None:
         """Raise ``ConfigError`` if prompts are computed whole, and may have more tokens than a step."""

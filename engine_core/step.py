@@ -93,6 +93,8 @@ class StepPlan:
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → drafts: proposed next tokens, for sequences that sample. They are computed, too, and counted in
     ``num_tokens``; a token is sampled after each. The sequence is in no other plan until the result has arrived."""
+    proposals: dict[int, int] = field(default_factory=dict)
+    """seq_id → the most drafts to compute after the tokens that the step samples, for sequences that sample."""
     states: StatePlan | None = None
     """None: no layer keeps a state."""
     encoder: EncoderPlan | None = None
@@ -133,7 +135,10 @@ class StepResult:
     """seq_id → entries of the prompt tokens predicted in this step: a chunk that computed prompt positions [a, b)
     yields those of tokens a+1 … min(b, prompt length − 1)."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
-    """seq_id → drafts for the next step: tokens that will probably follow, such as those that a grammar forces."""
+    """seq_id → drafts for the next step that a grammar forces."""
+    proposed_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    """seq_id → drafts for the next step that a drafter computed, where the plan has ``proposals`` and no grammar forces
+    a token."""
     failed: dict[int, Failure] = field(default_factory=dict)
     """By seq_id. Such a sequence's ``token_ids`` are those before the failure."""
     grammar_seconds: dict[int, float] = field(default_factory=dict)

@@ -101,9 +101,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("enable_sleep_mode",): "is not supported: stop the engine to free its memory",
     # Scheduling and steps
     ("scheduler_cls", "additional_config"): "is not supported: the scheduler is Ringline's own, see {policy}",
-    ("speculative_config", "sc", "speculative_model"): (
-        "is not supported yet: the only drafts are tokens that a grammar forces, see {num_speculative_tokens}"
-    ),
+    ("sc", "speculative_model"): "is not an option: {speculative_config} says how drafts are made",
     ("attention_config", "ac"): "is not supported: {attention_backend} chooses the implementation of attention",
     ("kernel_config",): "is not supported: kernels are chosen for the device and the model",
     ("profiler_config",): "is not supported: docs/metrics.md lists what is measured",

@@ -203,6 +203,14 @@ class InputBatch:
             self._block_tables[group, slot, start:end] = added
             self._num_blocks[group][slot] = end
 
+    def slot_of(self, seq_id: int) -> int | None:
+        """None: the sequence is not here."""
+        return self._slot_of.get(seq_id)
+
+    def known_token_ids(self, slot: int) -> npt.NDArray[np.int32]:
+        """Prompt and output of the sequence in ``slot``, with the token that a step in flight samples, if any."""
+        return self.token_ids[slot, : self._num_tokens[slot]]
+
     def prompt_token_ids(self, slot: int) -> npt.NDArray[np.int32]:
         """The prompt of the sequence in ``slot``."""
         return self.token_ids[slot, : self._num_prompt_tokens[slot]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from engine_core.sampling.logprobs import LogprobsTensors, pack
 from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
 from engine_core.step import SLOW_GRAMMAR, Failure, StepPlan, StepResult
+from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.encoder_cache import EncoderCache
 from engine_core.worker.forward import Forward, PendingTokens
 from engine_core.worker.input_batch import InputBatch, StepInputs
@@ -44,8 +46,9 @@ class PendingStep:
         inputs: StepInputs,
         sampled: SamplerOutput,
         prompt_logprobs: PromptLogprobs,
+        drafter: Drafter | None = None,
     ) -> None:
-        """Start copying the results to the host. ``result`` commits them to ``batch``."""
+        """Start copying results to the host. ``result`` commits them to ``batch``, then lets ``drafter`` propose."""
         self.inputs = inputs
         self.token_ids = sampled.token_ids
         """[R] int64, on the device: the tokens of the rows that sample."""
@@ -55,6 +58,7 @@ class PendingStep:
         self._plan = plan
         self._logprobs = sampled.logprobs
         self._prompt_logprobs = prompt_logprobs
+        self._drafter = drafter
         reports = [*self._logprobs, *(report for _, report in prompt_logprobs)]
         tensors = [tensor for report in reports for tensor in report.tensors()]
         self._copy = AsyncCopy([self.token_ids, sampled.greatest, *tensors])
@@ -97,15 +101,29 @@ class PendingStep:
         for place, each in following.items():
             if each.failed_at is not None:
                 failed[seq_ids[place]] = Failure(each.problem, "grammar")
+        forced = {seq_ids[place]: each.drafts for place, each in following.items() if each.drafts}
         return StepResult(
             self._plan.step_id,
             self._by_sequence(sampled.tolist(), accepted),
             logprobs,
             prompt_logprobs,
-            {seq_ids[place]: each.drafts for place, each in following.items() if each.drafts},
+            forced,
+            self._proposed({*failed, *forced}),
             failed,
             {seq_ids[place]: each.seconds for place, each in following.items() if each.seconds > SLOW_GRAMMAR},
         )
+
+    def _proposed(self, others: Container[int]) -> dict[int, list[int]]:
+        """Drafts of the sequences that the plan asks for, are still here, and are not among the ``others``."""
+        if self._drafter is None or not self._plan.proposals:
+            return {}
+        slots = {
+            seq_id: slot
+            for seq_id in self._plan.proposals
+            if seq_id not in others and (slot := self._batch.slot_of(seq_id)) is not None
+        }
+        proposed = self._drafter.propose({slot: self._plan.proposals[seq_id] for seq_id, slot in slots.items()})
+        return {seq_id: drafts for seq_id, slot in slots.items() if (drafts := proposed.get(slot))}
 
     def _without_numbers(
         self,
@@ -168,6 +186,7 @@ class ModelRunner:
         self.model = model
         self.forward = forward
         self.encoder_cache = EncoderCache(model.vision)
+        self._drafter: Drafter | None = None
         self._sampler = sampler
         self._last: PendingStep | None = None
         self._followed: deque[tuple[int, StepInputs]] = deque()
@@ -177,6 +196,13 @@ class ModelRunner:
     def samples(self) -> bool:
         """Whether steps are launched; else they are followed."""
         return self._sampler is not None
+
+    def use_drafter(self, drafter: Drafter, num_blocks: int) -> None:
+        """Let ``drafter`` propose from now on; ``num_blocks`` as in ``Drafter.allocate``."""
+        if self._sampler is None:
+            raise RuntimeError("this rank has no sampler to draw drafts by: another one samples")
+        drafter.allocate(num_blocks, self.batch, self._sampler)
+        self._drafter = drafter
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, caches: Caches) -> PendingStep:
@@ -198,7 +224,7 @@ class ModelRunner:
             previous.result()
         sampled = self._sample(inputs, hidden, self._sampler)
         self.batch.advance(inputs)
-        self._last = PendingStep(self.batch, plan, inputs, sampled, prompt_logprobs)
+        self._last = PendingStep(self.batch, plan, inputs, sampled, prompt_logprobs, self._drafter)
         return self._last
 
     @torch.inference_mode()
@@ -226,6 +252,10 @@ class ModelRunner:
 
     def _prepare(self, plan: StepPlan) -> StepInputs:
         """The inputs of the step, after its pictures are encoded."""
+        if self._drafter is not None:
+            for seq_id in plan.released:
+                if (slot := self.batch.slot_of(seq_id)) is not None:
+                    self._drafter.forget(slot)
         self.batch.update(plan)
         if plan.encoder is not None:
             self.encoder_cache.update(plan.encoder)
@@ -243,10 +273,14 @@ class ModelRunner:
         """Hidden states of the rows that sample (of an arbitrary row if none does), and prompt log probabilities."""
         wanted = inputs.sampled_rows if len(inputs.sampled) else np.zeros(1, np.int64)
         rows = wanted if len(wanted) < plan.total_tokens else None
-        if not self.batch.sampling.asked & PROMPT_LOGPROBS:
+        scores_prompts = self.batch.sampling.asked & PROMPT_LOGPROBS
+        reader = self._drafter if self._drafter is not None and self._drafter.reads_hidden else None
+        if not scores_prompts and reader is None:
             return self.forward(inputs, caches, pending, rows), []
         hidden = self.forward(inputs, caches, pending, None)
-        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden, sampler)
+        if reader is not None:
+            reader.observe(inputs, hidden)
+        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden, sampler) if scores_prompts else []
         return hidden if rows is None else hidden.index_select(0, upload([rows], hidden.device)[0]), prompt_logprobs
 
     def _sample(self, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler) -> SamplerOutput:

@@ -41,6 +41,8 @@ from engine_core.platforms.kv_cache_size import (
 from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
+from engine_core.worker.drafters.base import Drafter
+from engine_core.worker.drafters.registry import Target, load_drafter
 from engine_core.worker.dummy_batches import attention_seconds, picture_warm_up, warm_up_steps
 from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.grammars import open_grammars
@@ -181,6 +183,8 @@ class Worker:
         self._library = KernelLibrary(config.device.kernel_cache_dir)
         self.grammars: GrammarCompiler | None = None
         """On the rank that samples, once the model is loaded; None if grammars cannot be used."""
+        self.drafter: Drafter | None = None
+        """On the rank that samples, once the model is loaded, if a model computes drafts."""
         self._collectives: TensorCollectives | None = None
         self._links: StageLinks | None = None
         self._runner: ModelRunner | None = None
@@ -244,6 +248,7 @@ class Worker:
         """
         checkpoint, device, rank = self.checkpoint, self.device, self.rank
         digest = WeightsDigest() if rank.world_size == 1 else RankDigest()
+        speculation = self._config.scheduler.speculation
         max_model_len = checkpoint.spec.max_model_len
         angles = sum(rope.nbytes(max_model_len) for rope in checkpoint.config.distinct_ropes)
         require_room_for_angles(angles, max_model_len, device.usable, device.limit)
@@ -264,6 +269,10 @@ class Worker:
         bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
         if states is not None:
             layout += f" {states}"
+        if speculation is not None and speculation.is_computed and rank.samples:
+            target = Target(self._config, checkpoint, model, self.limits, device)
+            self.drafter = load_drafter(speculation, target, on_progress)
+            bytes_per_block += self.drafter.bytes_per_block
         device.trim()
         numerics = numerics_of(checkpoint, device, model, spec, rank)
         report = ModelReport(
@@ -319,11 +328,14 @@ class Worker:
                 f"the system refused {size(kv_cache_config.nbytes)} for the KV cache: {error}. "
                 f"Lower {flag}{f'; {self.device.limit}' if self.device.limit else ''}."
             ) from error
-        self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
+        runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
+        if self.drafter is not None:
+            runner.use_drafter(self.drafter, kv_cache_config.num_blocks)
         if now or not self.device.uses_host_memory:
             return 0
         spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec
         of_blocks = kv_cache_config.num_blocks * self.device.attention.bytes_per_block(spec)
+        of_blocks += 0 if self.drafter is None else kv_cache_config.num_blocks * self.drafter.bytes_per_block
         return of_blocks + (0 if states is None else kv_cache_config.num_states * states.bytes_per_state)
 
     @_on_device
@@ -406,7 +418,7 @@ class Worker:
 
     def close(self) -> None:
         """Free weights, cache and batch. Idempotent."""
-        self._runner = None
+        self._runner = self.drafter = None
         self._caches = Caches([])
         for connection in (self._collectives, self._links):
             if connection is not None:

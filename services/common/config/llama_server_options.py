@@ -16,10 +16,7 @@ _CONTEXT = (
 )
 _WHOLE = "is not supported: the weights must fit on the device; --quantization makes them smaller"
 _LORA = "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
-_DRAFTS = (
-    "is not supported yet: the only drafts are tokens that a grammar forces, see --num-speculative-tokens, which "
-    "--help-all shows"
-)
+_DRAFTS = "is not an option: --speculative-config says how drafts are made, which --help-all shows"
 _PROJECTOR = "is not supported: models in GGUF files take text alone; pictures need the checkpoint in safetensors"
 _NO_VECTORS = "is not supported: models generate text; there are no embeddings or scores"
 _ONE_MODEL = "is not supported: one `ringline serve` serves one model"

@@ -62,6 +62,7 @@ ENGINE_OPTIONS = (
     "enable_chunked_prefill",
     "async_scheduling",
     "num_speculative_tokens",
+    "speculative_config",
     "load_format",
     "device",
     "num_threads",

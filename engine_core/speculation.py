@@ -1,0 +1,123 @@
+"""Speculative decoding as the options describe it, and what its steps cost.
+
+A drafter proposes tokens that will probably follow; ``scheduling.drafting`` says what becomes of drafts. No token
+depends on them.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any
+
+from engine_core.errors import ConfigError
+
+METHODS = ("ngram", "draft_model", "mtp", "eagle3")
+"""``ngram`` looks drafts up in the tokens so far, where steps are planned; the others compute them with a model, where
+steps are computed (``worker.drafters``)."""
+
+MAX_SPECULATIVE_TOKENS = 64
+MAX_LOOKUP = 32
+
+_OPTION = "speculative_config"
+_DEFAULT_TOKENS = {"ngram": 8, "draft_model": 4, "mtp": 2, "eagle3": 4}
+_SCOPES = ("request", "tenant")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How drafts are made; fields are named as in vLLM's ``--speculative-config``."""
+
+    method: str
+    num_speculative_tokens: int
+    """The most drafts of a sequence and step."""
+    model: str | None = None
+    """The checkpoint of the drafting model or head: a directory, a GGUF file or a hub id. None: the method needs none,
+    or its weights are in the target's checkpoint."""
+    revision: str | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    """``ngram``: lengths of the run of last tokens that is looked up, the longest first."""
+    prompt_lookup_scope: str = "request"
+    """``ngram``: where runs are looked up: in the request's own tokens, or also in those of its tenant's others."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether a model computes the drafts."""
+        return self.method != "ngram"
+
+
+_TYPES: dict[str, type] = {
+    "method": str,
+    "num_speculative_tokens": int,
+    "model": str,
+    "revision": str,
+    "prompt_lookup_min": int,
+    "prompt_lookup_max": int,
+    "prompt_lookup_scope": str,
+}
+
+
+def read_speculative_config(text: str | None) -> SpeculativeConfig | None:
+    """The JSON object of ``--speculative-config``. Raises ``ConfigError``."""
+    if text is None:
+        return None
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(_OPTION, text, f"a JSON object; this is none: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(_OPTION, text, 'a JSON object such as {"method": "ngram"}')
+    return _config_of(given)
+
+
+def _config_of(given: dict[str, Any]) -> SpeculativeConfig:
+    for name, value in given.items():
+        if name not in _TYPES:
+            raise ConfigError(_OPTION, given, f"no {name!r}; its fields are {', '.join(_TYPES)}")
+        if type(value) is not _TYPES[name]:
+            raise ConfigError(_OPTION, given, f"{name} as {'an integer' if _TYPES[name] is int else 'a string'}")
+    method = given.get("method", "draft_model" if "model" in given else None)
+    if method not in METHODS:
+        raise ConfigError(_OPTION, given, f"as method one of {', '.join(METHODS)}")
+    if (method in ("draft_model", "eagle3")) != ("model" in given):
+        needs = "a model, the drafting checkpoint" if "model" not in given else "no model"
+        raise ConfigError(_OPTION, given, f"{needs}, with the method {method}")
+    config = SpeculativeConfig(**{"num_speculative_tokens": _DEFAULT_TOKENS[method], **given, "method": method})
+    if not 1 <= config.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+        raise ConfigError(_OPTION, given, f"num_speculative_tokens from 1 to {MAX_SPECULATIVE_TOKENS}")
+    if not 1 <= config.prompt_lookup_min <= config.prompt_lookup_max <= MAX_LOOKUP:
+        raise ConfigError(_OPTION, given, f"1 ≤ prompt_lookup_min ≤ prompt_lookup_max ≤ {MAX_LOOKUP}")
+    if config.prompt_lookup_scope not in _SCOPES:
+        raise ConfigError(_OPTION, given, f"as prompt_lookup_scope one of {', '.join(_SCOPES)}")
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of steps that decode, by their number of rows, as the warm-up measured them."""
+
+    rows: tuple[int, ...]
+    """Ascending."""
+    seconds: tuple[float, ...]
+    """Of a step with so many rows; not falling."""
+    draft_seconds: tuple[float, ...] = ()
+    """Of computing one more draft for each of so many sequences; empty if drafts are looked up."""
+
+    def step(self, rows: int) -> float:
+        """Seconds of a step with ``rows`` rows, between and beyond the measured ones in a straight line."""
+        return _between(self.rows, self.seconds, rows)
+
+    def draft(self, sequences: int) -> float:
+        """Seconds of one more draft for each of ``sequences``."""
+        return _between(self.rows, self.draft_seconds, sequences) if self.draft_seconds and sequences else 0.0
+
+
+def _between(places: tuple[int, ...], values: tuple[float, ...], place: int) -> float:
+    if len(places) == 1 or place <= places[0]:
+        return values[0]
+    right = min(bisect_left(places, place), len(places) - 1)
+    left = right - 1
+    share = (place - places[left]) / (places[right] - places[left])
+    return values[left] + share * (values[right] - values[left])

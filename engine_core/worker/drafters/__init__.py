@@ -1,0 +1,1 @@
+"""Drafters that compute their drafts, one file each; ``registry`` finds them."""
