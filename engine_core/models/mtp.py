@@ -1,9 +1,9 @@
 """The layer with which models of some families predict a further token (multi-token prediction; DeepSeek V3's technical
 report, https://arxiv.org/abs/2412.19437, section 2.2).
 
-Its row for the token at position p takes that token's embedding and the model's final hidden state at p − 1, and predicts
-the token at p + 1; its own output takes the place of a hidden state that the model has not computed yet. Checkpoints carry
-it beside the model's layers, of which it has the form.
+Its row for the token at position p takes that token's embedding and the model's final hidden state at p − 1, and
+predicts the token at p + 1; its own output takes the place of a hidden state that the model has not computed yet.
+Checkpoints carry it beside the model's layers, of which it has the form.
 
 Symbols in shapes: T rows of a step, R wanted rows, H hidden size with the backend's padding, V vocabulary size.
 """
@@ -105,7 +105,7 @@ def mtp_config(config: ArchitectureConfig, names: MtpNames, stored: Collection[s
 
 
 class MultiTokenPredictor:
-    """The layer, between an embedding and a head that are the target's or copies of them. It is whole, not a rank's part.
+    """The layer, between an embedding and a head that are the target's or copies of them; never a rank's part.
 
     Call ``load`` once before computing.
     """
@@ -113,7 +113,7 @@ class MultiTokenPredictor:
     def __init__(
         self, config: ArchitectureConfig, names: MtpNames, parts: PartFactory, target: CausalLM, *, shares: bool
     ) -> None:
-        """``config`` is from ``mtp_config``. ``shares``: the ``target`` is whole, so its embedding and head are used."""
+        """``config`` is from ``mtp_config``. ``shares``: ``target`` is whole, so its embedding and head are used."""
         hidden, eps, offset = config.hidden_size, config.norm_eps, config.norm_offset
         self.config = config
         self._factory = parts

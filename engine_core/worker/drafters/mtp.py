@@ -1,24 +1,23 @@
 """Drafts by the layer for multi-token prediction in the target's own checkpoint (``models.mtp``).
 
-The layer reads the target's final hidden states, so it follows the target from step to step: ``observe`` computes its rows
-for the chunks of a prompt, and keeps the hidden states of tokens whose successors are not known yet; ``propose`` computes
-the rows for what was sampled since, and goes on from there by the layer's own outputs.
+The layer reads the target's final hidden states, so it follows the target from step to step: ``observe`` computes its
+rows for the chunks of a prompt, and keeps the hidden states of tokens whose successors are not known yet; ``propose``
+computes the rows for what was sampled since, and goes on from there by the layer's own outputs.
 
-What was not observed (a prefix found in the cache, pictures, steps of a full batch) is missing in the layer's cache, which
-then begins later: drafts get worse, and tokens stay the same.
+What was not observed (a prefix found in the cache, pictures, steps of a full batch) is missing in the layer's cache,
+which then begins later: drafts get worse, and tokens stay the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 import torch
 
 from engine_core.async_copy import upload
-from engine_core.attention.base import AttentionMetadata
 from engine_core.errors import ConfigError
 from engine_core.forward_context import ForwardContext
 from engine_core.layers.part_factory import PartFactory
@@ -236,8 +235,8 @@ class MtpDrafter(Drafter):
             hidden = self._compute(slots, np.ones(len(slots), np.int64), hidden)
 
     def _chunk(self, slot: int, waiting: _Waiting, length: int, drafts: int = 0) -> list[_Chunk]:
-        """The rows for the tokens before the position ``length``, with blocks for these and for ``drafts``; none if there
-        are not enough blocks: then the cache begins anew behind them.
+        """The rows for the tokens before the position ``length``, with blocks for these and for ``drafts``; none if
+        there are not enough blocks: then the cache begins anew behind them.
         """
         if self._cache.grow(slot, length + drafts):
             return [_Chunk(slot, waiting.hidden[: length - 1 - waiting.first])]
@@ -245,7 +244,9 @@ class MtpDrafter(Drafter):
         return []
 
     def _read(self, chunks: Sequence[_Chunk]) -> torch.Tensor:
-        """The layer's output [S, H] for the last row of each of ``chunks``, in steps not much larger than the target's."""
+        """The layer's output [S, H] for the last row of each of ``chunks``; computed in steps hardly larger than the
+        target's.
+        """
         outputs: list[torch.Tensor] = []
         most = self._limits.max_num_batched_tokens
         ends = np.cumsum([len(chunk.previous) for chunk in chunks])
@@ -268,24 +269,10 @@ class MtpDrafter(Drafter):
         positions = rows.positions + self._shifts[rows.row_slots]
         (metadata,) = rows.metadata
         self._attention.plan(metadata)
-        ids, places, wanted, *on_device = upload(
-            [
-                token_ids,
-                positions,
-                rows.last_rows,
-                *(
-                    each.numpy()
-                    for each in (
-                        metadata.query_starts,
-                        metadata.seq_lens,
-                        metadata.block_tables,
-                        metadata.slot_mapping,
-                    )
-                ),
-            ],
-            self._device,
-        )
-        metadata = AttentionMetadata(*on_device, metadata.max_query_len, metadata.max_seq_len)
+        of_sequences = [metadata.query_starts, metadata.seq_lens, metadata.block_tables, metadata.slot_mapping]
+        arrays = [token_ids, positions, rows.last_rows, *(each.numpy() for each in of_sequences)]
+        ids, places, wanted, starts, lengths, tables, kept_in = upload(arrays, self._device)
+        metadata = replace(metadata, query_starts=starts, seq_lens=lengths, block_tables=tables, slot_mapping=kept_in)
         context = ForwardContext(self._cache.caches.kv, [metadata], wanted)
         return self.predictor.forward(ids, places, previous, context)
 

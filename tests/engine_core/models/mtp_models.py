@@ -33,7 +33,8 @@ NAMES = (
 def save_with_mtp(name: str, directory: Path, seed: int = 0) -> Path:
     """A checkpoint of the configuration ``name`` as its publisher would save it.
 
-    Its layer for multi-token prediction is made as one more decoder layer, which transformers saves in the family's form.
+    Its layer for multi-token prediction is made as one more decoder layer, which transformers saves in the family's
+    form.
     """
     config = _with_layer(configuration(name))
     save_model(make_model(config, seed), directory)
@@ -60,7 +61,8 @@ def _with_layer(config: PretrainedConfig) -> PretrainedConfig:
     """``config`` with a further layer, which attends, and has experts if the family has any."""
     fields = copy.deepcopy(config.to_dict())
     fields["num_hidden_layers"] += 1
-    if fields.get("layer_types"):
+    if fields.get("layer_types"):  # the last one attends, as in published models
+        fields["layer_types"].sort(reverse=True)
         fields["layer_types"] = [*fields["layer_types"], "full_attention"]
     if fields.get("mlp_layer_types"):
         fields["mlp_layer_types"] = [*fields["mlp_layer_types"], "sparse"]
