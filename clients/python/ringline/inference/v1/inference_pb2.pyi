@@ -836,6 +836,7 @@ class Admitted(google.protobuf.message.Message):
     CONSTRAINT_FIELD_NUMBER: builtins.int
     MEDIA_DIGESTS_FIELD_NUMBER: builtins.int
     PROMPT_DIGEST_FIELD_NUMBER: builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """The prompt's length, tokens, ≥ 1."""
     model: builtins.str
@@ -872,6 +873,10 @@ class Admitted(google.protobuf.message.Message):
     def media_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """One for each picture of the prompt, in order: opaque, of its pixels as the model sees them. A resume sends them."""
 
+    @property
+    def beam_search(self) -> ringline.types.v1.sampling_pb2.BeamSearch:
+        """As in the request, every field present; sampling has no seed then. A resume sends it."""
+
     def __init__(
         self,
         *,
@@ -886,9 +891,10 @@ class Admitted(google.protobuf.message.Message):
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
         media_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
         prompt_digest: builtins.bytes = ...,
+        beam_search: ringline.types.v1.sampling_pb2.BeamSearch | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_digest", b"prompt_digest", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beam_search", b"beam_search", "constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_digest", b"prompt_digest", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
 
 global___Admitted = Admitted
 
