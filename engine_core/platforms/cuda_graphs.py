@@ -260,6 +260,10 @@ class DeviceForward:
             self.taps.hidden[:] = [each[:count] for each in self._tapped]
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
 
+    @property
+    def masks_argmax(self) -> bool:
+        return self._model.masks_argmax
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.compute_logits(hidden)
 

@@ -20,6 +20,7 @@ from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
 from engine_core.step import SLOW_GRAMMAR, Failure, StepPlan, StepResult
 from engine_core.worker.drafters.base import Drafter
+from engine_core.worker.drawing import draw
 from engine_core.worker.encoder_cache import EncoderCache
 from engine_core.worker.forward import Forward, PendingTokens
 from engine_core.worker.input_batch import InputBatch, StepInputs
@@ -293,13 +294,7 @@ class ModelRunner:
             # On the device, so that asking for the result still waits for the step.
             nothing = torch.empty(0, device=hidden.device)
             return SamplerOutput(nothing.long(), nothing, [])
-        rows, state = inputs.sampling_rows, self.batch.sampling
-        if state.greedy(rows.slots):
-            return SamplerOutput(*self.forward.greatest(hidden), [])
-        if state.greedy_in_grammar(rows.slots) and self.model.masks_argmax:
-            allowed = torch.from_numpy(state.allowed(rows).view(np.int32))
-            return SamplerOutput(*self.forward.greatest(hidden, allowed), [])
-        return sampler.sample(self.forward.logits(hidden), rows)
+        return draw(self.forward, sampler, self.batch.sampling, inputs.sampling_rows, hidden)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler
