@@ -97,9 +97,7 @@ class DeviceInputs:
     state_metadata: StateMetadata | None
     """None: no layer keeps a state."""
 
-    def context(
-        self, caches: Caches, rows: torch.Tensor | None = None, taps: Taps | None = None
-    ) -> ForwardContext:
+    def context(self, caches: Caches, rows: torch.Tensor | None = None, taps: Taps | None = None) -> ForwardContext:
         return ForwardContext(
             caches.kv, self.metadata, rows, states=caches.states, state_metadata=self.state_metadata, taps=taps
         )
