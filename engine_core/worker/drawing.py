@@ -31,15 +31,22 @@ class Head(Protocol):
 
 
 def draw(
-    head: Head, sampler: Sampler, state: SamplingMetadata, rows: SamplingRows, hidden: torch.Tensor
+    head: Head,
+    sampler: Sampler,
+    state: SamplingMetadata,
+    rows: SamplingRows,
+    hidden: torch.Tensor,
+    *,
+    reports: bool = True,
 ) -> SamplerOutput:
     """A token for each of ``rows``, whose hidden states are ``hidden`` [R, H]; ``state`` is that of ``sampler``.
 
-    Where all rows take the argmax, the head finds it without making all logits.
+    Where all rows take the argmax, the head finds it without making all logits. ``reports``: with log probabilities,
+    for rows that ask for them.
     """
-    if state.greedy(rows.slots):
+    if state.greedy(rows.slots, reports=reports):
         return SamplerOutput(*head.greatest(hidden), [])
-    if state.greedy_in_grammar(rows.slots) and head.masks_argmax:
+    if state.greedy_in_grammar(rows.slots, reports=reports) and head.masks_argmax:
         allowed = torch.from_numpy(state.allowed(rows).view(np.int32))
         return SamplerOutput(*head.greatest(hidden, allowed), [])
-    return sampler.sample(head.logits(hidden), rows)
+    return sampler.sample(head.logits(hidden), rows, reports=reports)

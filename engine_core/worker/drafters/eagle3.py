@@ -22,7 +22,6 @@ from engine_core.model_loader.loader import load_parts, make_model
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.eagle3 import Eagle3Head, Embed
 from engine_core.platforms.kv_cache_size import require_room_for_weights
-from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.sampler import Sampler
 from engine_core.speculation import SpeculativeConfig
 from engine_core.worker.drafters.base import Drafter
@@ -171,7 +170,6 @@ class Eagle3Drafter(Drafter):
         logits = head.lm_head.logits(head.norm(output))
         return bool(logits.isfinite().all())
 
-    @torch.inference_mode()
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:
         """``hidden`` [T, taps · H]. Rows whose next tokens are known, those of prompts, go through the head at once."""
         counts = np.diff(inputs.query_starts)
@@ -213,12 +211,7 @@ class Eagle3Drafter(Drafter):
         self._pending.clear(slot)
         self._idle[slot] = 0
 
-    @torch.inference_mode()
     def propose(self, wanted: Mapping[int, int]) -> dict[int, list[int]]:
-        with self._device.computing():
-            return self._propose(wanted)
-
-    def _propose(self, wanted: Mapping[int, int]) -> dict[int, list[int]]:
         known: dict[int, int] = {}
         pieces: list[Piece] = []
         for slot in wanted:
@@ -232,7 +225,7 @@ class Eagle3Drafter(Drafter):
         slots, hidden = self._follow(pieces)
         drafts: dict[int, list[int]] = {slot: [] for slot in slots}
         while slots:
-            going = self._draw(slots, known, drafts, hidden)
+            going = self._draw(slots, drafts, hidden)
             places = [
                 place
                 for place, slot in enumerate(slots)
@@ -246,27 +239,25 @@ class Eagle3Drafter(Drafter):
         return {slot: tokens for slot, tokens in drafts.items() if tokens}
 
     def _has_room(self, slot: int, known: Mapping[int, int], drafts: Mapping[int, list[int]]) -> bool:
-        """Whether another draft may follow: within the longest sequence, and with blocks for the last one."""
+        """Whether another draft may follow: of use to the longest sequence, and with blocks for the last one."""
         length = known[slot] + len(drafts[slot])
-        return length < self._limits.max_model_len and self._cache.grow(slot, length)
+        return length < self._limits.max_model_len - 1 and self._cache.grow(slot, length)
 
-    def _draw(
-        self, slots: list[int], known: Mapping[int, int], drafts: dict[int, list[int]], hidden: torch.Tensor
-    ) -> list[bool]:
+    def _draw(self, slots: list[int], drafts: dict[int, list[int]], hidden: torch.Tensor) -> list[bool]:
         """Add a draft for each of ``slots`` by the head's outputs ``hidden`` [S, H]; False: none could be drawn."""
         count = len(drafts[slots[0]])  # all have as many
-        lengths = np.array([known[slot] + count for slot in slots], np.int64)
-        prompts = np.array([len(self._batch.prompt_token_ids(slot)) for slot in slots], np.int64)
-        token_ids, numbers = self._batch.token_ids, np.full(len(slots), count, np.int64)
-        rows = SamplingRows(np.array(slots, np.intp), token_ids, lengths, prompts, numbers)
-        sampled = draw(_DraftHead(self._head), self._sampler, self._batch.sampling, rows, hidden)
+        rows = self._batch.rows_behind(np.array(slots, np.intp), np.full(len(slots), count))
+        sampled = draw(_DraftHead(self._head), self._sampler, self._batch.sampling, rows, hidden, reports=False)
         drawn, greatest = AsyncCopy([sampled.token_ids, sampled.greatest]).wait()
-        going = (greatest > -torch.inf).tolist()  # not so for NaN
-        for slot, length, token, possible in zip(slots, lengths.tolist(), drawn.tolist(), going, strict=True):
-            if possible:
-                token_ids[slot, length] = token
+        # None where the head can draft no token that the request allows.
+        possible: list[bool] = (greatest > -torch.inf).tolist()
+        for slot, length, token, is_drawn in zip(
+            slots, rows.num_tokens.tolist(), drawn.tolist(), possible, strict=True
+        ):
+            if is_drawn:
+                self._batch.token_ids[slot, length] = token
                 drafts[slot].append(token)
-        return going
+        return possible
 
     def _extend(
         self, slots: list[int], drafts: Mapping[int, list[int]], hidden: torch.Tensor, places: list[int]
