@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.async_copy import AsyncCopy, upload
-from engine_core.forward_context import Caches
+from engine_core.forward_context import Caches, Taps
 from engine_core.logprobs import Logprobs
 from engine_core.models.language_model import LanguageModel
 from engine_core.sampling.logits_processors import SamplingRows
@@ -218,6 +218,7 @@ class ModelRunner:
                 return drafter.propose(wanted)
 
         self._drafter, self._propose = drafter, propose
+        self.forward.taps = Taps(drafter.tapped_layers) if drafter.tapped_layers else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, caches: Caches) -> PendingStep:
@@ -290,11 +291,15 @@ class ModelRunner:
         rows = wanted if len(wanted) < plan.total_tokens else None
         scores_prompts = self.batch.sampling.asked & PROMPT_LOGPROBS
         reader = self._drafter if self._drafter is not None and self._drafter.reads_hidden else None
-        if not scores_prompts and reader is None:
-            return self.forward(inputs, caches, pending, rows), []
+        taps = self.forward.taps
+        if not scores_prompts and (reader is None or taps is not None):
+            hidden = self.forward(inputs, caches, pending, rows)
+            if reader is not None and taps is not None:
+                reader.observe(inputs, torch.cat(taps.hidden, 1))
+            return hidden, []
         hidden = self.forward(inputs, caches, pending, None)
         if reader is not None:
-            reader.observe(inputs, hidden)
+            reader.observe(inputs, hidden if taps is None else torch.cat(taps.hidden, 1))
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden, sampler) if scores_prompts else []
         return hidden if rows is None else hidden.index_select(0, upload([rows], hidden.device)[0]), prompt_logprobs
 

@@ -26,6 +26,11 @@ class Drafter(ABC):
         return False
 
     @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        """The target's layers whose inputs ``observe`` needs in place of the final hidden states."""
+        return ()
+
+    @property
     @abstractmethod
     def weight_bytes(self) -> int:
         """Bytes of its own weights."""
@@ -42,7 +47,8 @@ class Drafter(ABC):
         """
 
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:  # noqa: B027
-        """See the target's final hidden states [T, H] of a step, whose tokens are not known yet.
+        """See the target's hidden states [T, H] of a step, whose tokens are not known yet: the final ones, or, side by
+        side, the inputs of the ``tapped_layers``.
 
         Only if ``reads_hidden``, and valid only during the call.
         """
