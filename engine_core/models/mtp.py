@@ -153,6 +153,11 @@ class MultiTokenPredictor:
         self._rotaries = [of_target[rope] for rope in self.config.distinct_ropes]
 
     @property
+    def expected_weight_bytes(self) -> int:
+        """As in ``LanguageModel``."""
+        return sum(part.weight_bytes(self._factory.dtype.itemsize) for part in self.parts)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of its own loaded weights, packed and padded."""
         return sum(part.nbytes for part in self.parts)
