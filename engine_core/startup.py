@@ -276,7 +276,7 @@ class Startup:
             return sum(unwritten)
 
     def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> _Warm:
-        """``advice``: the device's, where a self-test fails. Raises ``CheckpointError`` if a part of the model outputs NaN."""
+        """``advice``: the device's, where a self-test fails. Raises ``CheckpointError`` if a part outputs NaN."""
         with self._progress.stage("warm up") as stage:
             ready: list[ReadyReport] = self._workers.collective_rpc("warm_up", cache)
             if not all(each.is_sound for each in ready):

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from engine_core.kv_cache_interface import NO_STATE
 from engine_core.speculation import StepTimes
 from engine_core.step import NewSequence, StatePlan, StepPlan
@@ -47,7 +45,7 @@ def measure_step_times(runner: ModelRunner, limits: BatchLimits, compute: Comput
             drafts.append(max(0.0, measuring.seconds(count, 0, proposals=2) - plain[-1]) / 2)
         if plain[-1] > _LONG:
             break
-    return StepTimes(tuple(rows), _rising(plain), _rising(drafted), _rising(drafts))
+    return StepTimes(tuple(rows), *map(_without_disturbance, (plain, drafted, drafts)))
 
 
 def _sizes(most: int) -> list[int]:
@@ -58,8 +56,14 @@ def _sizes(most: int) -> list[int]:
     return sizes
 
 
-def _rising(seconds: list[float]) -> tuple[float, ...]:
-    return tuple(np.maximum.accumulate(seconds).tolist()) if seconds else ()
+def _without_disturbance(seconds: list[float]) -> tuple[float, ...]:
+    """``seconds`` of sizes that double: what disturbs a step makes it slower than a larger one, or than two smaller."""
+    least = list(seconds)
+    for at in range(1, len(least)):
+        least[at] = min(least[at], 2 * least[at - 1])
+    for at in range(len(least) - 1, 0, -1):
+        least[at - 1] = min(least[at - 1], least[at])
+    return tuple(least)
 
 
 class _Measuring:
