@@ -220,6 +220,12 @@ class ModelRunner:
         self._drafter, self._propose = drafter, propose
 
     @torch.inference_mode()
+    def rehearse(self, drafter: Drafter) -> None:
+        """Let ``drafter`` compute its largest step on a batch that this runner has filled."""
+        assert self._sampler is not None
+        drafter.rehearse(self.batch, self._sampler)
+
+    @torch.inference_mode()
     def launch(self, plan: StepPlan, caches: Caches) -> PendingStep:
         """Begin to compute a step; ``caches`` are those of the model's layers.
 

@@ -99,6 +99,8 @@ class ModelReport:
     """Peculiarities of the layers, for a person."""
     bytes_per_state: int = 0
     """In this worker's layers."""
+    draft_weight_bytes: int = 0
+    """Of a drafting model, on the rank that samples."""
     grammar_problem: str | None = None
     """Why this rank, which samples, cannot use grammars."""
 
@@ -283,6 +285,7 @@ class Worker:
             numerics,
             layers=layers,
             bytes_per_state=0 if states is None else states.bytes_per_state,
+            draft_weight_bytes=0 if self.drafter is None else self.drafter.weight_bytes,
             grammar_problem=self._open_grammars(),
         )
         if isinstance(digest, RankDigest):
@@ -307,7 +310,7 @@ class Worker:
     @_on_device
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
-        profile = self.device.profile(self.model, self._new_batch)
+        profile = self.device.profile(self.model, self._new_batch, self.drafter)
         if self.checkpoint.spec.vision is not None and isinstance(profile, MemoryProfile):
             return replace(profile, pixels=self._config.cache.media_memory_bytes)
         return profile
