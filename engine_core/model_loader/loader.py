@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,6 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
-from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import Digest, TakenBytes, WeightsDigest
@@ -99,6 +98,30 @@ def load_weights(
     model.load(weights)
 
 
+def further_weights(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    device: torch.device,
+    on_progress: ProgressCallback | None = None,
+) -> Weights:
+    """The tensors of ``shapes``, some of which the checkpoint's model leaves out, to be loaded to ``device``.
+
+    Raises as ``load_weights`` does.
+    """
+    if checkpoint.load_format == "dummy":
+        return DummyWeights(shapes, checkpoint.dtype, device, checkpoint.seed, on_progress)
+
+    def renamed(name: str) -> str:
+        return checkpoint.choice.model.renamed(name if checkpoint.text_of is None else text_name(name))
+
+    def is_left_out(name: str) -> bool:
+        return renamed(name) not in shapes
+
+    quantized = checkpoint.stored_quantization is not None
+    expected = ExpectedTensors(shapes, renamed=renamed, is_left_out=is_left_out, quantized=quantized)
+    return _open_weights(checkpoint, expected, device, on_progress, None)
+
+
 def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
     stored, vision = checkpoint.stored_quantization, checkpoint.vision
 
@@ -132,17 +155,6 @@ def _open_weights(
         return SafetensorsWeights(path, expected, dtype, device, on_progress, digest, checkpoint.load_format)
     sources = describe(read_gguf(path)).sources
     return GgufWeights(path, sources, expected, dtype, device, on_progress, digest)
-
-
-def load_parts(model: LanguageModel, parts: Sequence[Part], checkpoint: Checkpoint, device: torch.device) -> None:
-    """Load only ``parts`` of a whole model from ``make_model``. Raises as ``load_weights`` does."""
-    weights: Weights
-    if checkpoint.load_format == "dummy":
-        weights = DummyWeights(model.tensors(), checkpoint.dtype, device, checkpoint.seed, None)
-    else:
-        weights = _open_weights(checkpoint, _expected(model, checkpoint), device, None, None)
-    for part in parts:
-        part.load(weights)
 
 
 class WeightsOnDisk:
