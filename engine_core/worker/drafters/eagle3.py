@@ -18,7 +18,7 @@ from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelErr
 from engine_core.forward_context import ForwardContext
 from engine_core.layers.part_factory import PartFactory
 from engine_core.model_loader.eagle3_head import HeadCheckpoint, load_head, make_head, open_head
-from engine_core.model_loader.loader import load_parts, make_model
+from engine_core.model_loader.loader import further_weights, make_model
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.eagle3 import Eagle3Head, Embed
 from engine_core.platforms.kv_cache_size import require_room_for_weights
@@ -96,7 +96,10 @@ def _whole_embedding(target: Target) -> tuple[Embed, int]:
     whole = make_model(target.checkpoint, device.attention, device.ops, device.torch_device, device.quantization)
     assert isinstance(whole, CausalLM)
     parts = [whole.lm_head, whole.embed_tokens] if whole.config.tie_word_embeddings else [whole.embed_tokens]
-    load_parts(whole, parts, target.checkpoint, device.torch_device)
+    shapes = {name: shape for part in parts for name, shape in part.tensors().items()}
+    weights = further_weights(target.checkpoint, shapes, device.torch_device)
+    for part in parts:
+        part.load(weights)
     return whole.embed_tokens, sum(part.nbytes for part in parts)
 
 
