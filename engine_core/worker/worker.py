@@ -330,7 +330,7 @@ class Worker:
             ) from error
         runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
         if self.drafter is not None:
-            runner.use_drafter(self.drafter, kv_cache_config.num_blocks)
+            runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
         if now or not self.device.uses_host_memory:
             return 0
         spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec
