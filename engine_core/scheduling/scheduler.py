@@ -44,6 +44,7 @@ from engine_core.kv_cache.state_slots import StateUse
 from engine_core.kv_cache_interface import SPARE_SLOTS, KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.scheduling import drafting
+from engine_core.scheduling.beams import Beams
 from engine_core.scheduling.encoder_cache import EncoderCacheManager
 from engine_core.scheduling.fairness import TenantShares
 from engine_core.scheduling.lifecycle import Lifecycle
@@ -94,6 +95,7 @@ class Scheduler:
         self._fair = config.policy == "priority"
         self._encoder = _encoder_of(config, cache, model, self._counters)
         self._lifecycle = Lifecycle(self._kv, self._queue, model, self._counters, self._encoder, fair=self._fair)
+        self._beams = Beams(self._kv, self._lifecycle, self._counters, self._places)
         self._step_ids = count()
         self._pacing = Pacing()
 
@@ -102,6 +104,7 @@ class Scheduler:
         if request.request_id in self._lifecycle.groups:
             problem = f"{request.request_id!r} is in use; expected an id that no live request has"
             raise InvalidRequestError("request_id", problem)
+        self._beams.check(request)
         limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
         if waiting >= limit:
             raise QueueFullError(f"limit of {limit} waiting requests (max_num_queued_reqs) reached; retry later")
@@ -126,6 +129,8 @@ class Scheduler:
         group = self._lifecycle.groups.get(request_id)
         if group is None:
             return False
+        if group.beams is not None:
+            return self._beams.end(group, choice, finish_reason)
         # End choices without a sequence first: otherwise they would inherit the place of another cancelled choice.
         choices = [*group.unstarted, *group.members] if choice is None else [choice]
         finish = None if finish_reason is None else Finish(finish_reason)
@@ -169,7 +174,7 @@ class Scheduler:
         if others_only and not step.sequences:
             self._schedule_running(step)
         if not step.sequences:
-            return None
+            return self.schedule() if not self._lifecycle.in_flight and self._beams.make_way() else None
         if self._encoder is not None:
             self._encoder.plan_portion(step)
         if not step.short_of_blocks:
@@ -178,7 +183,7 @@ class Scheduler:
             step.plan_states(self._kv)
         self._lifecycle.in_flight[step.step_id] = step
         released, self._lifecycle.released = self._lifecycle.released, []
-        return step.plan(released)
+        return self._beams.with_changes(step.plan(released))
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Process the results of ``plan``. Raises ``ExecutorError`` if they do not match the plan."""
@@ -203,12 +208,14 @@ class Scheduler:
                 continue
             if seq.drafts or seq.seq_id in result.draft_token_ids:
                 drafting.take_in(seq, token_ids, result.draft_token_ids.get(seq.seq_id))
-            output = output_of_step(seq, end, token_ids, result)
+            output = output_of_step(seq, end, token_ids, result) if seq.group.beams is None else None
             if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
                 self._take_states(step, seq, use, end, len(token_ids))
             if end >= seq.watch_at:
                 # Drafts after a token that ends the sequence were computed and accepted, but do not belong to it.
                 self._lifecycle.advance(seq, min(end, seq.num_known))
+            if seq.group.beams is not None:
+                outputs += self._beams.take_in(seq, end, token_ids, result)
             if output is None:
                 continue
             outputs.append(output)
@@ -279,6 +286,8 @@ class Scheduler:
                 continue  # Preempted by a sequence before it.
             if seq.num_computed == seq.group.max_computed or (seq.drafts and self._waits(seq)):
                 continue  # All tokens are computed, or the pending token must be known first.
+            if seq.group.beams is not None and seq.has_pending_token:
+                continue  # Its search goes on when all of its beams have been computed.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1 or seq.num_computed < seq.group.end_of_pictures:
                 wanted = self._chunk(seq, wanted, step, num_later=len(sequences) - index)
