@@ -190,3 +190,7 @@ class SequenceOutput:
     """Further entries for prompt tokens 1…, as they are computed; each is reported once, before the first token."""
     beam_score: float | None = None
     """The choice's score in a beam search, set with its tokens and ``finish``."""
+    accepted_drafts: int = 0
+    """Tokens of the choice that drafters proposed, besides those that a grammar forces; set with ``finish``."""
+    rejected_drafts: int = 0
+    """Proposed tokens that were computed and are not in the output; set with ``finish``."""

@@ -36,11 +36,16 @@ class ScriptedDrafter:
 
 
 class DraftingExecutor:
-    """Stands for a started executor, and adds drafts to what it returns, after every token sampled."""
+    """Stands for a started executor, and adds drafts to what it returns: as a grammar does, after every token sampled,
+    those of ``drafter``, and where plans ask for some those of ``proposer``.
+    """
 
-    def __init__(self, executor: Executor, drafter: ScriptedDrafter) -> None:
+    def __init__(
+        self, executor: Executor, drafter: ScriptedDrafter | None, proposer: ScriptedDrafter | None = None
+    ) -> None:
         self._executor = executor
         self._drafter = drafter
+        self._proposer = proposer
         self._token_ids: dict[int, list[int]] = {}
         """Prompt and output of each sequence since it was introduced last, by seq_id."""
         self.planned = 0
@@ -56,21 +61,65 @@ class DraftingExecutor:
         for new in plan.new:
             self._token_ids[new.seq_id] = list(new.token_ids)
         known = [self._token_ids[seq_id] for seq_id in plan.seq_ids]
-        return _Drafted(self._executor.submit(plan), self._drafter, plan, known)
+        return _Drafted(self._executor.submit(plan), self._drafter, self._proposer, plan, known)
 
 
 @dataclass
 class _Drafted:
     pending: PendingResult
-    drafter: ScriptedDrafter
+    drafter: ScriptedDrafter | None
+    proposer: ScriptedDrafter | None
     plan: StepPlan
     known: list[list[int]]
 
     def result(self) -> StepResult:
         result = self.pending.result()
-        drafts = {}
+        forced, proposed = dict[int, list[int]](), dict[int, list[int]]()
         for seq_id, known, token_ids in zip(self.plan.seq_ids, self.known, result.token_ids, strict=True):
             known += token_ids
-            if token_ids and seq_id not in result.failed and (proposed := self.drafter.propose(known)):
-                drafts[seq_id] = proposed
-        return replace(result, draft_token_ids=drafts)
+            if not token_ids or seq_id in result.failed:
+                continue
+            if self.drafter is not None and (drafts := self.drafter.propose(known)):
+                forced[seq_id] = drafts
+            elif self.proposer is not None and (most := self.plan.proposals.get(seq_id)):
+                drafts = self.proposer.propose(known)[:most]
+                proposed |= {seq_id: drafts} if drafts else {}
+        return replace(result, draft_token_ids=forced, proposed_token_ids=proposed)
+
+
+class ProposingExecutor:
+    """Stands for a started executor, and asks its drafter for ``count`` drafts behind every token sampled; they come
+    back as what a grammar forces does.
+    """
+
+    def __init__(self, executor: Executor, count: int) -> None:
+        self._executor = executor
+        self._count = count
+        self.planned = self.accepted = 0
+        """Drafts in plans, and those that were right."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._executor, name)
+
+    def submit(self, plan: StepPlan) -> PendingResult:
+        wanted = {seq_id: self._count for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples}
+        plan = replace(plan, proposals=wanted)
+        return _Proposed(self._executor.submit(plan), self, plan)
+
+
+@dataclass
+class _Proposed:
+    pending: PendingResult
+    executor: ProposingExecutor
+    plan: StepPlan
+
+    def result(self) -> StepResult:
+        result = self.pending.result()
+        tokens = dict(zip(self.plan.seq_ids, result.token_ids, strict=True))
+        for seq_id, drafts in self.plan.draft_token_ids.items():
+            if seq_id not in result.failed:
+                self.executor.planned += len(drafts)
+                self.executor.accepted += len(tokens[seq_id]) - 1
+        return replace(
+            result, draft_token_ids=result.proposed_token_ids | result.draft_token_ids, proposed_token_ids={}
+        )
