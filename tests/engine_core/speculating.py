@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,3 +160,40 @@ def engine_of(
         yield StartedEngine(EngineCore(config, executor), executor)
     finally:
         executor.close()
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A method, and the models that have it."""
+
+    method: str
+    fits: Callable[[str], bool]
+    make: Callable[[Path, Path], Path] | None = None
+    """The drafting checkpoint, for a target and into a folder; None: the method needs none."""
+
+    def __str__(self) -> str:
+        return self.method
+
+    def options(self, target: Path, directory: Path, count: int) -> dict[str, Any]:
+        """As in ``--speculative-config``; what is in ``directory`` is made once."""
+        found: dict[str, Any] = {"method": self.method, "num_speculative_tokens": count}
+        if self.make is not None:
+            place = directory / self.method
+            found["model"] = str(place if place.exists() else self.make(target, place))
+        return found
+
+
+def _drafting_model(target: Path, directory: Path) -> Path:
+    """The bundled model without two layers, or for others one that often agrees: nearly the same, if it can draft."""
+    if target == TINY:
+        return pruned(target, directory, [0, 2, 4])
+    if json.loads((target / "config.json").read_text())["model_type"] in _WITH_STATES:
+        return with_tokenizer(save_model(make_model(DRAFTING), directory))
+    return perturbed(target, directory)
+
+
+_WITH_STATES = {CONFIGS[name].model_type for name in ("delta net", "mamba", "convolutions")}
+DRAFTERS: dict[str, Drafter] = {
+    "ngram": Drafter("ngram", lambda target: True),
+    "draft_model": Drafter("draft_model", lambda target: True, _drafting_model),
+}
