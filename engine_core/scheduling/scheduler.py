@@ -183,6 +183,8 @@ class Scheduler:
             self._encoder.plan_portion(step)
         if not step.short_of_blocks:
             self._add_drafts(step)
+        if self._speculation is not None and self._speculation.is_computed:
+            self._ask_for_drafts(step, self._speculation)
         if self._kv.states is not None:
             step.plan_states(self._kv)
         self._lifecycle.in_flight[step.step_id] = step
@@ -194,7 +196,7 @@ class Scheduler:
         step = self._lifecycle.in_flight.pop(plan.step_id)
         if not step.is_answered_by(result):
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
-        if step.draft_token_ids:
+        if step.draft_token_ids or step.proposals:
             step.roll_back(result.token_ids)
         self._pacing.take_in(step.sequences, result, self._clock())
         self._counters.steps += 1
@@ -211,7 +213,7 @@ class Scheduler:
             if step.dropped and seq.seq_id in step.dropped:
                 continue
             output = output_of_step(seq, end, token_ids, result)
-            if seq.drafts or seq.seq_id in result.draft_token_ids:
+            if seq.drafts or seq.seq_id in result.draft_token_ids or seq.seq_id in result.proposed_token_ids:
                 self._take_in_drafts(step, seq, token_ids if output is None else output.token_ids, result)
             if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
                 self._take_states(step, seq, use, end, len(token_ids))
@@ -231,15 +233,16 @@ class Scheduler:
         return outputs
 
     def _take_in_drafts(self, step: StepInFlight, seq: Sequence, token_ids: list[int], result: StepResult) -> None:
-        """Judge the drafts of ``seq`` by the ``token_ids`` that it got, then take those that a grammar forces now."""
-        forced = result.draft_token_ids.get(seq.seq_id)
-        if not seq.is_proposed:
-            drafting.take_in(seq, token_ids, forced)
-            return
-        assert self._speculation is not None
-        self._speculation.judge(seq, token_ids, len(step.draft_token_ids.get(seq.seq_id, ())))
+        """Judge the drafts of ``seq`` by the ``token_ids`` that it got, then take new ones."""
+        forced, proposed = result.draft_token_ids.get(seq.seq_id), result.proposed_token_ids.get(seq.seq_id)
+        if seq.is_proposed and self._speculation is not None:
+            self._speculation.judge(seq, token_ids, len(step.draft_token_ids.get(seq.seq_id, ())))
+        else:
+            drafting.take_in(seq, token_ids, None)
         if forced is not None:
             seq.drafts, seq.is_proposed = forced, False
+        elif proposed is not None and self._speculation is not None:
+            self._speculation.take(seq, proposed)
 
     def _take_states(self, step: StepInFlight, seq: Sequence, use: StateUse, end: int, num_sampled: int) -> None:
         """Go on from the states that a step has left for ``seq``, which now has ``end`` computed tokens."""
@@ -303,7 +306,7 @@ class Scheduler:
             index += 1
             if seq.state is not SequenceState.RUNNING:
                 continue  # Preempted by a sequence before it.
-            if seq.num_computed == seq.group.max_computed or (seq.drafts and self._waits(seq)):
+            if seq.num_computed == seq.group.max_computed or ((seq.drafts or seq.is_drafted) and self._waits(seq)):
                 continue  # All tokens are computed, or the pending token must be known first.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1 or seq.num_computed < seq.group.end_of_pictures:
@@ -362,7 +365,7 @@ class Scheduler:
         return [seq for seq in running if not seq.has_pending_token and seq.seq_id not in later]
 
     def _waits(self, seq: Sequence) -> bool:
-        """Whether ``seq``, which has drafts, waits for its pending token (the module's docstring says why).
+        """Whether ``seq``, which has or awaits drafts, waits for its pending token (the module's docstring says why).
 
         With stages, sequences with pending tokens do not get here.
         """
@@ -405,13 +408,28 @@ class Scheduler:
                 offers.append(Offer(place, seq, room))
                 continue
             room = min(room, rows, step.budget, self._room_for_states())
-            count = self._num_drafts(seq, room, self._config.max_num_batched_tokens - step.budget)
-            rows -= self._give_drafts(step, place, seq.drafts[:count])
+            taken = self._num_drafts(seq, room, self._config.max_num_batched_tokens - step.budget)
+            rows -= self._give_drafts(step, place, seq.drafts[:taken])
         if offers and self._speculation is not None:
             most = min(rows, step.budget, self._room_for_states())
             rows_so_far = self._config.max_num_batched_tokens - step.budget
-            for offer, count in self._speculation.choose(offers, rows_so_far, decoding, most):
-                self._give_drafts(step, offer.place, offer.seq.drafts[:count])
+            for offer, taken in self._speculation.choose(offers, rows_so_far, decoding, most):
+                self._give_drafts(step, offer.place, offer.seq.drafts[:taken])
+
+    def _ask_for_drafts(self, step: StepInFlight, speculation: Speculation) -> None:
+        """Ask for drafts behind the tokens that the step samples, for the sequences' next step."""
+        decoding = sum(step.samples)
+        most = min(self._config.max_num_seqs, self._config.max_num_batched_tokens) - decoding
+        offers = [
+            Offer(place, seq, room)
+            for place, (seq, samples) in enumerate(zip(step.sequences, step.samples, strict=True))
+            if samples
+            and seq.num_pending == 1 + len(step.draft_token_ids.get(seq.seq_id, ()))
+            and seq.group.request.speculation
+            and (room := seq.group.max_computed - seq.num_computed - 1) > 0
+        ]
+        for offer, wanted in speculation.ask(offers, decoding, min(most, self._room_for_states())):
+            step.ask_for_drafts(offer.place, wanted)
 
     def _room_for_states(self) -> int:
         """Drafts before which states can be kept."""

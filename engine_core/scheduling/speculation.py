@@ -12,9 +12,9 @@ they come last, into the rows and blocks that are left.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import accumulate
 
 from engine_core.scheduling.ngram import STRONGEST, NgramDrafter
 from engine_core.scheduling.stats import Counters
@@ -70,7 +70,7 @@ class _Drafted:
     first: int = 0
     """Kind of its first draft; following ones are of the following kinds."""
     idle: int = 0
-    """Tokens since its last judged draft, if models compute drafts."""
+    """Steps that computed no drafts for it since one was wrong, if a model computes drafts."""
     accepted: int = 0
     rejected: int = 0
 
@@ -104,6 +104,11 @@ class Speculation:
         """By seq_id, until the sequence ends."""
         counters.accepted_by_position = [0] * self._most
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether a model computes the drafts; else they are looked up."""
+        return self._ngram is None
+
     def look_up(self, running: Items[Sequence]) -> None:
         """Look up drafts of the ``running`` sequences that decode, if any could pay."""
         if self._ngram is None:
@@ -124,7 +129,7 @@ class Speculation:
             seq.drafts, strength = self._ngram.look_up(seq, self._most + 1 + seq.num_pending)
             seq.is_proposed = bool(seq.drafts)
             if seq.drafts:
-                self._drafted.setdefault(seq.seq_id, _Drafted()).first = strength
+                self._of(seq).first = strength
 
     def choose(self, offers: list[Offer], rows: int, decoding: int, most: int) -> list[tuple[Offer, int]]:
         """The numbers of drafts to take, where there are any, at most ``most`` together.
@@ -133,13 +138,31 @@ class Speculation:
         """
         if not offers or most <= 0 or not self._could_pay(rows, decoding, most):
             return []
-        chances = sorted(
-            ((chance, at) for at, offer in enumerate(offers) for chance in self._chances(offer)), reverse=True
-        )[:most]
-        counts = [0] * len(offers)
-        for _, at in chances[: self._best(chances, rows, decoding)]:
-            counts[at] += 1
-        return [(offer, count) for offer, count in zip(offers, counts, strict=True) if count]
+        return self._choose(offers, rows, decoding, most, _free)
+
+    def ask(self, offers: list[Offer], decoding: int, most: int) -> list[tuple[Offer, int]]:
+        """The numbers of drafts that a model is to compute, where any, for a step of ``decoding`` sequences.
+
+        At most ``most`` together. ``Offer.room`` is their room in that step.
+        """
+        if not offers or most <= 0 or not self._could_pay(decoding, decoding, most, self._times.draft(1)):
+            return []
+        for offer in offers:
+            self._of(offer.seq).first = 0
+        chosen = self._choose(offers, decoding, decoding, most, self._times.draft)
+        wanted = {offer.place for offer, _ in chosen}
+        for offer in offers:
+            if offer.place not in wanted:
+                drafted = self._of(offer.seq)
+                drafted.idle += 1
+                if drafted.idle > PROBE_TOKENS and len(chosen) < most:
+                    chosen.append((offer, 1))
+        return chosen
+
+    def take(self, seq: Sequence, drafts: list[int]) -> None:
+        """Take ``drafts`` that a model computed for ``seq``."""
+        seq.drafts, seq.is_proposed = drafts, True
+        self._of(seq).first = 0
 
     def judge(self, seq: Sequence, token_ids: list[int], num_computed: int) -> None:
         """Compare the drafts of ``seq`` with the tokens that came; ``num_computed`` of them were computed."""
@@ -169,6 +192,9 @@ class Speculation:
         if self._ngram is not None:
             self._ngram.end(seq)
 
+    def _of(self, seq: Sequence) -> _Drafted:
+        return self._drafted.setdefault(seq.seq_id, _Drafted())
+
     def _count(self, drafted: _Drafted, right: int, num_computed: int) -> None:
         accepted, counters = min(right, num_computed), self._counters
         drafted.accepted += accepted
@@ -182,6 +208,8 @@ class Speculation:
     def _learn(self, drafted: _Drafted, right: int, *, is_wrong: bool) -> None:
         drafted.misses = _DECAY * drafted.misses + (1 - _DECAY) * _PRIOR + is_wrong
         drafted.expected = _DECAY * drafted.expected + (1 - _DECAY) * _PRIOR
+        if is_wrong:
+            drafted.idle = 0
         for position in range(right + is_wrong):
             kind = self._kind(drafted.first + position)
             drafted.expected += kind.miss
@@ -201,23 +229,46 @@ class Speculation:
             chances.append(chance)
         return chances
 
-    def _could_pay(self, rows: int, decoding: int, most: int) -> bool:
-        """Whether up to ``most`` drafts would pay if all came true."""
+    def _could_pay(self, rows: int, decoding: int, most: int, price: float = 0.0) -> bool:
+        """Whether up to ``most`` drafts would pay if all came true; ``price``: seconds of each round of them."""
         value, rate = self._worth(rows, decoding)
         # Times are straight lines between those measured, so the best number is at an end of one.
         ends = [count for each in self._times.rows if 0 < (count := each - rows) < most]
-        return any(value + count > MARGIN * rate * self._times.step(rows + count) for count in [*ends, most])
+        return any(
+            value + count > MARGIN * rate * (self._times.drafted(rows + count) + price * -(-count // decoding))
+            for count in (*ends, min(decoding, most), most)
+        )
 
-    def _best(self, chances: list[tuple[float, int]], rows: int, decoding: int) -> int:
-        """How many of the drafts with these ``chances``, the first ones, make the most of the step's time."""
+    def _choose(
+        self, offers: list[Offer], rows: int, decoding: int, most: int, price: Callable[[int], float]
+    ) -> list[tuple[Offer, int]]:
+        """As ``choose``; ``price``: seconds of computing one more draft for each of some sequences."""
+        chances = sorted(
+            (-chance, position, at)
+            for at, offer in enumerate(offers)
+            for position, chance in enumerate(self._chances(offer))
+        )[:most]
         value, rate = self._worth(rows, decoding)
-        best, least = 0, MARGIN * rate
-        for count, gained in enumerate(accumulate(chance for chance, _ in chances), 1):
-            if (reached := (value + gained) / self._times.step(rows + count)) > least:
+        best, least, seconds = 0, MARGIN * rate, 0.0
+        num_rounds = [0] * self._most
+        for count, (chance, position, _) in enumerate(chances, 1):
+            value -= chance
+            num_rounds[position] += 1
+            seconds += price(num_rounds[position]) - price(num_rounds[position] - 1)
+            reached = value / (self._times.drafted(rows + count) + seconds)
+            if reached > least:
                 best, least = count, reached
-        return best
+        counts = [0] * len(offers)
+        for _, _, at in chances[:best]:
+            counts[at] += 1
+        return [(offer, count) for offer, count in zip(offers, counts, strict=True) if count]
 
     def _worth(self, rows: int, decoding: int) -> tuple[float, float]:
-        """What a step without drafts is worth, in tokens, and tokens per second."""
-        rate = max(1, decoding) / self._times.step(max(1, decoding))
-        return rate * self._times.step(rows), rate
+        """What a step without drafts is worth, in tokens, and the tokens per second of steps that decode alone."""
+        times = self._times
+        rate = decoding / times.step(decoding)
+        return rate * (times.step(rows) if rows == decoding else times.drafted(rows)), rate
+
+
+def _free(sequences: int) -> float:
+    return 0.0
