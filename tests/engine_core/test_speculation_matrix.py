@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,11 @@ from engine_core.startup import StartedEngine
 from .answers import answer_of, differences
 from .engines import Outcome
 from .speculated_workload import PARAMS, Answers, answers_of, requests, rest_of, splits
-from .speculating import CONDITIONS, CONFIGS, DRAFTERS, Drafter, engine_of, make_target
+from .speculating import CONDITIONS, CONFIGS, DRAFTERS, WEIGHTS, Drafter, engine_of, every_draft, make_target
 
 pytestmark = pytest.mark.speculation
 
-WEIGHTS: dict[str, dict[str, Any]] = {
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "bfloat16", "quantization": "int8"},
-    "int8 cache": {"kv_cache_dtype": "int8"},
-}
-"""Options of the bundled model."""
-TARGETS = ["bundled", *WEIGHTS, *CONFIGS]
+TARGETS = [*WEIGHTS, *CONFIGS]
 MOST = 8
 
 
@@ -58,19 +53,32 @@ def cells() -> Iterator[Any]:
     """All numbers of drafts for the bundled model; for the others, all that may go on, each with another number."""
     for target in TARGETS:
         for name, drafter in DRAFTERS.items():
-            if not drafter.fits(target):
-                continue
-            for place, condition in enumerate(CONDITIONS):
+            for place, (condition, under) in enumerate(CONDITIONS.items()):
+                if target not in drafter.targets or not (drafter.in_stages or under.stages == 1):
+                    continue
                 counts = range(1, MOST + 1) if target == "bundled" else [1 + (place + len(target)) % MOST]
                 for count in counts:
                     yield pytest.param(target, drafter, count, condition, id=f"{target}, {name} {count}, {condition}")
 
 
-@pytest.mark.parametrize(("known", "drafter", "count", "condition"), cells(), indirect=["known"])
+def pairs(targets: list[str]) -> list[Any]:
+    """Those models, each with all its drafters."""
+    return [
+        pytest.param(target, drafter, id=f"{target}, {drafter}")
+        for target in targets
+        for drafter in DRAFTERS.values()
+        if target in drafter.targets
+    ]
+
+
+@pytest.mark.parametrize(("known", "drafter", "count", "condition"), list(cells()), indirect=["known"])
 def test_answers_are_the_same(known: Known, drafter: Drafter, count: int, condition: str) -> None:
     speculation = drafter.options(known.model, known.directory, count)
     asked = [replace(each, speculation=place % 4 > 0) for place, each in enumerate(requests())]
-    with engine_of(known.model, speculation, condition, **known.options) as engine:
+    with (
+        every_draft() if count % 2 else nullcontext(),
+        engine_of(known.model, speculation, condition, **known.options) as engine,
+    ):
         assert differences(answers_of(engine, asked), known.answers) == []
         stats = engine.core.stats()
         print(f"{stats.accepted_draft_tokens} of {stats.draft_tokens} drafts accepted in {stats.steps} steps")
@@ -80,12 +88,9 @@ def test_answers_are_the_same(known: Known, drafter: Drafter, count: int, condit
         assert engine.executor.numerics == known.numerics
 
 
-@pytest.mark.parametrize("known", TARGETS, indirect=True)
-@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=str)
+@pytest.mark.parametrize(("known", "drafter"), pairs(TARGETS), indirect=["known"])
 @pytest.mark.parametrize("condition", ["room", "overlapping steps, few blocks"])
 def test_answers_go_on_from_every_split(known: Known, drafter: Drafter, condition: str) -> None:
-    if not drafter.fits(known.name):
-        pytest.skip("another drafter's model")
     resume = splits(known.answers, 1 if known.name == "bundled" else 5)
     with engine_of(known.model, drafter.options(known.model, known.directory, 3), condition, **known.options) as engine:
         rest = answers_of(engine, requests(resume=resume))
@@ -93,13 +98,10 @@ def test_answers_go_on_from_every_split(known: Known, drafter: Drafter, conditio
     assert differences(rest, expected) == []
 
 
-@pytest.mark.parametrize("known", ["bundled", "delta net"], indirect=True)
-@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=str)
-@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize(("known", "drafter"), pairs(["bundled", "delta net"]), indirect=["known"])
+@pytest.mark.parametrize("condition", ["chunks", "few blocks", "overlapping steps", "overlapping steps, few blocks"])
 def test_neighbours_that_come_and_go_change_nothing(known: Known, drafter: Drafter, condition: str) -> None:
     """Requests are added between steps, and some choices are cancelled; what came until then was right."""
-    if not drafter.fits(known.name):
-        pytest.skip("another drafter's model")
     with engine_of(known.model, drafter.options(known.model, known.directory, 4), condition, **known.options) as engine:
         for seed in range(3):
             whole, ended = _come_and_go(engine, random.Random(seed))
