@@ -8,13 +8,16 @@ from __future__ import annotations
 import ast
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
+
+from engine_core.llm import configure
+from engine_core.offline.model_text import ModelText
 
 _LEAST_WORDS, _MOST_WORDS = 60, 110
 """Of a passage, which is one paragraph."""
@@ -40,9 +43,18 @@ class Task:
         where there are not as many.
         """
         asked = self.questions()
-        chosen = (asked[(skipped + number) % len(asked)] for number in range(count))
-        chats = ([{"role": "user", "content": question}] for question in chosen)
-        return [list(tokenizer.apply_chat_template(chat, add_generation_prompt=True)) for chat in chats]
+        return chats(tokenizer, [asked[(skipped + number) % len(asked)] for number in range(count)])
+
+
+def tokenizer_of(model: Path) -> Any:
+    """A model's tokenizer, without an engine."""
+    return ModelText(configure(model=str(model)).model).tokenizer
+
+
+def chats(tokenizer: Any, questions: Sequence[str]) -> list[list[int]]:
+    """Token ids of conversations that begin with the questions."""
+    asked = ([{"role": "user", "content": question}] for question in questions)
+    return [list(tokenizer.apply_chat_template(chat, add_generation_prompt=True)) for chat in asked]
 
 
 @cache
@@ -107,3 +119,14 @@ EDITS = Task("edits", _edits, tokens=160)
 SUMMARIES = Task("summaries", _summaries, tokens=96)
 STORIES = Task("stories", _stories, tokens=96, temperature=1.0)
 TASKS = (COPIES, EDITS, SUMMARIES, STORIES)
+
+
+_ANIMALS = ("fox", "bear", "rabbit", "owl", "dog", "cat", "mouse", "duck", "frog", "horse")
+_NAMES = ("Bruno", "Mia", "Otto", "Lena")
+
+
+def bundled_questions() -> list[str]:
+    """What the bundled model knows to answer."""
+    stories = [f"Tell me a story about a {animal} named {name}." for name, animal in product(_NAMES, _ANIMALS)]
+    sums = [f"What is {first} plus {second}?" for first, second in product((3, 8, 11, 14), (2, 5, 9))]
+    return [question for pair in zip(stories, [*sums, *sums, *sums, *sums], strict=False) for question in pair]

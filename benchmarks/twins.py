@@ -1,11 +1,11 @@
 """Makes a small twin of a model, to draft for it: some of its layers, trained a little to continue as the model does.
 
     python -m benchmarks.twins checkpoints/tiny TWIN --layers 2 --steps 300
-    python -m benchmarks.twins SmolLM2-135M.gguf TWIN.gguf --layers 20
+    python -m benchmarks.twins SmolLM2-135M.gguf TWIN.gguf --layers 15 --questions "Write a story." "What is rain?"
 
 Layers are left out one after the other: the one without which the model still agrees best with itself. A twin of a GGUF
-file is one, too, with the tensors as they are; only a twin of a directory can be trained. It learns from answers of the
-model itself, at temperature 1: no other text is needed.
+file is one, too, with the tensors as they are, unless it is trained. It learns from answers of the model itself, at
+temperature 1: no other text is needed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from random import Random
 from typing import Any
 
 import gguf
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import kl_div, log_softmax
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from benchmarks import tasks
 from benchmarks.report import print_table
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 
 _LAYER = re.compile(r"(model\.layers\.|blk\.)(\d+)(\..+)")
-_OPENINGS = 64
-"""Tokens with which texts of the model begin, drawn from its vocabulary if no prompts are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,9 @@ def _prune_directory(source: Path, kept: Sequence[int], output: Path) -> None:
     if config.get("layer_types"):
         config["layer_types"] = [config["layer_types"][layer] for layer in kept]
     (output / "config.json").write_text(json.dumps(config, indent=2))
-    tensors = {name: tensor for file in sorted(source.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    tensors = {
+        name: tensor for file in sorted(source.glob("*.safetensors")) for name, tensor in load_file(file).items()
+    }
     placed = {_place(name, kept): tensor for name, tensor in tensors.items()}
     (output / "model.safetensors.index.json").unlink(missing_ok=True)
     save_file({name: tensor for name, tensor in placed.items() if name}, output / "model.safetensors", {"format": "pt"})
@@ -107,7 +108,13 @@ def load(source: Path, dtype: torch.dtype = torch.float32) -> Any:
     auto: Any = AutoModelForCausalLM
     if source.is_dir():
         return auto.from_pretrained(source, dtype=dtype).eval()
-    return auto.from_pretrained(source.parent, gguf_file=source.name, dtype=dtype).eval()
+    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+    model = auto.from_config(config, dtype=dtype)
+    read: Any = load_gguf_checkpoint
+    stored = read(str(source), return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict(stored, strict=not config.tie_word_embeddings)
+    model.tie_weights()
+    return model.eval()
 
 
 @torch.inference_mode()
@@ -134,12 +141,12 @@ def choose_layers(model: Any, texts: torch.Tensor, count: int) -> list[int]:
     return kept
 
 
-def write_texts(source: Path, count: int, length: int, prompts: Sequence[str], seed: int = 0) -> torch.Tensor:
+def write_texts(source: Path, count: int, length: int, prompts: Sequence[list[int]], seed: int = 0) -> torch.Tensor:
     """Texts [B, L] that the model writes at temperature 1 after ``prompts``, or after any of its tokens."""
     drawn = Random(seed)
     with LLM(str(source), max_num_seqs=64, kv_cache_memory_bytes="256MiB", max_model_len=max(256, 2 * length)) as llm:
         if prompts:
-            begun = [list(llm.tokenizer.encode(drawn.choice(prompts))) for _ in range(count)]
+            begun = [drawn.choice(prompts) for _ in range(count)]
         else:
             begun = [[drawn.randrange(llm.model.vocab_size)] for _ in range(count)]
         params = [
@@ -147,13 +154,16 @@ def write_texts(source: Path, count: int, length: int, prompts: Sequence[str], s
             for prompt in begun
         ]
         results = llm.generate(begun, params, use_tqdm=False)
-    return torch.tensor([[*prompt, *result.outputs[0].token_ids] for prompt, result in zip(begun, results, strict=True)])
+    return torch.tensor(
+        [[*prompt, *result.outputs[0].token_ids] for prompt, result in zip(begun, results, strict=True)]
+    )
 
 
-def train(source: Path, twin: Path, prompts: Sequence[str], training: Training) -> None:
-    """Train the twin in the directory ``twin`` to have the distributions of ``source``; writes it in bfloat16."""
+def train(source: Path, kept: Sequence[int], twin: Path, prompts: Sequence[list[int]], training: Training) -> None:
+    """Train the layers ``kept`` to have the distributions of all; writes the directory ``twin``, in bfloat16."""
     texts = write_texts(source, training.texts, training.length, prompts, training.seed)
-    teacher, student = load(source), load(twin).train()
+    teacher, student = load(source), load(source).train()
+    _keep_layers(student, kept)
     optimizer = torch.optim.AdamW(student.parameters(), lr=training.rate, weight_decay=0.0)
     for step, chosen in enumerate(_batches(len(texts), training)):
         for group in optimizer.param_groups:
@@ -161,13 +171,31 @@ def train(source: Path, twin: Path, prompts: Sequence[str], training: Training) 
         with torch.no_grad():
             wanted = log_softmax(teacher(texts[chosen], use_cache=False).logits, -1)
         found = log_softmax(student(texts[chosen], use_cache=False).logits, -1)
-        loss = kl_div(found.flatten(0, 1), wanted.flatten(0, 1), log_target=True, reduction="batchmean")
+        loss: Any = kl_div(found.flatten(0, 1), wanted.flatten(0, 1), log_target=True, reduction="batchmean")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if step % 20 == 0 or step + 1 == training.steps:
             print(f"step {step}: {loss.item():.3f} nats", flush=True)
     student.to(torch.bfloat16).save_pretrained(twin)
+    _copy_texts(source, twin)
+
+
+def _keep_layers(model: Any, kept: Sequence[int]) -> None:
+    model.model.layers = torch.nn.ModuleList(model.model.layers[layer] for layer in kept)
+    model.config.num_hidden_layers = len(kept)
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = [model.config.layer_types[layer] for layer in kept]
+
+
+def _copy_texts(source: Path, directory: Path) -> None:
+    """Copy the tokenizer and its templates."""
+    if source.is_dir():
+        for file in source.iterdir():
+            if file.suffix == ".jinja" or file.name.startswith(("tokenizer", "special_tokens")):
+                shutil.copy(file, directory)
+    else:
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(directory)
 
 
 def _batches(count: int, training: Training) -> Iterator[list[int]]:
@@ -179,13 +207,16 @@ def _batches(count: int, training: Training) -> Iterator[list[int]]:
         yield chosen
 
 
-def make_twin(source: Path, output: Path, layers: int, prompts: Sequence[str], training: Training | None) -> list[int]:
+def make_twin(
+    source: Path, output: Path, layers: int, prompts: Sequence[list[int]], training: Training | None
+) -> list[int]:
     """Write a twin of ``source`` to ``output``; returns the layers that it has."""
     texts = write_texts(source, 4, 96, prompts, seed=1)
     kept = choose_layers(load(source, torch.bfloat16), texts, layers)
-    prune(source, kept, output)
-    if training is not None:
-        train(source, output, prompts, training)
+    if training is None:
+        prune(source, kept, output)
+    else:
+        train(source, kept, output, prompts, training)
     return kept
 
 
@@ -197,12 +228,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, required=True, help="that the twin has")
     parser.add_argument("--steps", type=int, default=0, help="of training (%(default)s)")
     parser.add_argument("--texts", type=int, default=256, help="that the model writes to train it (%(default)s)")
-    parser.add_argument("--prompts", nargs="+", default=[], help="with which those begin; by default, any token")
+    parser.add_argument("--questions", nargs="+", default=[], help="that they answer; by default, they begin anywhere")
     arguments = parser.parse_args()
-    if arguments.steps and not arguments.source.is_dir():
-        parser.error("--steps trains only twins of a directory")
     training = Training(arguments.steps, arguments.texts) if arguments.steps else None
-    kept = make_twin(arguments.source, arguments.output, arguments.layers, arguments.prompts, training)
+    prompts = tasks.chats(tasks.tokenizer_of(arguments.source), arguments.questions) if arguments.questions else []
+    kept = make_twin(arguments.source, arguments.output, arguments.layers, prompts, training)
     print_table([{"twin": str(arguments.output), "layers": " ".join(map(str, kept))}])
 
 
