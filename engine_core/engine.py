@@ -31,7 +31,9 @@ class EngineCore:
         kv_cache, model = executor.kv_cache_config, executor.model
         identity = [part.encode() for part in (executor.model_digest, model.dtype, kv_cache.layout)]
         stages = config.parallel.pipeline_parallel_size
-        self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, identity, stages)
+        self._scheduler = Scheduler(
+            config.scheduler, config.cache, kv_cache, model, clock, identity, stages, executor.step_times
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``, without changes."""

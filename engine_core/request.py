@@ -119,6 +119,9 @@ class Request:
     resume: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     media: tuple[MediaItem, ...] = ()
     """The prompt's pictures, by ascending offset; they do not overlap."""
+    speculation: bool = True
+    """Whether drafters may propose its tokens, which are the same without; those that a grammar forces are computed
+    together all the same."""
 
 
 class FinishReason(enum.Enum):

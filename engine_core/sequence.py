@@ -230,10 +230,13 @@ class Sequence:
     """Id of the last step in which this sequence was planned."""
     drafts: list[int] = field(default_factory=list)
     """Tokens that will probably follow the known ones."""
+    is_proposed: bool = False
+    """Whether a drafter proposed the drafts; else a grammar forces them."""
     drafts_come_true: int | None = None
-    """Correct drafts since the last wrong one; None if none was wrong."""
+    """Correct drafts that a grammar forces since the last wrong one; None if none was wrong."""
     is_drafted: bool = False
-    """Whether a step in flight computes its drafts; until the results arrive, it is planned in no other step."""
+    """Whether a step in flight computes its drafts, or proposes some; until the results arrive, it is planned in no
+    other step."""
     partial_picture: bytes | None = None
     """The key of the picture of which the steps so far compute a part of the rows (``scheduling.encoder_cache``)."""
     grammar_seconds: float = 0.0

@@ -165,3 +165,7 @@ class SequenceOutput:
     """Time from ``add`` to the first scheduling; set with ``cached_tokens``."""
     prompt_logprobs: Logprobs | None = None
     """Further entries for prompt tokens 1…, as they are computed; each is reported once, before the first token."""
+    accepted_drafts: int = 0
+    """Tokens of the choice that drafters proposed, besides those that a grammar forces; set with ``finish``."""
+    rejected_drafts: int = 0
+    """Proposed tokens that were computed and are not in the output; set with ``finish``."""

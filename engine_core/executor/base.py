@@ -15,6 +15,7 @@ from engine_core.config import ModelSpec, RequestMemory
 from engine_core.errors import InvalidRequestError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.media import Picture
+from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.step import StepPlan, StepResult
 
 
@@ -59,6 +60,8 @@ class Executor(ABC):
     """Executors of equal digests compute equal tokens for equal requests."""
     largest_step_seconds: float
     """Approximate duration of the largest step."""
+    step_times: StepTimes = ASSUMED_STEP_TIMES
+    """Of steps that decode; measured if drafters propose tokens."""
     max_concurrent_steps: int
     """Most steps that may be submitted before the first result is taken."""
     grammar_support: str | None = "this executor has none"

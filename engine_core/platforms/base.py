@@ -18,6 +18,7 @@ from engine_core.ops.base import OpsBackend
 from engine_core.platforms.kv_cache_size import Profile
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.worker.encoding_profile import EncodingProfile
+from engine_core.worker.forward import Forward
 from engine_core.worker.input_batch import InputBatch
 from engine_core.worker.model_runner import ModelRunner
 
@@ -73,6 +74,10 @@ class Platform(ABC):
     @abstractmethod
     def numerics(self) -> Sequence[str]:
         """What decides a result's bits, besides attention, ops and the builds of torch and numpy."""
+
+    @abstractmethod
+    def make_forward(self, model: LanguageModel, links: StageLinks | None = None) -> Forward:
+        """What runs ``model`` here; ``links`` as in ``make_runner``."""
 
     @abstractmethod
     def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:

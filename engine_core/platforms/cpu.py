@@ -129,10 +129,12 @@ class CpuPlatform(Platform):
         extensions = numpy["SIMD Extensions"].get("found", [])
         return [*instruction_sets(), torch.backends.cpu.get_cpu_capability(), *extensions]
 
+    def make_forward(self, model: LanguageModel, links: StageLinks | None = None) -> HostForward:
+        return HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS), links)
+
     def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
-        forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS), links)
         sampler = Sampler(batch.sampling, NumpyOps(model.vocab_size)) if self._samples else None
-        return ModelRunner(model, batch, forward, sampler)
+        return ModelRunner(model, batch, self.make_forward(model, links), sampler)
 
     def allocate(self, model: LanguageModel, kv_cache_config: KVCacheConfig, now: bool) -> Caches:
         blocks, slots, states = kv_cache_config.num_blocks, kv_cache_config.num_states, model.state_cache_spec

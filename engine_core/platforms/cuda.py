@@ -233,11 +233,14 @@ class CudaPlatform(Platform):
     def numerics(self) -> Sequence[str]:
         return [self._name, str(torch.version.cuda)]
 
-    def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
+    def make_forward(self, model: LanguageModel, links: StageLinks | None = None) -> DeviceForward:
         if links is not None:
             raise ConfigError("pipeline_parallel_size", 2, "1: stages on GPUs are not linked yet")
-        forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
-        return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()) if self._samples else None)
+        return DeviceForward(model, self._limits, self.torch_device, self.attention)
+
+    def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
+        sampler = Sampler(batch.sampling, TorchOps()) if self._samples else None
+        return ModelRunner(model, batch, self.make_forward(model, links), sampler)
 
     def allocate(self, model: LanguageModel, kv_cache_config: KVCacheConfig, now: bool) -> Caches:
         """Always takes the memory at once."""

@@ -251,6 +251,10 @@ class DeviceForward:
         self._graphs[size].replay()
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
 
+    @property
+    def masks_argmax(self) -> bool:
+        return self._model.masks_argmax
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.compute_logits(hidden)
 

@@ -133,14 +133,18 @@ class SamplingMetadata:
         """Bytes that processors may keep of all slots' tokens."""
         return sum(processor.most_bytes(max_model_len) for _, processor in self.processors)
 
-    def greedy(self, slots: Index) -> bool:
-        """Whether all ``slots`` take the argmax, and ask for nothing else that needs logits."""
+    def greedy(self, slots: Index, *, reports: bool = True) -> bool:
+        """Whether all ``slots`` take the argmax, and ask for nothing else that needs logits, ``reports`` or not."""
         # If no slot of the batch asks for anything, these need no look.
-        return not self.asked or not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY
+        return not self.asked or not self._asked_by(slots, reports) & _GREEDY
 
-    def greedy_in_grammar(self, slots: Index) -> bool:
+    def greedy_in_grammar(self, slots: Index, *, reports: bool = True) -> bool:
         """Whether some slot has a grammar, and all ``slots`` take the argmax (of their grammar's tokens, if any)."""
-        return self.any_grammar and not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY_IN_GRAMMAR
+        return self.any_grammar and not self._asked_by(slots, reports) & _GREEDY_IN_GRAMMAR
+
+    def _asked_by(self, slots: Index, reports: bool) -> int:
+        asked = int(np.bitwise_or.reduce(self.asked_of[slots]))
+        return asked if reports else asked & ~LOGPROBS
 
     @property
     def any_grammar(self) -> bool:

@@ -46,9 +46,14 @@ class Sampler:
         self._metadata = metadata
         self._ops = ops
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
-        """Sample one token for each row of ``logits`` [R, V] float32, which may be changed."""
+    def sample(self, logits: torch.Tensor, rows: SamplingRows, *, reports: bool = True) -> SamplerOutput:
+        """Sample one token for each row of ``logits`` [R, V] float32, which may be changed.
+
+        ``reports``: with log probabilities, for rows that ask for them.
+        """
         asked_of = self._metadata.asked_of[rows.slots]
+        if not reports:
+            asked_of &= ~asks.LOGPROBS
         step = self._ops.rows_at_once(logits.shape[1])
         array = self._ops.array(logits)
         tokens: list[Array] = []

@@ -22,6 +22,7 @@ from engine_core.request import Finish, Request
 from engine_core.scheduling.encoder_cache import EncoderCacheManager
 from engine_core.scheduling.outputs import end_of, output_of_end
 from engine_core.scheduling.request_queue import Deadlines, WaitingQueue
+from engine_core.scheduling.speculation import Speculation
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_in_flight import StepInFlight
 from engine_core.sequence import NEVER, Sequence, SequenceGroup, SequenceState
@@ -38,11 +39,12 @@ class Lifecycle:
         model: ModelSpec,
         counters: Counters,
         encoder: EncoderCacheManager | None = None,
+        speculation: Speculation | None = None,
         *,
         fair: bool,
     ) -> None:
         """``fair``: order requests by priority and tenant; otherwise by arrival alone. ``encoder``: None if the model
-        takes no pictures.
+        takes no pictures. ``speculation``: None if no drafter proposes tokens.
         """
         self.groups: dict[str, SequenceGroup] = {}
         self.running: list[Sequence] = []
@@ -63,6 +65,7 @@ class Lifecycle:
         self._model = model
         self._counters = counters
         self._encoder = encoder
+        self._speculation = speculation
         self._fair = fair
         self._holding: dict[str, SequenceGroup] = {}
         """Groups that hold their prompt's blocks for waiting choices."""
@@ -144,7 +147,10 @@ class Lifecycle:
     def end(self, group: SequenceGroup, choice: int, finish: Finish | None) -> bool:
         """End a choice in any state, reporting ``finish`` if given; False if it is not live."""
         seq = group.members.get(choice)
+        drafts = (0, 0)
         if seq is not None:
+            if self._speculation is not None:
+                drafts = self._speculation.totals(seq)
             self.remove(seq)
             position = len(seq.output)
         elif choice in group.unstarted:
@@ -154,7 +160,7 @@ class Lifecycle:
         else:
             return False
         if finish is not None:
-            self.ended.append(output_of_end(group, choice, position, finish))
+            self.ended.append(output_of_end(group, choice, position, finish, drafts))
         return True
 
     def remove(self, seq: Sequence) -> None:
@@ -171,6 +177,8 @@ class Lifecycle:
         else:
             self._queue.remove(seq)
         seq.state = SequenceState.ENDED
+        if self._speculation is not None:
+            self._speculation.end(seq)
         self._clean_up(group)
 
     def drop_idle_prompt(self, keep: SequenceGroup | None = None) -> bool:
@@ -225,7 +233,7 @@ class Lifecycle:
         seq.first_blocks = []
         seq.num_computed = 0
         seq.drafts = []
-        seq.is_drafted = False
+        seq.is_proposed = seq.is_drafted = False
         seq.num_tokens = group.num_prompt_tokens + len(seq.output)
 
     def _watch(self, seq: Sequence) -> None:

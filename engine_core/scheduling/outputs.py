@@ -64,8 +64,10 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
     )
 
 
-def output_of_end(group: SequenceGroup, choice: int, num_output_tokens: int, finish: Finish) -> SequenceOutput:
-    """The output for a choice that ends without a step."""
+def output_of_end(
+    group: SequenceGroup, choice: int, num_output_tokens: int, finish: Finish, drafts: tuple[int, int] = (0, 0)
+) -> SequenceOutput:
+    """The output for a choice that ends without a step; ``drafts``: accepted and rejected ones."""
     cached_tokens, queue_seconds = _take_admission(group)
     return SequenceOutput(
         group.request.request_id,
@@ -76,6 +78,8 @@ def output_of_end(group: SequenceGroup, choice: int, num_output_tokens: int, fin
         finish,
         cached_tokens,
         queue_seconds=queue_seconds,
+        accepted_drafts=drafts[0],
+        rejected_drafts=drafts[1],
     )
 
 

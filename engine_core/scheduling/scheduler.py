@@ -50,9 +50,11 @@ from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
 from engine_core.scheduling.pacing import Pacing
 from engine_core.scheduling.request_queue import WaitingQueue
+from engine_core.scheduling.speculation import Offer, Speculation
 from engine_core.scheduling.stats import Counters, SchedulerStats
 from engine_core.scheduling.step_in_flight import StepInFlight
 from engine_core.sequence import BlockTables, Sequence, SequenceState
+from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.step import SequenceOutput, StepPlan, StepResult
 
 
@@ -68,11 +70,12 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         cache_identity: Iterable[bytes] = (),
         stages: int = 1,
+        step_times: StepTimes = ASSUMED_STEP_TIMES,
     ) -> None:
         """Deadlines are times of ``clock``; ``cache_identity`` identifies the model and numerics that compute blocks.
 
-        ``stages``: number that a step goes through; with several, no sequence with a pending token is planned. Raises
-        ``ConfigError`` and ``OutOfMemoryError``.
+        ``stages``: number that a step goes through; with several, no sequence with a pending token is planned.
+        ``step_times``: what drafters' drafts cost. Raises ``ConfigError`` and ``OutOfMemoryError``.
         """
         _check_limits(config, kv_cache_config, model)
         self._config = config
@@ -93,7 +96,11 @@ class Scheduler:
         self._tenants = TenantShares(self._places, kv_cache_config.num_blocks, prompt_tokens)
         self._fair = config.policy == "priority"
         self._encoder = _encoder_of(config, cache, model, self._counters)
-        self._lifecycle = Lifecycle(self._kv, self._queue, model, self._counters, self._encoder, fair=self._fair)
+        speculation = config.speculation
+        self._speculation = None if speculation is None else Speculation(speculation, step_times, self._counters)
+        self._lifecycle = Lifecycle(
+            self._kv, self._queue, model, self._counters, self._encoder, self._speculation, fair=self._fair
+        )
         self._step_ids = count()
         self._pacing = Pacing()
 
@@ -158,6 +165,8 @@ class Scheduler:
         self._begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         others_only = self._pacing.is_turn_of_others(now)
+        if self._speculation is not None:
+            self._speculation.look_up(self._lifecycle.running)
         self._schedule_running(step, others_only)
         while step.short_of_blocks and not step.sequences and self._lifecycle.running and not self._lifecycle.in_flight:
             # All sequences whose turn it was (at least one) were preempted, so others get theirs: with stages, or with
@@ -174,6 +183,8 @@ class Scheduler:
             self._encoder.plan_portion(step)
         if not step.short_of_blocks:
             self._add_drafts(step)
+        if self._speculation is not None and self._speculation.is_computed:
+            self._ask_for_drafts(step, self._speculation)
         if self._kv.states is not None:
             step.plan_states(self._kv)
         self._lifecycle.in_flight[step.step_id] = step
@@ -185,7 +196,7 @@ class Scheduler:
         step = self._lifecycle.in_flight.pop(plan.step_id)
         if not step.is_answered_by(result):
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
-        if step.draft_token_ids:
+        if step.draft_token_ids or step.proposals:
             step.roll_back(result.token_ids)
         self._pacing.take_in(step.sequences, result, self._clock())
         self._counters.steps += 1
@@ -201,9 +212,9 @@ class Scheduler:
         for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
             if step.dropped and seq.seq_id in step.dropped:
                 continue
-            if seq.drafts or seq.seq_id in result.draft_token_ids:
-                drafting.take_in(seq, token_ids, result.draft_token_ids.get(seq.seq_id))
             output = output_of_step(seq, end, token_ids, result)
+            if seq.drafts or seq.seq_id in result.draft_token_ids or seq.seq_id in result.proposed_token_ids:
+                self._take_in_drafts(step, seq, token_ids if output is None else output.token_ids, result)
             if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
                 self._take_states(step, seq, use, end, len(token_ids))
             if end >= seq.watch_at:
@@ -214,10 +225,24 @@ class Scheduler:
             outputs.append(output)
             self._counters.generated_tokens += len(output.token_ids)
             if output.finish is not None:
+                if self._speculation is not None:
+                    output.accepted_drafts, output.rejected_drafts = self._speculation.totals(seq)
                 self._lifecycle.remove(seq)
         if self._kv.states is not None:
             self._kv.states.release_left(step.state_uses.values())
         return outputs
+
+    def _take_in_drafts(self, step: StepInFlight, seq: Sequence, token_ids: list[int], result: StepResult) -> None:
+        """Judge the drafts of ``seq`` by the ``token_ids`` that it got, then take new ones."""
+        forced, proposed = result.draft_token_ids.get(seq.seq_id), result.proposed_token_ids.get(seq.seq_id)
+        if seq.is_proposed and self._speculation is not None:
+            self._speculation.judge(seq, token_ids, len(step.draft_token_ids.get(seq.seq_id, ())))
+        else:
+            drafting.take_in(seq, token_ids, None)
+        if forced is not None:
+            seq.drafts, seq.is_proposed = forced, False
+        elif proposed is not None and self._speculation is not None:
+            self._speculation.take(seq, proposed)
 
     def _take_states(self, step: StepInFlight, seq: Sequence, use: StateUse, end: int, num_sampled: int) -> None:
         """Go on from the states that a step has left for ``seq``, which now has ``end`` computed tokens."""
@@ -258,6 +283,10 @@ class Scheduler:
             encoded_picture_tokens=counters.encoded_picture_tokens,
             encoder_cache_uses=counters.encoder_cache_uses,
             encoder_cache_hits=counters.encoder_cache_hits,
+            drafts=counters.drafts,
+            draft_tokens=counters.draft_tokens,
+            accepted_draft_tokens=counters.accepted_draft_tokens,
+            accepted_by_position=tuple(counters.accepted_by_position),
         )
 
     def _begin_step(self, now: float) -> None:
@@ -277,7 +306,7 @@ class Scheduler:
             index += 1
             if seq.state is not SequenceState.RUNNING:
                 continue  # Preempted by a sequence before it.
-            if seq.num_computed == seq.group.max_computed or (seq.drafts and self._waits(seq)):
+            if seq.num_computed == seq.group.max_computed or ((seq.drafts or seq.is_drafted) and self._waits(seq)):
                 continue  # All tokens are computed, or the pending token must be known first.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1 or seq.num_computed < seq.group.end_of_pictures:
@@ -336,7 +365,7 @@ class Scheduler:
         return [seq for seq in running if not seq.has_pending_token and seq.seq_id not in later]
 
     def _waits(self, seq: Sequence) -> bool:
-        """Whether ``seq``, which has drafts, waits for its pending token (the module's docstring says why).
+        """Whether ``seq``, which has or awaits drafts, waits for its pending token (the module's docstring says why).
 
         With stages, sequences with pending tokens do not get here.
         """
@@ -352,41 +381,78 @@ class Scheduler:
             room = min(room, seq.capacity - seq.num_computed - 1)
         if self._kv.states is not None:
             room = min(room, self._kv.states.num_spare)
+        if seq.is_proposed:
+            assert self._speculation is not None
+            return bool(self._speculation.choose([Offer(0, seq, room)], rows, rows, room))
         return self._num_drafts(seq, room, rows) > 0
 
     def _num_drafts(self, seq: Sequence, most: int, rows: int) -> int:
-        """How many drafts, of at most ``most``, a step with ``rows`` rows takes from ``seq``."""
+        """How many forced drafts, of at most ``most``, a step with ``rows`` rows takes from ``seq``."""
         most = min(most, self._config.num_speculative_tokens)
         return drafting.num_worthwhile(seq.drafts_come_true, most, rows)
 
     def _add_drafts(self, step: StepInFlight) -> None:
-        """Add drafts of decoding sequences, as far as there is room and they are worth it.
+        """Add drafts of decoding sequences, as far as there is room and they are worth it: first those that grammars
+        force.
 
-        At most ``max_num_seqs`` rows are sampled, because memory was profiled with their logits. Drafts take no blocks
-        that others need: each running sequence can still get one more block in each of its tables.
+        At most ``max_num_seqs`` rows are sampled, because memory was profiled with their logits.
         """
-        rows = self._config.max_num_seqs - sum(step.samples)
+        decoding = sum(step.samples)
+        rows, offers = self._config.max_num_seqs - decoding, list[Offer]()
         for place, seq in enumerate(step.sequences):
             # A sequence with drafts decodes. Its only pending token must be the one this step samples.
             if not seq.drafts or seq.num_pending != 1:
                 continue
-            room = min(len(seq.drafts), rows, step.budget, seq.group.max_computed - seq.num_computed)
-            if self._kv.states is not None:
-                room = min(room, self._kv.states.num_spare)
-            count = self._num_drafts(seq, room, self._config.max_num_batched_tokens - step.budget)
-            drafts = seq.drafts[:count]
-            if not drafts:
+            room = min(len(seq.drafts), seq.group.max_computed - seq.num_computed)
+            if seq.is_proposed:
+                offers.append(Offer(place, seq, room))
                 continue
-            added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=self._headroom)
-            if added is None:
-                drafts = drafts[: seq.capacity - seq.num_computed]
-            else:
-                step.append_blocks(seq, added)
-            if drafts:
-                step.add_drafts(place, drafts)
-                rows -= len(drafts)
-                if self._kv.states is not None:
-                    step.draft_slots[seq.seq_id] = self._kv.states.take_for_drafts(len(drafts))
+            room = min(room, rows, step.budget, self._room_for_states())
+            taken = self._num_drafts(seq, room, self._config.max_num_batched_tokens - step.budget)
+            rows -= self._give_drafts(step, place, seq.drafts[:taken])
+        if offers and self._speculation is not None:
+            most = min(rows, step.budget, self._room_for_states())
+            rows_so_far = self._config.max_num_batched_tokens - step.budget
+            for offer, taken in self._speculation.choose(offers, rows_so_far, decoding, most):
+                self._give_drafts(step, offer.place, offer.seq.drafts[:taken])
+
+    def _ask_for_drafts(self, step: StepInFlight, speculation: Speculation) -> None:
+        """Ask for drafts behind the tokens that the step samples, for the sequences' next step."""
+        decoding = sum(step.samples)
+        most = min(self._config.max_num_seqs, self._config.max_num_batched_tokens) - decoding
+        offers = [
+            Offer(place, seq, room)
+            for place, (seq, samples) in enumerate(zip(step.sequences, step.samples, strict=True))
+            if samples
+            and seq.num_pending == 1 + len(step.draft_token_ids.get(seq.seq_id, ()))
+            and seq.group.request.speculation
+            and (room := seq.group.max_computed - seq.num_computed - 1) > 0
+        ]
+        for offer, wanted in speculation.ask(offers, decoding, min(most, self._room_for_states())):
+            step.ask_for_drafts(offer.place, wanted)
+
+    def _room_for_states(self) -> int:
+        """Drafts before which states can be kept."""
+        return self._config.max_num_seqs if self._kv.states is None else self._kv.states.num_spare
+
+    def _give_drafts(self, step: StepInFlight, place: int, drafts: list[int]) -> int:
+        """Add ``drafts`` of the sequence at ``place``, as far as there are blocks; returns how many.
+
+        They take no blocks that others need: each running sequence can still get one more block in each of its tables.
+        """
+        seq = step.sequences[place]
+        if not drafts:
+            return 0
+        added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=self._headroom)
+        if added is None:
+            drafts = drafts[: seq.capacity - seq.num_computed]
+        else:
+            step.append_blocks(seq, added)
+        if drafts:
+            step.add_drafts(place, drafts)
+            if self._kv.states is not None:
+                step.draft_slots[seq.seq_id] = self._kv.states.take_for_drafts(len(drafts))
+        return len(drafts)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> BlockTables | None:
         """Add blocks so that ``seq`` has room for ``num_tokens``, preempting others if needed.

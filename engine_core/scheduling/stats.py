@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -19,6 +19,10 @@ class Counters:
     encoded_picture_tokens: int = 0
     encoder_cache_uses: int = 0
     encoder_cache_hits: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,15 @@ class SchedulerStats:
     """Pictures whose embeddings a sequence began to read."""
     encoder_cache_hits: int = 0
     """Of these, found: not encoded for that sequence."""
+    drafts: int = 0
+    """Times that a step computed drafts of a drafter for a sequence."""
+    draft_tokens: int = 0
+    """Drafts of drafters that were computed."""
+    accepted_draft_tokens: int = 0
+    """Of these, accepted."""
+    accepted_by_position: tuple[int, ...] = ()
+    """Accepted drafts by their position among those of their step; as many as ``num_speculative_tokens`` of
+    ``speculative_config``, none without one."""
 
     @property
     def kv_usage(self) -> float:

@@ -36,6 +36,8 @@ class StepInFlight:
     new_block_ids: dict[int, BlockTables] = field(default_factory=dict)
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """Drafts by seq_id."""
+    proposals: dict[int, int] = field(default_factory=dict)
+    """As in ``StepPlan``."""
     dropped: set[int] = field(default_factory=set)
     """seq_ids whose results are ignored."""
     deferred: list[BlockTables] = field(default_factory=list)
@@ -82,6 +84,12 @@ class StepInFlight:
         self.ends[place] += count
         self.draft_token_ids[seq.seq_id] = draft_token_ids
 
+    def ask_for_drafts(self, place: int, most: int) -> None:
+        """Ask for up to ``most`` drafts behind what the sequence at ``place`` samples."""
+        seq = self.sequences[place]
+        seq.is_drafted = True
+        self.proposals[seq.seq_id] = most
+
     def plan_states(self, kv: KVCacheManager) -> None:
         """Plan the slots of all sequences' states; call after everything is added."""
         sources, targets, saves = list[int](), list[int](), dict[int, list[tuple[int, int]]]()
@@ -107,10 +115,14 @@ class StepInFlight:
         return result.step_id == self.step_id and answers == self.samples
 
     def roll_back(self, token_ids: list[list[int]]) -> None:
-        """Subtract rejected drafts from the counts; ``token_ids``: the step's result."""
+        """Subtract rejected drafts from the counts, and let drafted sequences go on; ``token_ids``: the result's."""
         for place, seq in enumerate(self.sequences):
+            if seq.seq_id in self.dropped:
+                continue
+            if seq.seq_id in self.proposals:
+                seq.is_drafted = False
             drafts = self.draft_token_ids.get(seq.seq_id)
-            if drafts is None or seq.seq_id in self.dropped:
+            if drafts is None:
                 continue
             rejected = 1 + len(drafts) - len(token_ids[place])
             if rejected < 0:
@@ -155,6 +167,7 @@ class StepInFlight:
             samples=self.samples,
             new_block_ids=self.new_block_ids,
             draft_token_ids=self.draft_token_ids,
+            proposals=self.proposals,
             states=self.states,
             encoder=self._encoder_plan(),
         )

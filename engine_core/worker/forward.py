@@ -45,6 +45,10 @@ class Forward(Protocol):
         Writes keys, values and states of all rows to ``caches``; a stage before the last sends all rows to the next.
         """
 
+    @property
+    def masks_argmax(self) -> bool:
+        """As ``LanguageModel.masks_argmax``."""
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32 of hidden states [R, H]."""
 
@@ -90,6 +94,10 @@ class HostForward:
             return self._model.forward(inputs.input_ids, inputs.positions, context)
         return _forward_stage(*self._stage, inputs, context)
 
+    @property
+    def masks_argmax(self) -> bool:
+        return self._model.masks_argmax
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with outputs_in(self._logits):
             return self._model.compute_logits(hidden)
@@ -121,6 +129,7 @@ class TimedForward:
         self._forward = forward
         self._synchronize = synchronize
         self.logits, self.greatest = forward.logits, forward.greatest
+        self.masks_argmax = forward.masks_argmax
         self.seconds = 0.0
         """Seconds of the last call."""
 

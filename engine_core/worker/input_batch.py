@@ -215,6 +215,12 @@ class InputBatch:
         """The prompt of the sequence in ``slot``."""
         return self.token_ids[slot, : self._num_prompt_tokens[slot]]
 
+    def rows_behind(self, slots: Index, num_drafts: npt.NDArray[np.int64]) -> SamplingRows:
+        """Rows [R] that sample behind the known tokens of ``slots`` and ``num_drafts`` [R] drafts, written there."""
+        return SamplingRows(
+            slots, self.token_ids, self._num_tokens[slots] + num_drafts, self._num_prompt_tokens[slots], num_drafts
+        )
+
     def prepare(self, plan: StepPlan) -> StepInputs:
         """The inputs of the step; call after ``update``."""
         slots = self._slots_of(plan.seq_ids)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
 from engine_core.step import SLOW_GRAMMAR, Failure, StepPlan, StepResult
 from engine_core.worker.drafters.base import Drafter
+from engine_core.worker.drawing import draw
 from engine_core.worker.encoder_cache import EncoderCache
 from engine_core.worker.forward import Forward, PendingTokens
 from engine_core.worker.input_batch import InputBatch, StepInputs
@@ -32,6 +34,8 @@ _NAN = Failure(f"the model's logits for the next token hold a NaN, so none can b
 _NOTHING = Failure(f"the model's logits for the next token are all −inf, so none can be sampled: {_CAUSE}")
 _PROMPT = Failure(f"the model's logits for the prompt are not numbers: {_CAUSE}")
 
+Propose = Callable[[Mapping[int, int]], dict[int, list[int]]]
+"""``Drafter.propose``."""
 PromptLogprobs = list[tuple[int, LogprobsTensors]]
 """Pairs of seq_id and log probabilities."""
 
@@ -46,9 +50,9 @@ class PendingStep:
         inputs: StepInputs,
         sampled: SamplerOutput,
         prompt_logprobs: PromptLogprobs,
-        drafter: Drafter | None = None,
+        propose: Propose | None = None,
     ) -> None:
-        """Start copying results to the host. ``result`` commits them to ``batch``, then lets ``drafter`` propose."""
+        """Start copying results to the host. ``result`` commits them to ``batch``, then calls ``propose``."""
         self.inputs = inputs
         self.token_ids = sampled.token_ids
         """[R] int64, on the device: the tokens of the rows that sample."""
@@ -58,7 +62,7 @@ class PendingStep:
         self._plan = plan
         self._logprobs = sampled.logprobs
         self._prompt_logprobs = prompt_logprobs
-        self._drafter = drafter
+        self._propose = propose
         reports = [*self._logprobs, *(report for _, report in prompt_logprobs)]
         tensors = [tensor for report in reports for tensor in report.tensors()]
         self._copy = AsyncCopy([self.token_ids, sampled.greatest, *tensors])
@@ -115,14 +119,14 @@ class PendingStep:
 
     def _proposed(self, others: Container[int]) -> dict[int, list[int]]:
         """Drafts of the sequences that the plan asks for, are still here, and are not among the ``others``."""
-        if self._drafter is None or not self._plan.proposals:
+        if self._propose is None or not self._plan.proposals:
             return {}
         slots = {
             seq_id: slot
             for seq_id in self._plan.proposals
             if seq_id not in others and (slot := self._batch.slot_of(seq_id)) is not None
         }
-        proposed = self._drafter.propose({slot: self._plan.proposals[seq_id] for seq_id, slot in slots.items()})
+        proposed = self._propose({slot: self._plan.proposals[seq_id] for seq_id, slot in slots.items()})
         return {seq_id: drafts for seq_id, slot in slots.items() if (drafts := proposed.get(slot))}
 
     def _without_numbers(
@@ -162,7 +166,7 @@ class _NoSampler(Sampler):
     def __init__(self) -> None:
         pass
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
+    def sample(self, logits: torch.Tensor, rows: SamplingRows, *, reports: bool = True) -> SamplerOutput:
         return SamplerOutput(torch.empty(0, dtype=torch.int64), torch.empty(0), [])
 
     def prompt_logprobs(
@@ -187,6 +191,7 @@ class ModelRunner:
         self.forward = forward
         self.encoder_cache = EncoderCache(model.vision)
         self._drafter: Drafter | None = None
+        self._propose: Propose | None = None
         self._sampler = sampler
         self._last: PendingStep | None = None
         self._followed: deque[tuple[int, StepInputs]] = deque()
@@ -197,12 +202,22 @@ class ModelRunner:
         """Whether steps are launched; else they are followed."""
         return self._sampler is not None
 
-    def use_drafter(self, drafter: Drafter, num_blocks: int) -> None:
-        """Let ``drafter`` propose from now on; ``num_blocks`` as in ``Drafter.allocate``."""
+    def use_drafter(
+        self, drafter: Drafter, num_blocks: int, computing: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """Let ``drafter`` propose from now on; ``num_blocks`` as in ``Drafter.allocate``.
+
+        ``computing`` is that of the platform: results, behind which drafts are computed, may be asked for anywhere.
+        """
         if self._sampler is None:
             raise RuntimeError("this rank has no sampler to draw drafts by: another one samples")
         drafter.allocate(num_blocks, self.batch, self._sampler)
-        self._drafter = drafter
+
+        def propose(wanted: Mapping[int, int]) -> dict[int, list[int]]:
+            with computing(), torch.inference_mode():
+                return drafter.propose(wanted)
+
+        self._drafter, self._propose = drafter, propose
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, caches: Caches) -> PendingStep:
@@ -224,7 +239,7 @@ class ModelRunner:
             previous.result()
         sampled = self._sample(inputs, hidden, self._sampler)
         self.batch.advance(inputs)
-        self._last = PendingStep(self.batch, plan, inputs, sampled, prompt_logprobs, self._drafter)
+        self._last = PendingStep(self.batch, plan, inputs, sampled, prompt_logprobs, self._propose)
         return self._last
 
     @torch.inference_mode()
@@ -250,12 +265,15 @@ class ModelRunner:
             raise RuntimeError(f"the tokens of step {step_id} came when those of step {due} were due")
         self.batch.commit(inputs, sampled)
 
+    def forget(self, seq_id: int) -> None:
+        """Let the drafter forget a sequence that is about to leave the batch."""
+        if self._drafter is not None and (slot := self.batch.slot_of(seq_id)) is not None:
+            self._drafter.forget(slot)
+
     def _prepare(self, plan: StepPlan) -> StepInputs:
         """The inputs of the step, after its pictures are encoded."""
-        if self._drafter is not None:
-            for seq_id in plan.released:
-                if (slot := self.batch.slot_of(seq_id)) is not None:
-                    self._drafter.forget(slot)
+        for seq_id in plan.released:
+            self.forget(seq_id)
         self.batch.update(plan)
         if plan.encoder is not None:
             self.encoder_cache.update(plan.encoder)
@@ -288,13 +306,7 @@ class ModelRunner:
             # On the device, so that asking for the result still waits for the step.
             nothing = torch.empty(0, device=hidden.device)
             return SamplerOutput(nothing.long(), nothing, [])
-        rows, state = inputs.sampling_rows, self.batch.sampling
-        if state.greedy(rows.slots):
-            return SamplerOutput(*self.forward.greatest(hidden), [])
-        if state.greedy_in_grammar(rows.slots) and self.model.masks_argmax:
-            allowed = torch.from_numpy(state.allowed(rows).view(np.int32))
-            return SamplerOutput(*self.forward.greatest(hidden, allowed), [])
-        return sampler.sample(self.forward.logits(hidden), rows)
+        return draw(self.forward, sampler, self.batch.sampling, inputs.sampling_rows, hidden)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler

@@ -39,6 +39,7 @@ from engine_core.platforms.kv_cache_size import (
     size,
 )
 from engine_core.platforms.selector import choose_platform, is_for_cpu
+from engine_core.speculation import StepTimes
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
 from engine_core.worker.drafters.base import Drafter
@@ -51,6 +52,7 @@ from engine_core.worker.join import join
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.numerics import numerics_of
 from engine_core.worker.self_test import is_bitwise_stable, is_encoding_stable
+from engine_core.worker.step_times import measure_step_times
 from engine_core.worker.unsound_part import first_unsound_part
 
 _P = ParamSpec("_P")
@@ -119,6 +121,8 @@ class ReadyReport:
     """Whether logits were numbers; unknown, and True, if another rank samples."""
     memory_left: str
     """The rest of the memory budget, and how to use it, for a person."""
+    step_times: StepTimes | None = None
+    """From the rank that samples, if drafters propose tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +334,7 @@ class Worker:
             ) from error
         runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
         if self.drafter is not None:
-            runner.use_drafter(self.drafter, kv_cache_config.num_blocks)
+            runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
         if now or not self.device.uses_host_memory:
             return 0
         spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec
@@ -370,7 +374,16 @@ class Worker:
             is_stable,
             is_sound and pictures.is_sound,
             device.memory_left(self._config.cache, kv_cache_config),
+            self._measure_step_times(),
         )
+
+    def _measure_step_times(self) -> StepTimes | None:
+        """None if no drafter proposes tokens, or another rank samples."""
+        speculation = self._config.scheduler.speculation
+        if speculation is None:
+            return None
+        times = measure_step_times(self._current_runner(), self.limits, self._compute, proposes=speculation.is_computed)
+        return times if self.rank.samples else None
 
     def _warm_up_pictures(self) -> _Pictures:
         """Compute a prompt with a picture, if any fits.

@@ -310,4 +310,7 @@ def _finished(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engin
         finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),
         stop_token_id=end.stop_token_id,
         error=None if end.error is None else status_to_proto(end.error),
+        accepted_draft_tokens=end.accepted_drafts,
+        rejected_draft_tokens=end.rejected_drafts,
+        beam_score=end.beam_score,
     )

@@ -101,6 +101,8 @@ class InFlightRequests:
             completion_tokens=delivery.completion_tokens,
             reasoning_tokens=delivery.reasoning_tokens,
             media_tokens=resolved.media_tokens,
+            accepted_draft_tokens=delivery.accepted_drafts,
+            rejected_draft_tokens=delivery.rejected_drafts,
         )
         del self._requests[request.request_id]
         self._dispatcher.forget(request)

@@ -43,6 +43,12 @@ class ChoiceEnd:
     error: Status | None = None
     parts: TypedParts | None = None
     """The last typed parts; None if the answer is not divided into parts."""
+    accepted_drafts: int = 0
+    """Of its output tokens, those that the engine had guessed ahead."""
+    rejected_drafts: int = 0
+    """Tokens that the engine had guessed wrong."""
+    beam_score: float | None = None
+    """None unless beams were searched."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ MIN_VERSION, MAX_VERSION = 1, 1
 """The contract versions that this code speaks."""
 MAX_REQUEST_ID_LENGTH = 64
 CONSTRAINT, FORM_BESIDE_TOOLS, REASONING_BUDGET = "constraint", "form_beside_tools", "reasoning_budget"
-MEDIA, NO_REPEAT_NGRAM = "media", "no_repeat_ngram"
+MEDIA, NO_REPEAT_NGRAM, BEAM_SEARCH = "media", "no_repeat_ngram", "beam_search"
 PARSE, ANSWER_STOPS, CONTENT_TOKENS = "parse", "answer_stops", "content_tokens"
 FORMAT_CAPABILITIES = (
     "calls.apertus",
@@ -62,7 +62,14 @@ FORMAT_CAPABILITIES = (
 """Of services that know all formats of calls and reasoning; those of the first release have none."""
 GRAMMAR_CAPABILITIES = (CONSTRAINT, FORM_BESIDE_TOOLS, *FORMAT_CAPABILITIES)
 """Capabilities of engines that can use grammars."""
-ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", REASONING_BUDGET, NO_REPEAT_NGRAM, *GRAMMAR_CAPABILITIES)
+ENGINE_CAPABILITIES = (
+    "generate",
+    "prompt_logprobs",
+    REASONING_BUDGET,
+    NO_REPEAT_NGRAM,
+    BEAM_SEARCH,
+    *GRAMMAR_CAPABILITIES,
+)
 """Capabilities of engines of this version; an engine whose model sees pictures has ``MEDIA``, too."""
 DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS, *FORMAT_CAPABILITIES)
 """Capabilities of every detokenizer of this version."""

@@ -2,6 +2,8 @@
 
 MAX_CHOICES = 128
 """Per request."""
+MAX_BEAM_WIDTH = 64
+"""Per request."""
 MAX_STOP_TOKEN_IDS = 64
 """Per request."""
 MAX_ALLOWED_BY_NGRAM = 1024

@@ -13,9 +13,10 @@ import ringline
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.request import build_request
-from ringline.results import pieces_from
+from ringline.results import admitted_from, pieces_from
 from ringline.retry import Deadline, RetryPolicy
 from ringline.types.v1.constraint_pb2 import Constraint
+from ringline.types.v1.sampling_pb2 import BeamSearch
 
 from tests.clients.either_client import CLIENTS, answer, connected
 
@@ -40,6 +41,7 @@ VALUES = {
     "cache_salt": "salt",
     "add_special_tokens": False,
     "truncate_prompt_tokens": 5,
+    "speculation": False,
     "temperature": 0.0,
     "top_k": 0,
     "top_p": 0.5,
@@ -78,6 +80,52 @@ def test_each_option_is_set_even_to_zero(name):
 
 def test_what_is_none_is_absent():
     assert build(dict.fromkeys(VALUES)) == pb.GenerateRequest(text="Hi")
+
+
+def test_beams_are_a_dict_and_come_back_as_one():
+    for given, sent, again in (
+        ({"width": 4}, {"width": 4, "early_stopping": 1}, {"width": 4, "length_penalty": 0.0, "early_stopping": False}),
+        (
+            {"width": 2, "length_penalty": -0.5, "early_stopping": "never"},
+            {"width": 2, "length_penalty": -0.5, "early_stopping": 3},
+            {"width": 2, "length_penalty": -0.5, "early_stopping": "never"},
+        ),
+        (
+            {"width": 2, "length_penalty": 0, "early_stopping": True},
+            {"width": 2, "length_penalty": 0, "early_stopping": 2},
+            {"width": 2, "length_penalty": 0.0, "early_stopping": True},
+        ),
+    ):
+        request = build({"beam_search": given})
+        assert request.beam_search == BeamSearch(**sent)
+        assert request.requires == ["beam_search"]
+        assert admitted_from(pb.Admitted(beam_search=request.beam_search)).options == {"beam_search": again}
+    assert not build({"beam_search": None}).HasField("beam_search")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        (4, TypeError, "beam_search: expected a dict such as {'width': 4}, got int"),
+        ({"beams": 4}, TypeError, "beam_search: unknown key 'beams': expected width, length_penalty, early_stopping"),
+        ({}, ringline.InvalidRequest, "beam_search.width: missing: expected the number of beams"),
+        ({"width": "4"}, TypeError, "beam_search.width: expected int, got str"),
+        ({"width": -1}, ringline.InvalidRequest, "beam_search.width: -1 is out of range: expected at least 0"),
+        (
+            {"width": 4, "early_stopping": 2},
+            TypeError,
+            "beam_search.early_stopping: expected bool or 'never', got int",
+        ),
+        (
+            {"width": 4, "early_stopping": "always"},
+            ringline.InvalidRequest,
+            "beam_search.early_stopping: 'always': expected True, False or 'never'",
+        ),
+    ],
+)
+def test_a_wrong_search_is_refused_by_its_key(given, error, text):
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        build({"beam_search": given})
 
 
 def test_one_string_is_one_stop():

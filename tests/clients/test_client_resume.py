@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
+from ringline.types.v1.sampling_pb2 import BeamSearch
 
 from tests.clients.either_client import CLIENTS, answer, connected, first
 from tests.clients.scripted_server import (
@@ -66,6 +67,28 @@ async def test_what_was_admitted_keeps_to_its_model_though_nothing_of_it_was_del
     assert outcome.error is None
     _, again = server.service.requests
     assert again.resume.model_digest == "model"
+
+
+async def test_a_lost_search_is_asked_for_again_and_keeps_the_scores_that_came(server, ask):
+    """Its choices come whole, one after the other: the next server searches again, and tells the rest."""
+    first = taken(n=2)
+    first.admitted.sampling.ClearField("seed")
+    beams = {"width": 3, "length_penalty": 2.0, "early_stopping": "never"}
+    server.plays(
+        play(first, delta(0, [10], "a"), ended(beam_score=-0.5), LOST),
+        play(first, delta(0, [11], "b", choice=1), ended(choice=1, completion=1, beam_score=-0.75)),
+    )
+    outcome = await ask("Hi", n=2, beam_search=beams, speculation=False)
+    assert outcome.error is None
+    assert [(choice.text, choice.beam_score) for choice in outcome.generation.choices] == [("a", -0.5), ("b", -0.75)]
+    asked, again = server.service.requests
+    assert [one.choice for one in again.resume.choices] == [1]
+    for request in (asked, again):
+        assert request.beam_search == BeamSearch(width=3, length_penalty=2, early_stopping="EARLY_STOPPING_NEVER")
+        assert "beam_search" in request.requires
+        assert request.HasField("speculation")
+        assert not request.speculation
+        assert not request.sampling.HasField("seed")
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -64,7 +64,7 @@ ENGINE, INFERENCE, OUTPUT = (
     [
         (ENGINE, "  uint32 blocks_total = 12;\n", "", '"blocks_total" on message "Load" was deleted'),
         (ENGINE, "uint64 steps = 1;", "uint32 steps = 1;", '"steps" on message "Load" changed type'),
-        (ENGINE, "uint32 ledgers = 10;", "uint32 ledgers = 20;", '"ledgers" on message "Load" was deleted'),
+        (ENGINE, "uint32 ledgers = 10;", "uint32 ledgers = 30;", '"ledgers" on message "Load" was deleted'),
         (ENGINE, "float kv_usage = 6;", "float usage = 6;", 'changed name from "kv_usage" to "usage"'),
         (INFERENCE, "repeated uint32 token_ids = 4;", "uint32 token_ids = 4;", "changed cardinality"),
         (INFERENCE, "optional sint32 priority = 11;", "sint32 priority = 11;", "changed cardinality"),

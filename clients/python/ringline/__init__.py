@@ -21,6 +21,7 @@ from ringline.errors import (
     Unavailable,
 )
 from ringline.options import (
+    BeamSearch,
     ImagePart,
     ImageUrlPart,
     Message,
@@ -55,6 +56,7 @@ __all__ = [
     "Admitted",
     "AsyncClient",
     "AsyncStream",
+    "BeamSearch",
     "Cancelled",
     "Choice",
     "Client",

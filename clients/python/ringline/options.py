@@ -143,6 +143,18 @@ class NoRepeatNgram(TypedDict, total=False):
     """Ids that may be drawn all the same, such as those of table cells; at most 1024."""
 
 
+class BeamSearch(TypedDict, total=False):
+    """A search for the most likely answers, as transformers' ``generate(num_beams=…)`` makes it."""
+
+    width: Required[int]
+    """Continuations kept side by side: 1 to 64, at least ``n``."""
+    length_penalty: float | None
+    """A continuation's score is the sum of its log probabilities, divided by its length to this power. Default: 1."""
+    early_stopping: bool | Literal["never"] | None
+    """True: the search ends once ``width`` continuations have ended. False, the default: once the best that goes on is
+    no better, taken at its present length. never: once none can become better at any length."""
+
+
 class TokenizeOptions(TypedDict, total=False):
     """Options of tokenization. Absent or None: the contract's default."""
 
@@ -183,6 +195,8 @@ class Options(TokenizeOptions, total=False):
     """Names from ``Model.capabilities``; a server that lacks one refuses the request."""
     traceparent: str | None
     """The caller's place in a distributed trace (W3C Trace Context)."""
+    speculation: bool | None
+    """False: the engine guesses no tokens ahead. The tokens are the same."""
     truncate_prompt_tokens: int | None
     """Use only the end of the prompt, at most this many tokens."""
 
@@ -223,6 +237,8 @@ class Options(TokenizeOptions, total=False):
     seed: int | None
     n: int | None
     """Number of choices."""
+    beam_search: BeamSearch | None
+    """Search in place of sampling: the choices are the ``n`` best, and come whole."""
 
     max_tokens: int | None
     min_tokens: int | None

@@ -48,6 +48,10 @@ class Usage:
     """The completion tokens that are reasoning or its markers; counted only if the request asked for parts."""
     media_tokens: int = 0
     """The prompt tokens that stand for pictures."""
+    accepted_draft_tokens: int = 0
+    """The completion tokens that an engine had guessed ahead; see ``speculation``."""
+    rejected_draft_tokens: int = 0
+    """Tokens that it had guessed wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,9 @@ class Choice:
     tool_calls: tuple[ToolCall, ...] = ()
     read_json: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     """Parser of the content; None if the request gave no ``json_schema`` or ``json_object``."""
+
+    beam_score: float | None = None
+    """None unless ``beam_search`` was given."""
 
     @cached_property
     def parsed(self) -> Any:

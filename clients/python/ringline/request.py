@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ringline import constraints, tools
+from ringline.beams import set_beam_search
 from ringline.content_parts import has_pictures, set_content
 from ringline.errors import invalid
 from ringline.inference.v1 import inference_pb2 as pb
@@ -21,6 +22,7 @@ _REQUEST = frozenset(
         "priority",
         "cache_salt",
         "requires",
+        "speculation",
         "traceparent",
         "add_special_tokens",
         "truncate_prompt_tokens",
@@ -56,7 +58,9 @@ _OF_OTHER_APIS = {
     **dict.fromkeys(
         ("enable_thinking", "reasoning_effort"), "give it to the model's template: template_args={{'{0}': …}}"
     ),
-    **dict.fromkeys(("best_of", "use_beam_search"), "n gives several choices"),
+    "best_of": "n gives several choices, and logprobs tells which is the most likely",
+    **dict.fromkeys(("use_beam_search", "num_beams"), "give beam_search={{'width': …}}"),
+    **dict.fromkeys(("length_penalty", "early_stopping"), "give beam_search={{'width': …, '{0}': …}}"),
     "chat_template_kwargs": "it is called template_args here",
     "lora_request": "there are no adapters; merge them into the model's weights",
     "max_completion_tokens": "it is called max_tokens here",
@@ -99,6 +103,8 @@ def build_request(
         _set_parse(request, given.pop("parse"))
     if "no_repeat_ngram" in given:
         _set_no_repeat_ngram(request.sampling.no_repeat_ngram, given.pop("no_repeat_ngram"))
+    if "beam_search" in given:
+        set_beam_search(request.beam_search, given.pop("beam_search"))
     for name, value in given.items():
         if name in _REQUEST:
             assign(request, name, value)
@@ -124,6 +130,7 @@ def needed(request: pb.GenerateRequest) -> list[str]:
         and stopping.HasField("stop_in_reasoning")
         and not stopping.stop_in_reasoning
         and (stopping.stop or stopping.stop_token_ids),
+        "beam_search": request.HasField("beam_search"),
         "constraint": has_form,
         "form_beside_tools": has_form and (may_call or calls.HasField("form")),
         "parse": parses,
@@ -173,7 +180,7 @@ def _unknown(name: str) -> TypeError:
     """The error for an unknown option: another API's, or misspelt."""
     if (instead := _OF_OTHER_APIS.get(name)) is not None:
         return TypeError(f"option {name!r} is not supported: {instead.format(name)}")
-    known = _REQUEST | _NESTED.keys() | _CHAT | constraints.OPTIONS | {"parse"}
+    known = _REQUEST | _NESTED.keys() | _CHAT | constraints.OPTIONS | {"parse", "beam_search"}
     near = get_close_matches(name, known, 1, cutoff=0.8)
     return TypeError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 

@@ -254,6 +254,7 @@ class ResponseReader:
             "prompt_tokens": message.prompt_tokens == first.prompt_tokens,
             "sampling": _agree(first.sampling, message.sampling),
             "stopping": _agree(first.stopping, message.stopping),
+            "beam_search": _agree(first.beam_search, message.beam_search),
             "constraint": first.HasField("constraint") == message.HasField("constraint")
             and _agree(first.constraint, message.constraint),
         }
@@ -312,7 +313,12 @@ class ResponseReader:
             return []  # the resumed choice sends the last parts again
         stop = message.WhichOneof("stop")
         log.finished = Finished(
-            message.choice, reason, getattr(message, stop) if stop else None, error, message.reasoning_tokens
+            message.choice,
+            reason,
+            getattr(message, stop) if stop else None,
+            error,
+            message.reasoning_tokens,
+            message.beam_score if message.HasField("beam_score") else None,
         )
         if parts := self._read_parts(log, message.parts):
             return [Delta(message.choice, len(log.token_ids), "", (), None, parts), log.finished]
@@ -380,6 +386,7 @@ class ResponseReader:
                 "".join(log.reasonings) or None,
                 log.tool_calls,
                 self._read_json,
+                log.finished.beam_score if log.finished else None,
             )
             for index, log in enumerate(self._logs)
         )

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message as ProtoMessage
 
+from ringline.beams import beam_options
 from ringline.errors import Cancelled, DeadlineExceeded, FailedPrecondition, RingError, ServerError, from_status
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, Options
@@ -61,6 +62,8 @@ class Finished:
     """Set unless the reason is STOP or LENGTH."""
     reasoning_tokens: int = 0
     """As in ``Usage``, for this choice."""
+    beam_score: float | None = None
+    """None unless ``beam_search`` was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,8 @@ def admitted_from(message: pb.Admitted) -> Admitted:
             options[option.name] = _plain(value)
     if message.HasField("constraint"):
         options |= _constraint_options(message.constraint)
+    if message.HasField("beam_search"):
+        options["beam_search"] = beam_options(message.beam_search)
     return Admitted(
         message.model,
         message.prompt_tokens,
@@ -273,6 +278,8 @@ def usage_from(message: pb.Usage) -> Usage:
         message.completion_tokens,
         message.reasoning_tokens,
         message.media_tokens,
+        message.accepted_draft_tokens,
+        message.rejected_draft_tokens,
     )
 
 

@@ -132,6 +132,8 @@ class RetryingRequest:
             traceparent=self._request.traceparent,
             resume=self.reader.resume(),
             requires=self._request.requires,
+            beam_search=self._request.beam_search if self._request.HasField("beam_search") else None,
+            speculation=self._request.speculation if self._request.HasField("speculation") else None,
         )
         if admitted.HasField("constraint"):  # includes what tools and tool_choice demanded
             request.constraint.CopyFrom(admitted.constraint)

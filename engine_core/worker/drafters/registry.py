@@ -14,7 +14,7 @@ from engine_core.speculation import SpeculativeConfig
 from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.input_batch import BatchLimits
 
-_MODULES: dict[str, str] = {}
+_MODULES: dict[str, str] = {"draft_model": "draft_model"}
 """Method → module in this package; its ``load_drafter`` is a ``LoadDrafter``."""
 
 

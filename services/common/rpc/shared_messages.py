@@ -110,7 +110,17 @@ def read_end(finished: engine_pb2.Finished | detokenizer_pb2.TextFinished) -> Ch
         stop_string = finished.stop_string if finished.HasField("stop_string") else None
         if finished.parts or finished.reasoning_tokens:
             parts = read_parts(finished.parts, finished.reasoning_tokens)
-    return ChoiceEnd(FinishReason(reason), finished.position, stop_token_id, stop_string, error, parts)
+    return ChoiceEnd(
+        FinishReason(reason),
+        finished.position,
+        stop_token_id,
+        stop_string,
+        error,
+        parts,
+        finished.accepted_draft_tokens,
+        finished.rejected_draft_tokens,
+        finished.beam_score if finished.HasField("beam_score") else None,
+    )
 
 
 def write_end(message: detokenizer_pb2.TextFinished | inference_pb2.ChoiceFinished, end: ChoiceEnd) -> None:
@@ -125,6 +135,11 @@ def write_end(message: detokenizer_pb2.TextFinished | inference_pb2.ChoiceFinish
         message.stop_string = end.stop_string
     elif end.stop_token_id is not None:
         message.stop_token_id = end.stop_token_id
+    if end.beam_score is not None:
+        message.beam_score = end.beam_score
+    if isinstance(message, detokenizer_pb2.TextFinished):  # a client is told in its request's usage
+        message.accepted_draft_tokens = end.accepted_drafts
+        message.rejected_draft_tokens = end.rejected_drafts
 
 
 def hello_message(me: PeerId) -> link_pb2.Hello:

@@ -16,6 +16,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 
+from services.processor.admission.beam_resolution import check_stop_tokens, resolve_beams, sampling_for_beams
 from services.processor.admission.budget_resolution import resolve_budget
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
@@ -38,6 +39,7 @@ from services.processor.request import ResolvedRequest
 from services.processor.served_models import ModelLimits, ServedModel
 from services.ring.identity import (
     ANSWER_STOPS,
+    BEAM_SEARCH,
     CONTENT_TOKENS,
     MEDIA,
     NO_REPEAT_NGRAM,
@@ -121,8 +123,10 @@ def _resolve(
     _check_resumed_prompt(request, prompt_digest)
     room = limits.max_model_len - len(prompt)
     resumed = _resumed(request, room, limits)
-    sampling = resolve_sampling(request.sampling, model.default_sampling)
-    if not sampling.HasField("seed"):
+    beams = resolve_beams(request, served_model)
+    given = request.sampling if beams is None else sampling_for_beams(request.sampling)
+    sampling = resolve_sampling(given, model.default_sampling)
+    if beams is None and not sampling.HasField("seed"):
         sampling.seed = secrets.randbits(64)
     stopping = _resolve_stopping(request.stopping, room, is_resume=request.HasField("resume"))
     output = _resolve_output(request.output)
@@ -139,7 +143,7 @@ def _resolve(
     budget = resolve_budget(request, served_model, parse, constraint)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
-    return _Resolved(
+    resolved = _Resolved(
         request,
         served_model,
         resolved_prompt,
@@ -153,7 +157,11 @@ def _resolve(
         constraint,
         bad_words,
         budget,
+        beams,
     )
+    if beams is not None and resolved.stops_in_answer_only:
+        check_stop_tokens(stopping)
+    return resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,7 @@ class _Resolved:
     constraint: constraint_pb2.Constraint | None
     bad_words: Sequence[Sequence[int]]
     budget: engine_pb2.ReasoningBudget | None
+    beams: sampling_pb2.BeamSearch | None
 
     @property
     def stops_in_answer_only(self) -> bool:
@@ -206,6 +215,8 @@ class _Resolved:
             constraint=self.constraint,
             parse=self.parse if self.constraint is not None else None,
             reasoning_budget=self.budget,
+            beam_search=self.beams,
+            speculation=request.speculation if request.HasField("speculation") else None,
         )
 
     def output_context(self, reply_to: PeerId, traceparent: str) -> detokenizer_pb2.OutputContext:
@@ -241,6 +252,7 @@ class _Resolved:
             constraint=self.constraint,
             media_digests=self.media_digests,
             prompt_digest=self.prompt_digest,
+            beam_search=self.beams,
         )
 
     def engine_needs(self) -> frozenset[str]:
@@ -249,6 +261,7 @@ class _Resolved:
             REASONING_BUDGET: self.budget is not None,
             MEDIA: bool(self.prompt.places),
             NO_REPEAT_NGRAM: self.sampling.HasField("no_repeat_ngram"),
+            BEAM_SEARCH: self.beams is not None,
         }
         return engine_needs(self.constraint, self.parse).union(name for name, needed in asked.items() if needed)
 

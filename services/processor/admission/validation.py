@@ -240,7 +240,7 @@ def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
         return
     if not request.resume.choices:
         raise refuse("resume.choices", "empty: expected the choices that are not finished")
-    if not request.sampling.HasField("seed"):
+    if not (request.sampling.HasField("seed") or request.HasField("beam_search")):
         raise refuse("sampling.seed", "absent: a resume needs the seed that Admitted returned")
     n = request.sampling.n if request.sampling.HasField("n") else 1
     seen: set[int] = set()

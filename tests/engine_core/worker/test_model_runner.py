@@ -62,7 +62,7 @@ class Device:
         self.events.append("greatest")
         return Greatest(torch.ones(len(hidden), dtype=torch.int64), torch.tensor(self.greatest_logits[: len(hidden)]))
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
+    def sample(self, logits: torch.Tensor, rows: SamplingRows, *, reports: bool = True) -> SamplerOutput:
         self.events.append("sample")
         return SamplerOutput(torch.ones(len(logits), dtype=torch.int64), torch.zeros(len(logits)), [])
 

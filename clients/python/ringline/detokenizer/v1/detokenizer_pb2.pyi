@@ -215,6 +215,9 @@ class TextFinished(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
     REASONING_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    REJECTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    BEAM_SCORE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id."""
     epoch: builtins.int
@@ -231,6 +234,12 @@ class TextFinished(google.protobuf.message.Message):
     """A stop string."""
     reasoning_tokens: builtins.int
     """Tokens of reasoning, over all of the choice."""
+    accepted_draft_tokens: builtins.int
+    """As the engine's Finished said."""
+    rejected_draft_tokens: builtins.int
+    """As the engine's Finished said."""
+    beam_score: builtins.float
+    """As the engine's Finished said."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
         """Set if the finish reason is ERROR."""
@@ -252,9 +261,15 @@ class TextFinished(google.protobuf.message.Message):
         error: google.rpc.status_pb2.Status | None = ...,
         parts: collections.abc.Iterable[ringline.types.v1.part_pb2.Part] | None = ...,
         reasoning_tokens: builtins.int = ...,
+        accepted_draft_tokens: builtins.int = ...,
+        rejected_draft_tokens: builtins.int = ...,
+        beam_score: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "parts", b"parts", "position", b"position", "reasoning_tokens", b"reasoning_tokens", "request_id", b"request_id", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "beam_score", b"beam_score", "error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "accepted_draft_tokens", b"accepted_draft_tokens", "beam_score", b"beam_score", "choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "parts", b"parts", "position", b"position", "reasoning_tokens", b"reasoning_tokens", "rejected_draft_tokens", b"rejected_draft_tokens", "request_id", b"request_id", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_beam_score", b"_beam_score"]) -> typing.Literal["beam_score"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["stop", b"stop"]) -> typing.Literal["stop_token_id", "stop_string"] | None: ...
 
 global___TextFinished = TextFinished

@@ -251,6 +251,8 @@ class Submit(google.protobuf.message.Message):
     MEDIA_FIELD_NUMBER: builtins.int
     PARSE_FIELD_NUMBER: builtins.int
     REASONING_BUDGET_FIELD_NUMBER: builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: builtins.int
+    SPECULATION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id: "<incarnation>-<counter>" in decimal, of the submitter's own incarnation. At most 64 characters."""
     epoch: builtins.int
@@ -293,6 +295,8 @@ class Submit(google.protobuf.message.Message):
     """Digest of the model that the request was made for, as in GetModel; an engine that serves another refuses it with
     FAILED_PRECONDITION (MODEL_GONE). Default: not checked.
     """
+    speculation: builtins.bool
+    """Whether tokens may be guessed ahead. They are the same. Default: true."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size. An engine bounds the ids of all
@@ -345,6 +349,12 @@ class Submit(google.protobuf.message.Message):
     def reasoning_budget(self) -> global___ReasoningBudget:
         """Where reasoning ends at the latest. A Submit with one names reasoning_budget in requires. Default: no limit."""
 
+    @property
+    def beam_search(self) -> ringline.types.v1.sampling_pb2.BeamSearch:
+        """Beams in place of sampling; the choices are the sampling.n best. A Submit with one names beam_search in requires.
+        Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -373,13 +383,17 @@ class Submit(google.protobuf.message.Message):
         media: collections.abc.Iterable[global___MediaPlace] | None = ...,
         parse: ringline.types.v1.part_pb2.ParseParams | None = ...,
         reasoning_budget: global___ReasoningBudget | None = ...,
+        beam_search: ringline.types.v1.sampling_pb2.BeamSearch | None = ...,
+        speculation: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "prompt_logprobs", b"prompt_logprobs", "reasoning_budget", b"reasoning_budget", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "beam_search", b"beam_search", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "prompt_logprobs", b"prompt_logprobs", "reasoning_budget", b"reasoning_budget", "sampling", b"sampling", "speculation", b"speculation", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]) -> typing.Literal["prompt_logprobs"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_speculation", b"_speculation"]) -> typing.Literal["speculation"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_timeout_ms", b"_timeout_ms"]) -> typing.Literal["timeout_ms"] | None: ...
 
@@ -992,6 +1006,9 @@ class Finished(google.protobuf.message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    REJECTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    BEAM_SCORE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id."""
     epoch: builtins.int
@@ -1004,6 +1021,12 @@ class Finished(google.protobuf.message.Message):
     """Why."""
     stop_token_id: builtins.int
     """The eos or stop token, if one was the reason."""
+    accepted_draft_tokens: builtins.int
+    """Of the choice's output tokens, those that this engine had guessed ahead."""
+    rejected_draft_tokens: builtins.int
+    """Tokens that it had guessed wrong."""
+    beam_score: builtins.float
+    """With beam_search: the choice's score."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
         """Set if the finish reason is ERROR."""
@@ -1018,9 +1041,15 @@ class Finished(google.protobuf.message.Message):
         finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType = ...,
         stop_token_id: builtins.int | None = ...,
         error: google.rpc.status_pb2.Status | None = ...,
+        accepted_draft_tokens: builtins.int = ...,
+        rejected_draft_tokens: builtins.int = ...,
+        beam_score: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "position", b"position", "request_id", b"request_id", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "_stop_token_id", b"_stop_token_id", "beam_score", b"beam_score", "error", b"error", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "_stop_token_id", b"_stop_token_id", "accepted_draft_tokens", b"accepted_draft_tokens", "beam_score", b"beam_score", "choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "position", b"position", "rejected_draft_tokens", b"rejected_draft_tokens", "request_id", b"request_id", "stop_token_id", b"stop_token_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_beam_score", b"_beam_score"]) -> typing.Literal["beam_score"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_stop_token_id", b"_stop_token_id"]) -> typing.Literal["stop_token_id"] | None: ...
 
 global___Finished = Finished
@@ -1069,6 +1098,10 @@ class Load(google.protobuf.message.Message):
     STEP_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     STATES_USED_FIELD_NUMBER: builtins.int
     STATES_TOTAL_FIELD_NUMBER: builtins.int
+    DRAFTS_FIELD_NUMBER: builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_BY_POSITION_FIELD_NUMBER: builtins.int
     steps: builtins.int
     """Steps computed since start."""
     longest_step_ms: builtins.int
@@ -1101,6 +1134,18 @@ class Load(google.protobuf.message.Message):
     """Slots for states in use by requests."""
     states_total: builtins.int
     """Slots for states in all; 0: no layer of the model keeps a state."""
+    drafts: builtins.int
+    """Steps of a choice that tried guessed tokens, since start."""
+    draft_tokens: builtins.int
+    """Tokens that were guessed for them."""
+    accepted_draft_tokens: builtins.int
+    """Of these, the ones that came true."""
+    @property
+    def accepted_by_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many drafts came true up to their first token at least, their second and so on; as many as an engine guesses at
+        most. Empty: it guesses none.
+        """
+
     def __init__(
         self,
         *,
@@ -1120,8 +1165,12 @@ class Load(google.protobuf.message.Message):
         step_timeout_ms: builtins.int = ...,
         states_used: builtins.int = ...,
         states_total: builtins.int = ...,
+        drafts: builtins.int = ...,
+        draft_tokens: builtins.int = ...,
+        accepted_draft_tokens: builtins.int = ...,
+        accepted_by_position: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks_total", b"blocks_total", "blocks_used", b"blocks_used", "generated_tokens", b"generated_tokens", "kv_usage", b"kv_usage", "ledgers", b"ledgers", "longest_step_ms", b"longest_step_ms", "preemptions", b"preemptions", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "running_choices", b"running_choices", "states_total", b"states_total", "states_used", b"states_used", "step_timeout_ms", b"step_timeout_ms", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_draft_tokens", b"accepted_draft_tokens", "blocks_total", b"blocks_total", "blocks_used", b"blocks_used", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "generated_tokens", b"generated_tokens", "kv_usage", b"kv_usage", "ledgers", b"ledgers", "longest_step_ms", b"longest_step_ms", "preemptions", b"preemptions", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "running_choices", b"running_choices", "states_total", b"states_total", "states_used", b"states_used", "step_timeout_ms", b"step_timeout_ms", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]) -> None: ...
 
 global___Load = Load
 

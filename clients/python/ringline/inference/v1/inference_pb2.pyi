@@ -51,6 +51,8 @@ class GenerateRequest(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     REQUIRES_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: builtins.int
+    SPECULATION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The client's id of the request, at most 128 bytes. Required on a Session, where it must be unique among the live
     requests; optional on Generate. Responses repeat it.
@@ -77,6 +79,8 @@ class GenerateRequest(google.protobuf.message.Message):
     """The caller's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters; a malformed one
     is ignored. Default: the traceparent in the call's metadata, if any.
     """
+    speculation: builtins.bool
+    """Whether the engine may guess tokens ahead and compute several in one step. The tokens are the same. Default: true."""
     @property
     def token_ids(self) -> ringline.types.v1.sampling_pb2.TokenIds:
         """Token ids; not empty, each below the vocabulary's size."""
@@ -117,6 +121,13 @@ class GenerateRequest(google.protobuf.message.Message):
         chat.tool_choice, calls of tools.
         """
 
+    @property
+    def beam_search(self) -> ringline.types.v1.sampling_pb2.BeamSearch:
+        """Search for the most likely answers instead of sampling: with a temperature of 0 or none, and without a seed, log
+        probabilities, stop strings and what is not computed alike for all beams. The choices are the sampling.n best, each
+        of which comes whole. A request that depends on it names beam_search in requires. Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -137,13 +148,17 @@ class GenerateRequest(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         requires: collections.abc.Iterable[builtins.str] | None = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
+        beam_search: ringline.types.v1.sampling_pb2.BeamSearch | None = ...,
+        speculation: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "constraint", b"constraint", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "chat", b"chat", "constraint", b"constraint", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_speculation", b"_speculation"]) -> typing.Literal["speculation"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_timeout_ms", b"_timeout_ms"]) -> typing.Literal["timeout_ms"] | None: ...
     @typing.overload
@@ -821,6 +836,7 @@ class Admitted(google.protobuf.message.Message):
     CONSTRAINT_FIELD_NUMBER: builtins.int
     MEDIA_DIGESTS_FIELD_NUMBER: builtins.int
     PROMPT_DIGEST_FIELD_NUMBER: builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """The prompt's length, tokens, ≥ 1."""
     model: builtins.str
@@ -857,6 +873,10 @@ class Admitted(google.protobuf.message.Message):
     def media_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """One for each picture of the prompt, in order: opaque, of its pixels as the model sees them. A resume sends them."""
 
+    @property
+    def beam_search(self) -> ringline.types.v1.sampling_pb2.BeamSearch:
+        """As in the request, every field present; sampling has no seed then. A resume sends it."""
+
     def __init__(
         self,
         *,
@@ -871,9 +891,10 @@ class Admitted(google.protobuf.message.Message):
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
         media_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
         prompt_digest: builtins.bytes = ...,
+        beam_search: ringline.types.v1.sampling_pb2.BeamSearch | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_digest", b"prompt_digest", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beam_search", b"beam_search", "constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_digest", b"prompt_digest", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
 
 global___Admitted = Admitted
 
@@ -1020,6 +1041,7 @@ class ChoiceFinished(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
     REASONING_TOKENS_FIELD_NUMBER: builtins.int
+    BEAM_SCORE_FIELD_NUMBER: builtins.int
     choice: builtins.int
     """Index of the choice."""
     finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType
@@ -1030,6 +1052,8 @@ class ChoiceFinished(google.protobuf.message.Message):
     """A stop string."""
     reasoning_tokens: builtins.int
     """As in Usage, of this choice."""
+    beam_score: builtins.float
+    """With beam_search: the choice's score, which is at most 0."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
         """Set if the finish reason is ERROR; its details are described at ErrorReason."""
@@ -1048,9 +1072,13 @@ class ChoiceFinished(google.protobuf.message.Message):
         error: google.rpc.status_pb2.Status | None = ...,
         parts: collections.abc.Iterable[ringline.types.v1.part_pb2.Part] | None = ...,
         reasoning_tokens: builtins.int = ...,
+        beam_score: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "parts", b"parts", "reasoning_tokens", b"reasoning_tokens", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "beam_score", b"beam_score", "error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "beam_score", b"beam_score", "choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "parts", b"parts", "reasoning_tokens", b"reasoning_tokens", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_beam_score", b"_beam_score"]) -> typing.Literal["beam_score"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["stop", b"stop"]) -> typing.Literal["stop_token_id", "stop_string"] | None: ...
 
 global___ChoiceFinished = ChoiceFinished
@@ -1110,6 +1138,8 @@ class Usage(google.protobuf.message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     REASONING_TOKENS_FIELD_NUMBER: builtins.int
     MEDIA_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    REJECTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Prompt tokens, counted once for all choices."""
     cached_tokens: builtins.int
@@ -1120,6 +1150,10 @@ class Usage(google.protobuf.message.Message):
     """Of these, reasoning and its markers; counted where output.parse names a format of reasoning."""
     media_tokens: builtins.int
     """Of the prompt tokens, those that stand for pictures."""
+    accepted_draft_tokens: builtins.int
+    """Of the output tokens, those that an engine had guessed ahead; counted by the engine on which a choice ended."""
+    rejected_draft_tokens: builtins.int
+    """Tokens that it had guessed wrong; no output tokens."""
     def __init__(
         self,
         *,
@@ -1128,8 +1162,10 @@ class Usage(google.protobuf.message.Message):
         completion_tokens: builtins.int = ...,
         reasoning_tokens: builtins.int = ...,
         media_tokens: builtins.int = ...,
+        accepted_draft_tokens: builtins.int = ...,
+        rejected_draft_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "media_tokens", b"media_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "media_tokens", b"media_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "rejected_draft_tokens", b"rejected_draft_tokens"]) -> None: ...
 
 global___Usage = Usage
 

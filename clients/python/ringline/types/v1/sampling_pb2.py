@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n ringline/types/v1/sampling.proto\x12\x11ringline.types.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\rResumedChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"S\n\rNoRepeatNgram\x12\x12\n\nngram_size\x18\x01 \x01(\r\x12\x13\n\x0bwindow_size\x18\x02 \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x03 \x03(\rBP\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n ringline/types/v1/sampling.proto\x12\x11ringline.types.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\rResumedChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"S\n\rNoRepeatNgram\x12\x12\n\nngram_size\x18\x01 \x01(\r\x12\x13\n\x0bwindow_size\x18\x02 \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x03 \x03(\r\"\x8a\x02\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x43\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32+.ringline.types.v1.BeamSearch.EarlyStopping\"x\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45\x41RLY_STOPPING_NO\x10\x01\x12\x16\n\x12\x45\x41RLY_STOPPING_YES\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03\x42\x11\n\x0f_length_penaltyBP\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,4 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMEDCHOICE']._serialized_end=130
   _globals['_NOREPEATNGRAM']._serialized_start=132
   _globals['_NOREPEATNGRAM']._serialized_end=215
+  _globals['_BEAMSEARCH']._serialized_start=218
+  _globals['_BEAMSEARCH']._serialized_end=484
+  _globals['_BEAMSEARCH_EARLYSTOPPING']._serialized_start=345
+  _globals['_BEAMSEARCH_EARLYSTOPPING']._serialized_end=465
 # @@protoc_insertion_point(module_scope)

@@ -7,8 +7,15 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
+
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -88,3 +95,63 @@ class NoRepeatNgram(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["allowed_token_ids", b"allowed_token_ids", "ngram_size", b"ngram_size", "window_size", b"window_size"]) -> None: ...
 
 global___NoRepeatNgram = NoRepeatNgram
+
+@typing.final
+class BeamSearch(google.protobuf.message.Message):
+    """Beam search in place of sampling: the width most likely continuations are kept side by side, and the best of those that
+    ended are the choices, from best to worst. Nothing of them comes before the end. The result is that of generate() of the
+    library transformers with num_beams.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _EarlyStopping:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _EarlyStoppingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[BeamSearch._EarlyStopping.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        EARLY_STOPPING_UNSPECIFIED: BeamSearch._EarlyStopping.ValueType  # 0
+        """As EARLY_STOPPING_NO."""
+        EARLY_STOPPING_NO: BeamSearch._EarlyStopping.ValueType  # 1
+        """When the best one that goes on, taken at its present length, is no better than the worst of those."""
+        EARLY_STOPPING_YES: BeamSearch._EarlyStopping.ValueType  # 2
+        """At once."""
+        EARLY_STOPPING_NEVER: BeamSearch._EarlyStopping.ValueType  # 3
+        """When none that goes on can become better at any length."""
+
+    class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+        """When the search ends, once width continuations have ended."""
+
+    EARLY_STOPPING_UNSPECIFIED: BeamSearch.EarlyStopping.ValueType  # 0
+    """As EARLY_STOPPING_NO."""
+    EARLY_STOPPING_NO: BeamSearch.EarlyStopping.ValueType  # 1
+    """When the best one that goes on, taken at its present length, is no better than the worst of those."""
+    EARLY_STOPPING_YES: BeamSearch.EarlyStopping.ValueType  # 2
+    """At once."""
+    EARLY_STOPPING_NEVER: BeamSearch.EarlyStopping.ValueType  # 3
+    """When none that goes on can become better at any length."""
+
+    WIDTH_FIELD_NUMBER: builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: builtins.int
+    width: builtins.int
+    """Continuations kept side by side, at least n, in [1, 64], and at most what the engine computes in one step."""
+    length_penalty: builtins.float
+    """A continuation's score is the sum of its tokens' log probabilities, divided by their number to this power; finite,
+    any sign. Default: 1.
+    """
+    early_stopping: global___BeamSearch.EarlyStopping.ValueType
+    """Default: no."""
+    def __init__(
+        self,
+        *,
+        width: builtins.int = ...,
+        length_penalty: builtins.float | None = ...,
+        early_stopping: global___BeamSearch.EarlyStopping.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_length_penalty", b"_length_penalty", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty", "width", b"width"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_length_penalty", b"_length_penalty"]) -> typing.Literal["length_penalty"] | None: ...
+
+global___BeamSearch = BeamSearch
