@@ -28,6 +28,7 @@ from benchmarks.contestants import Peers
 from benchmarks.offline import start_all
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure, interleave, ratio
+from benchmarks.shapes import SHAPES
 from benchmarks.work import Outcome, Work
 from benchmarks.worker import Worker, WorkerSpec
 from engine_core.errors import CheckpointError
@@ -35,7 +36,7 @@ from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
 
 OFF, NGRAM, DRAFT_MODEL = "Ringline", "Ringline n-grams", "Ringline draft model"
 LLAMA_CPP, LLAMA_CPP_LOOKUP = "llama.cpp", "llama.cpp lookup"
-SMOLLM2, CHAINS = "SmolLM2-135M", "Qwen3-0.6B shape"
+SMOLLM2, CHAINS = "SmolLM2-135M", "qwen3-0.6b"
 
 _WITHOUT = {NGRAM: OFF, DRAFT_MODEL: OFF, LLAMA_CPP_LOOKUP: LLAMA_CPP}
 """The engine with which one that drafts is compared."""
@@ -125,9 +126,9 @@ def smollm2(file: Path, peers: Peers, twin: Path | None) -> Subject:
     return Subject(SMOLLM2, specs, {task.name: works(task) for task in tasks.TASKS})
 
 
-def qwen3_chains(models: Path) -> Subject:
-    """The shape in which most of a step is reading weights."""
-    directory, drafting = chains.find_chain(models), chains.find_drafting_chain(models, _AGREEMENT)
+def chains_of(shape: str, models: Path) -> Subject:
+    """A model of ``shape`` that continues chains, and one that drafts for it."""
+    directory, drafting = chains.find_chain(models, shape), chains.find_drafting_chain(models, _AGREEMENT, shape)
     drafts = {NGRAM: {"method": "ngram"}, DRAFT_MODEL: {"method": "draft_model", "model": str(drafting)}}
 
     def works(task: chains.ChainTask) -> Callable[[int, int, int], Work]:
@@ -137,7 +138,7 @@ def qwen3_chains(models: Path) -> Subject:
 
         return work
 
-    return Subject(CHAINS, _ours(directory, 5 << 29, drafts), {task.name: works(task) for task in chains.TASKS})
+    return Subject(shape, _ours(directory, 5 << 29, drafts), {task.name: works(task) for task in chains.TASKS})
 
 
 def _work(prompts: list[list[int]], tokens: int, temperature: float, *, ends: bool) -> Work:
@@ -234,13 +235,15 @@ def find_smollm2(given: str) -> Path | None:
         return None
 
 
-def subjects(wanted: Sequence[str], models: Path, peers: Peers, given: str, twin: Path | None) -> list[Subject]:
+def subjects(
+    wanted: Sequence[str], models: Path, peers: Peers, given: str, twin: Path | None, shape: str
+) -> list[Subject]:
     """Those that are ``wanted`` and can be computed here."""
     found = []
     if "smollm2" in wanted and (file := find_smollm2(given)) is not None:
         found.append(smollm2(file, peers, twin))
     if "chains" in wanted:
-        found.append(qwen3_chains(models))
+        found.append(chains_of(shape, models))
     return found
 
 
@@ -251,7 +254,9 @@ def main() -> None:
         rows = accepted(arguments)
     else:
         peers, rows = Peers.at(arguments.peers), []
-        for subject in subjects(arguments.models_of, arguments.models, peers, arguments.smollm2, arguments.twin):
+        for subject in subjects(
+            arguments.models_of, arguments.models, peers, arguments.smollm2, arguments.twin, arguments.shape
+        ):
             own = measure(subject, arguments.batches, arguments.texts, arguments.rounds)
             print_table(own, subject.name)
             rows += own
@@ -308,6 +313,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", default=os.environ.get("PEERS"), help="the virtual environment that has llama_cpp")
     parser.add_argument("--models-of", nargs="+", choices=_MODELS, default=_MODELS, help="(all)")
     parser.add_argument("--smollm2", default="smollm2", metavar="FILE", help="its GGUF file; default: the package's")
+    parser.add_argument("--shape", choices=SHAPES, default=CHAINS, help="that continues chains (%(default)s)")
     parser.add_argument("--twin", type=Path, help="a model that drafts for SmolLM2 (benchmarks.twins)")
     parser.add_argument("--models", type=Path, default=cache, metavar="DIR", help="where others are kept (%(default)s)")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64], help="(%(default)s)")

@@ -23,8 +23,10 @@ _LEAST_WORDS, _MOST_WORDS = 60, 110
 """Of a passage, which is one paragraph."""
 _LEAST_LINES, _MOST_LINES = 6, 16
 """Of a function."""
-_MODULES = ("textwrap", "shutil", "heapq", "bisect", "calendar", "colorsys", "statistics", "fnmatch", "glob", "string")
-_MODULES += ("posixpath", "random", "fractions", "difflib", "ast", "inspect", "tokenize", "copy", "csv", "queue")
+_MODULES = (
+    "textwrap", "shutil", "heapq", "bisect", "calendar", "colorsys", "statistics", "fnmatch", "glob", "string",
+    "random", "posixpath", "fractions", "difflib", "ast", "inspect", "tokenize", "copy", "csv", "queue",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
