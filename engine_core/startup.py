@@ -24,6 +24,7 @@ from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import digest_of
 from engine_core.model_loader.gguf.projector import projectors_beside
 from engine_core.model_loader.loader import WeightsOnDisk, vision_outline
+from engine_core.model_loader.location import served_name
 from engine_core.model_loader.picture_facts import picture_facts
 from engine_core.model_loader.safetensors_reader import conversion_advice
 from engine_core.platforms.kv_cache_size import Profile, describe_states, size, size_as_given, size_by_profile
@@ -199,7 +200,7 @@ class Startup:
             )
             model = models[0]
             require_equal([{"numerics": each.numerics} for each in models], names)
-            stage.bytes = sum(each.weight_bytes for each in models)
+            stage.bytes = sum(each.weight_bytes + each.draft_weight_bytes for each in models)
             digest, parameters = model.model_digest, model.num_parameters
             if on_disk is not None:
                 weights, digest_on_disk = on_disk.result()
@@ -213,7 +214,16 @@ class Startup:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
             if len(models) > 1:
                 stage.detail += "; " + self._by_rank([size(each.weight_bytes) for each in models])
+            stage.detail += self._of_drafts(models)
             return _Loaded(models, parameters, digest, numerics, grammars)
+
+    def _of_drafts(self, models: Sequence[ModelReport]) -> str:
+        """What computes drafts, the end of a line; empty if nothing does."""
+        config = self._config.scheduler.speculation
+        if config is None or not config.is_computed:
+            return ""
+        by = config.method if config.model is None else served_name(config.model)
+        return f"; drafts by {by}, {size(sum(each.draft_weight_bytes for each in models))}"
 
     def _digest_of_parts(self, weights: WeightsOnDisk, digest: str, models: Sequence[ModelReport]) -> str:
         """The model's ``digest``, once verified that every rank has taken its part of that very model."""

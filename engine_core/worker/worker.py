@@ -101,6 +101,8 @@ class ModelReport:
     """Peculiarities of the layers, for a person."""
     bytes_per_state: int = 0
     """In this worker's layers."""
+    draft_weight_bytes: int = 0
+    """Of a drafting model, on the rank that samples."""
     grammar_problem: str | None = None
     """Why this rank, which samples, cannot use grammars."""
 
@@ -287,6 +289,7 @@ class Worker:
             numerics,
             layers=layers,
             bytes_per_state=0 if states is None else states.bytes_per_state,
+            draft_weight_bytes=0 if self.drafter is None else self.drafter.weight_bytes,
             grammar_problem=self._open_grammars(),
         )
         if isinstance(digest, RankDigest):
@@ -311,7 +314,7 @@ class Worker:
     @_on_device
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
-        profile = self.device.profile(self.model, self._new_batch)
+        profile = self.device.profile(self.model, self._new_batch, self.drafter)
         if self.checkpoint.spec.vision is not None and isinstance(profile, MemoryProfile):
             return replace(profile, pixels=self._config.cache.media_memory_bytes)
         return profile
@@ -335,6 +338,8 @@ class Worker:
         runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
         if self.drafter is not None:
             runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
+        if (speculation := self._config.scheduler.speculation) is not None and speculation.reads_final_states:
+            runner.compute_for_observer()
         if now or not self.device.uses_host_memory:
             return 0
         spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec

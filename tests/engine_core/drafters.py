@@ -74,3 +74,41 @@ class _Drafted:
             if token_ids and seq_id not in result.failed and (proposed := self.drafter.propose(known)):
                 drafts[seq_id] = proposed
         return replace(result, draft_token_ids=drafts)
+
+
+class ProposingExecutor:
+    """Stands for a started executor, and asks its drafter for ``count`` drafts behind every token sampled; they come
+    back as what a grammar forces does.
+    """
+
+    def __init__(self, executor: Executor, count: int) -> None:
+        self._executor = executor
+        self._count = count
+        self.planned = self.accepted = 0
+        """Drafts in plans, and those that were right."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._executor, name)
+
+    def submit(self, plan: StepPlan) -> PendingResult:
+        wanted = {seq_id: self._count for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples}
+        plan = replace(plan, proposals=wanted)
+        return _Proposed(self._executor.submit(plan), self, plan)
+
+
+@dataclass
+class _Proposed:
+    pending: PendingResult
+    executor: ProposingExecutor
+    plan: StepPlan
+
+    def result(self) -> StepResult:
+        result = self.pending.result()
+        tokens = dict(zip(self.plan.seq_ids, result.token_ids, strict=True))
+        for seq_id, drafts in self.plan.draft_token_ids.items():
+            if seq_id not in result.failed:
+                self.executor.planned += len(drafts)
+                self.executor.accepted += len(tokens[seq_id]) - 1
+        return replace(
+            result, draft_token_ids=result.proposed_token_ids | result.draft_token_ids, proposed_token_ids={}
+        )
