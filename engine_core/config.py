@@ -235,7 +235,7 @@ class SchedulerConfig(_Section):
     num_speculative_tokens: int = option(
         8,
         "Most draft tokens per sequence and step: tokens that a grammar forces are computed together, and take no "
-        "steps of their own. Tokens stay the same. 0: none.",
+        "steps of their own. Tokens stay the same. 0: none. Those of --speculative-config have their own limit, there.",
         minimum=0,
         maximum=64,
     )
@@ -247,10 +247,19 @@ class SchedulerConfig(_Section):
         'such as {"method": "ngram"}. Tokens stay the same; docs/speculation.md says what pays. Default: none.',
     )
 
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        read_speculative_config(self.speculative_config, self._rows_for_drafts)
+
     @property
     def speculation(self) -> SpeculativeConfig | None:
-        """``speculative_config``, read. Raises ``ConfigError``."""
-        return read_speculative_config(self.speculative_config)
+        """``speculative_config``, read."""
+        return read_speculative_config(self.speculative_config, self._rows_for_drafts)
+
+    @property
+    def _rows_for_drafts(self) -> int:
+        """Rows of a step besides that of a sequence."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens) - 1
 
     def require_step_for(self, max_model_len: int) -> None:
         """Raise ``ConfigError`` if prompts are computed whole, and may have more tokens than a step."""

@@ -64,8 +64,11 @@ _TYPES: dict[str, type] = {
 }
 
 
-def read_speculative_config(text: str | None) -> SpeculativeConfig | None:
-    """The JSON object of ``--speculative-config``. Raises ``ConfigError``."""
+def read_speculative_config(text: str | None, most: int = MAX_SPECULATIVE_TOKENS) -> SpeculativeConfig | None:
+    """The JSON object of ``--speculative-config``. Raises ``ConfigError``.
+
+    ``most``: rows of a step besides that of a sequence, for its drafts.
+    """
     if text is None:
         return None
     try:
@@ -74,10 +77,10 @@ def read_speculative_config(text: str | None) -> SpeculativeConfig | None:
         raise ConfigError(_OPTION, text, f"a JSON object; this is none: {error}") from None
     if not isinstance(given, dict):
         raise ConfigError(_OPTION, text, 'a JSON object such as {"method": "ngram"}')
-    return _config_of(given)
+    return _config_of(given, most)
 
 
-def _config_of(given: dict[str, Any]) -> SpeculativeConfig:
+def _config_of(given: dict[str, Any], most: int) -> SpeculativeConfig:
     for name, value in given.items():
         if name not in _TYPES:
             raise ConfigError(_OPTION, given, f"no {name!r}; its fields are {', '.join(_TYPES)}")
@@ -89,9 +92,17 @@ def _config_of(given: dict[str, Any]) -> SpeculativeConfig:
     if (method in ("draft_model", "eagle3")) != ("model" in given):
         needs = "a model, the drafting checkpoint" if "model" not in given else "no model"
         raise ConfigError(_OPTION, given, f"{needs}, with the method {method}")
-    config = SpeculativeConfig(**{"num_speculative_tokens": _DEFAULT_TOKENS[method], **given, "method": method})
+    tokens = min(_DEFAULT_TOKENS[method], max(1, most))
+    config = SpeculativeConfig(**{"num_speculative_tokens": tokens, **given, "method": method})
     if not 1 <= config.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
         raise ConfigError(_OPTION, given, f"num_speculative_tokens from 1 to {MAX_SPECULATIVE_TOKENS}")
+    if config.num_speculative_tokens > most:
+        raise ConfigError(
+            _OPTION,
+            given,
+            f"num_speculative_tokens of at most {most}: a step has {most + 1} rows, the smaller of max_num_seqs and "
+            "max_num_batched_tokens, and one of them is no draft",
+        )
     if not 1 <= config.prompt_lookup_min <= config.prompt_lookup_max <= MAX_LOOKUP:
         raise ConfigError(_OPTION, given, f"1 ≤ prompt_lookup_min ≤ prompt_lookup_max ≤ {MAX_LOOKUP}")
     if config.prompt_lookup_scope not in _SCOPES:
@@ -106,13 +117,19 @@ class StepTimes:
     rows: tuple[int, ...]
     """Ascending."""
     seconds: tuple[float, ...]
-    """Of a step with so many rows; not falling."""
+    """Of a step with so many rows, one of each sequence; not falling."""
+    drafted_seconds: tuple[float, ...] = ()
+    """Of a step with so many rows of which some are drafts; not falling. Empty: as without."""
     draft_seconds: tuple[float, ...] = ()
     """Of computing one more draft for each of so many sequences; empty if drafts are looked up."""
 
     def step(self, rows: int) -> float:
         """Seconds of a step with ``rows`` rows, between and beyond the measured ones in a straight line."""
         return _between(self.rows, self.seconds, rows)
+
+    def drafted(self, rows: int) -> float:
+        """As ``step``, where some of the rows are drafts."""
+        return _between(self.rows, self.drafted_seconds or self.seconds, rows)
 
     def draft(self, sequences: int) -> float:
         """Seconds of one more draft for each of ``sequences``."""

@@ -24,10 +24,12 @@ from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import digest_of
 from engine_core.model_loader.gguf.projector import projectors_beside
 from engine_core.model_loader.loader import WeightsOnDisk, vision_outline
+from engine_core.model_loader.location import served_name
 from engine_core.model_loader.picture_facts import picture_facts
 from engine_core.model_loader.safetensors_reader import conversion_advice
 from engine_core.platforms.kv_cache_size import Profile, describe_states, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
+from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
@@ -129,27 +131,26 @@ class Startup:
         loaded = self._load_weights(checkpoint)
         cache, step_bytes = self._size_cache(loaded.reports, limits, device)
         unwritten_bytes = self._allocate(cache, loaded.reports)
-        is_stable, largest_step_seconds, picture_token_cost = self._warm_up(
-            cache, checkpoint.spec, device.invariance_advice
-        )
+        warm = self._warm_up(cache, checkpoint.spec, device.invariance_advice)
         concurrent_steps = self._concurrent_steps(device)
         vision = vision_outline(checkpoint)
-        self._workers.start_steps(concurrent_steps, largest_step_seconds)
+        self._workers.start_steps(concurrent_steps, warm.largest_step_seconds)
         is_here = not self._workers.places
         return StartedModel(
-            replace(checkpoint.spec, num_parameters=loaded.num_parameters, picture_token_cost=picture_token_cost),
+            replace(checkpoint.spec, num_parameters=loaded.num_parameters, picture_token_cost=warm.picture_token_cost),
             cache,
             unwritten_bytes if is_here else 0,
             step_bytes if is_here else 0,
             device.request_memory,
             loaded.digest,
             # Unique if results vary, so that no other executor counts as equal.
-            loaded.numerics if is_stable else f"unstable {uuid.uuid4().hex}",
-            largest_step_seconds,
+            loaded.numerics if warm.is_stable else f"unstable {uuid.uuid4().hex}",
+            warm.largest_step_seconds,
             concurrent_steps,
             loaded.grammars,
             None if vision is None else vision.check,
             picture_facts(checkpoint),
+            warm.step_times,
         )
 
     def _configuration(self) -> tuple[Checkpoint, BatchLimits]:
@@ -199,7 +200,7 @@ class Startup:
             )
             model = models[0]
             require_equal([{"numerics": each.numerics} for each in models], names)
-            stage.bytes = sum(each.weight_bytes for each in models)
+            stage.bytes = sum(each.weight_bytes + each.draft_weight_bytes for each in models)
             digest, parameters = model.model_digest, model.num_parameters
             if on_disk is not None:
                 weights, digest_on_disk = on_disk.result()
@@ -213,7 +214,16 @@ class Startup:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
             if len(models) > 1:
                 stage.detail += "; " + self._by_rank([size(each.weight_bytes) for each in models])
+            stage.detail += self._of_drafts(models)
             return _Loaded(models, parameters, digest, numerics, grammars)
+
+    def _of_drafts(self, models: Sequence[ModelReport]) -> str:
+        """What computes drafts, the end of a line; empty if nothing does."""
+        config = self._config.scheduler.speculation
+        if config is None or not config.is_computed:
+            return ""
+        by = config.method if config.model is None else served_name(config.model)
+        return f"; drafts by {by}, {size(sum(each.draft_weight_bytes for each in models))}"
 
     def _digest_of_parts(self, weights: WeightsOnDisk, digest: str, models: Sequence[ModelReport]) -> str:
         """The model's ``digest``, once verified that every rank has taken its part of that very model."""
@@ -275,11 +285,8 @@ class Startup:
             stage.detail = described + (_AS_IT_FILLS if any(unwritten) else "")
             return sum(unwritten)
 
-    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> tuple[bool, float, float]:
-        """Whether every self-test passed, the seconds of the largest step, and ``ModelSpec.picture_token_cost``.
-
-        ``advice``: the device's, where one fails. Raises ``CheckpointError`` if a part of the model outputs NaN.
-        """
+    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> _Warm:
+        """``advice``: the device's, where a self-test fails. Raises ``CheckpointError`` if a part outputs NaN."""
         with self._progress.stage("warm up") as stage:
             ready: list[ReadyReport] = self._workers.collective_rpc("warm_up", cache)
             if not all(each.is_sound for each in ready):
@@ -295,7 +302,8 @@ class Startup:
                 self._by_rank([each.memory_left for each in ready]),
             )
             stage.detail = "; ".join(filter(None, details))
-            return is_stable, largest, max(each.picture_token_cost for each in ready)
+            times = next((each.step_times for each in ready if each.step_times is not None), ASSUMED_STEP_TIMES)
+            return _Warm(is_stable, largest, max(each.picture_token_cost for each in ready), times)
 
     def _of_largest_step(self, seconds: float, encoding: float, spec: ModelSpec) -> str:
         """How long it takes, for a person; where streams would stall, also which option shortens it.
@@ -356,6 +364,17 @@ class _Loaded:
     numerics: str
     grammars: GrammarCompiler | str
     """As in ``StartedModel``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Warm:
+    """What the warm-up has found out; fields as in ``StartedModel`` and ``ModelSpec``."""
+
+    is_stable: bool
+    """Whether every self-test passed."""
+    largest_step_seconds: float
+    picture_token_cost: float
+    step_times: StepTimes
 
 
 def served_of_multimodal(checkpoint: Checkpoint) -> str:

@@ -11,6 +11,7 @@ from engine_core.executor.base import Executor, PendingResult
 from engine_core.executor.workers import Workers
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.media import Picture
+from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.step import StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler
 
@@ -33,6 +34,7 @@ class StartedModel:
     check_picture: Callable[[Picture], None] | None = None
     """None: the model takes no pictures."""
     picture_facts: Mapping[str, Any] | None = None
+    step_times: StepTimes = ASSUMED_STEP_TIMES
 
 
 class CollectiveExecutor(Executor):
@@ -50,6 +52,7 @@ class CollectiveExecutor(Executor):
         self.largest_step_seconds = started.largest_step_seconds
         self.max_concurrent_steps = started.max_concurrent_steps
         self.picture_facts = started.picture_facts
+        self.step_times = started.step_times
         self.ranks = workers.places
         self._check_picture = started.check_picture
         self._grammars = None if isinstance(started.grammars, str) else started.grammars

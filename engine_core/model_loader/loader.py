@@ -12,7 +12,6 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
-from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import Digest, TakenBytes, WeightsDigest
@@ -156,17 +155,6 @@ def _open_weights(
         return SafetensorsWeights(path, expected, dtype, device, on_progress, digest, checkpoint.load_format)
     sources = describe(read_gguf(path)).sources
     return GgufWeights(path, sources, expected, dtype, device, on_progress, digest)
-
-
-def load_parts(model: LanguageModel, parts: Sequence[Part], checkpoint: Checkpoint, device: torch.device) -> None:
-    """Load only ``parts`` of a whole model from ``make_model``. Raises as ``load_weights`` does."""
-    weights: Weights
-    if checkpoint.load_format == "dummy":
-        weights = DummyWeights(model.tensors(), checkpoint.dtype, device, checkpoint.seed, None)
-    else:
-        weights = _open_weights(checkpoint, _expected(model, checkpoint), device, None, None)
-    for part in parts:
-        part.load(weights)
 
 
 class WeightsOnDisk:

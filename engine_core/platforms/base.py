@@ -17,6 +17,7 @@ from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.platforms.kv_cache_size import Profile
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.encoding_profile import EncodingProfile
 from engine_core.worker.forward import Forward
 from engine_core.worker.input_batch import InputBatch
@@ -95,8 +96,11 @@ class Platform(ABC):
         """
 
     @abstractmethod
-    def profile(self, model: LanguageModel, new_batch: NewBatch) -> Profile:
-        """Measure the memory of the model and of the largest step, which is run with one block and one slot."""
+    def profile(self, model: LanguageModel, new_batch: NewBatch, drafter: Drafter | None = None) -> Profile:
+        """Measure the memory of the model and of the largest step, which is run with one block and one slot.
+
+        ``drafter``: has loaded its weights here, too, and drafts behind the step.
+        """
 
     @abstractmethod
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, caches: Caches) -> str:

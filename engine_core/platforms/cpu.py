@@ -39,6 +39,7 @@ from engine_core.quantization.selector import choose_quantization
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
 from engine_core.worker.caches import allocate_caches
+from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.dummy_batches import Run, largest_step, picture_step, step_seconds
 from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.forward import HostForward
@@ -160,7 +161,7 @@ class CpuPlatform(Platform):
             num_states=num_states,
         )
 
-    def profile(self, model: LanguageModel, new_batch: NewBatch) -> MemoryProfile:
+    def profile(self, model: LanguageModel, new_batch: NewBatch, drafter: Drafter | None = None) -> MemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the peak.
 
         Layers keep no memory but their output, so one of each kind gives the peak and the time of all.
@@ -174,11 +175,14 @@ class CpuPlatform(Platform):
         resident = resident_memory()
         with measure_peak() as peak:
             self.largest_step_seconds = step_seconds(runs, plan)
+            if drafter is not None:
+                runs[0][0].rehearse(drafter)
         growth = self._with_pictures(peak.growth, model, runs, plan.seq_ids)
         return MemoryProfile(
             usable=self.usable,
             resident=resident,
             weights=model.weight_bytes,
+            draft_weights=0 if drafter is None else drafter.weight_bytes,
             step_peak=growth,
             encoder_cache=0 if self.encoding is None else self.encoding.cache_bytes(limits),
             batch_state=runs[0][0].batch.nbytes,

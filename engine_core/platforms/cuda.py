@@ -21,10 +21,11 @@ from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
 from engine_core.platforms.host_memory import usable_memory
-from engine_core.platforms.kv_cache_size import describe_pictures, request_memory, size
+from engine_core.platforms.kv_cache_size import describe_drafts, describe_pictures, request_memory, size
 from engine_core.sampling.sampler import Sampler
 from engine_core.sampling.torch_ops import TorchOps
 from engine_core.worker.caches import allocate_caches, of_layer
+from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.dummy_batches import Run, largest_step, picture_step, step_seconds
 from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.input_batch import BatchLimits, InputBatch
@@ -57,6 +58,8 @@ class CudaMemoryProfile:
     """What the largest step adds."""
     graphs: int
     """Estimate for captured graphs."""
+    draft_weights: int = 0
+    """The part of ``taken`` that is weights of a drafting model."""
     encoder_cache: int = 0
     """The most that embeddings of pictures take."""
 
@@ -81,8 +84,9 @@ class CudaMemoryProfile:
         """The numbers from which ``left`` is calculated, for a person."""
         return (
             f"the budget is {size(self.total * utilization)}, {utilization:g} (--gpu-memory-utilization) of the GPU's "
-            f"{size(self.total)}; weights take {size(self.weights)} (--model, --dtype), the CUDA context up to "
-            f"{size(self.context)}, libraries {size(self.taken - self.weights)}, the largest step "
+            f"{size(self.total)}; weights take {size(self.weights)} (--model, --dtype), "
+            f"{describe_drafts(self.draft_weights)}the CUDA context up to {size(self.context)}, "
+            f"libraries {size(self.taken - self.weights - self.draft_weights)}, the largest step "
             f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), "
             f"{describe_pictures(self.encoder_cache)}and CUDA graphs about "
             f"{size(self.graphs)} (--max-num-seqs, --enforce-eager)"
@@ -256,12 +260,12 @@ class CudaPlatform(Platform):
             num_states=num_states,
         )
 
-    def profile(self, model: LanguageModel, new_batch: NewBatch) -> CudaMemoryProfile:
+    def profile(self, model: LanguageModel, new_batch: NewBatch, drafter: Drafter | None = None) -> CudaMemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the allocator's peak."""
         self.trim()
         torch.cuda.reset_peak_memory_stats()
         reserved = torch.cuda.memory_reserved()
-        self._run_largest_step(model, new_batch, self._caches(model, 1, 1))
+        self._run_largest_step(model, new_batch, self._caches(model, 1, 1), drafter)
         peak = torch.cuda.max_memory_reserved() - reserved
         self.trim()
         peak = self._with_pictures(peak, model, new_batch)
@@ -272,6 +276,7 @@ class CudaPlatform(Platform):
             context=self._context,
             taken=self._taken(),
             weights=model.weight_bytes,
+            draft_weights=0 if drafter is None else drafter.weight_bytes,
             step_peak=peak,
             graphs=self._graphs_expected,
             encoder_cache=0 if self.encoding is None else self.encoding.cache_bytes(self._limits),
@@ -297,10 +302,16 @@ class CudaPlatform(Platform):
         self.trim()
         return encoding.with_pictures(of_picture, max(text, of_step))
 
-    def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, caches: Caches) -> float:
-        """Seconds with all layers."""
+    def _run_largest_step(
+        self, model: LanguageModel, new_batch: NewBatch, caches: Caches, drafter: Drafter | None = None
+    ) -> float:
+        """Seconds with all layers; the largest step of ``drafter`` follows it."""
         plan = largest_step(self._limits, model.vocab_size, TorchOps.rows_at_once(model.vocab_size))
-        return step_seconds(self._runs(model, new_batch, caches), plan, torch.cuda.synchronize)
+        runs = self._runs(model, new_batch, caches)
+        seconds = step_seconds(runs, plan, torch.cuda.synchronize)
+        if drafter is not None:
+            runs[0][0].rehearse(drafter)
+        return seconds
 
     def _runs(self, model: LanguageModel, new_batch: NewBatch, caches: Caches) -> list[Run]:
         """Only one layer of each kind is run: layers leave nothing but their output."""

@@ -67,6 +67,8 @@ class MemoryProfile:
     """What the largest step adds."""
     batch_state: int
     """The most that the persistent batch takes."""
+    draft_weights: int = 0
+    """The part of ``resident`` that is weights of a drafting model."""
     encoder_cache: int = 0
     """The most that embeddings of pictures take."""
     limit: str = ""
@@ -95,10 +97,11 @@ class MemoryProfile:
         return (
             f"the budget is {size(self.usable * utilization)}, {utilization:g} (--gpu-memory-utilization) of the "
             f"{size(self.usable)} that this process may use{_because(self.limit)}; weights take "
-            f"{size(self.weights)} (--model, --dtype, --quantization), the runtime "
-            f"{size(self.resident - self.weights)}, the largest step {size(self.step_peak)} "
-            f"(--max-num-batched-tokens, --max-num-seqs), the batch's state {size(self.batch_state)} "
-            f"(--max-num-seqs, --max-model-len), {describe_pictures(self.encoder_cache)}"
+            f"{size(self.weights)} (--model, --dtype, --quantization), {describe_drafts(self.draft_weights)}"
+            f"the runtime {size(self.resident - self.weights - self.draft_weights)}, "
+            f"the largest step {size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), "
+            f"the batch's state {size(self.batch_state)} (--max-num-seqs, --max-model-len), "
+            f"{describe_pictures(self.encoder_cache)}"
             f"token ids and log probabilities of requests {size(self._requests(utilization))} (a sixteenth of the "
             f"budget, at most {size(2 * _REQUESTS_MOST)}), {pixels}and the reserve "
             f"{size(RESERVE_BYTES)}"
@@ -108,6 +111,11 @@ class MemoryProfile:
 def describe_pictures(encoder_cache: int) -> str:
     """The embeddings of pictures, as one of several parts, for a person; empty without any."""
     return f"embeddings of pictures {size(encoder_cache)} (--encoder-cache-tokens), " if encoder_cache else ""
+
+
+def describe_drafts(weights: int) -> str:
+    """A drafting model's weights, as one of several parts, for a person; empty without any."""
+    return f"those of the drafts {size(weights)} (--speculative-config), " if weights else ""
 
 
 def request_memory(budget: int) -> RequestMemory:

@@ -118,7 +118,7 @@ class Speculation:
         if not self._could_pay(decoding, decoding, self._most * decoding):
             return
         for seq in running:
-            if not seq.group.request.speculation:
+            if not seq.group.speculates:
                 continue
             if seq.num_computed < seq.num_known - 1:
                 self._ngram.follow(seq)
@@ -235,7 +235,7 @@ class Speculation:
         # Times are straight lines between those measured, so the best number is at an end of one.
         ends = [count for each in self._times.rows if 0 < (count := each - rows) < most]
         return any(
-            value + count > MARGIN * rate * (self._times.step(rows + count) + price * -(-count // max(1, decoding)))
+            value + count > MARGIN * rate * (self._times.drafted(rows + count) + price * -(-count // decoding))
             for count in (*ends, min(decoding, most), most)
         )
 
@@ -255,7 +255,7 @@ class Speculation:
             value -= chance
             num_rounds[position] += 1
             seconds += price(num_rounds[position]) - price(num_rounds[position] - 1)
-            reached = value / (self._times.step(rows + count) + seconds)
+            reached = value / (self._times.drafted(rows + count) + seconds)
             if reached > least:
                 best, least = count, reached
         counts = [0] * len(offers)
@@ -264,9 +264,10 @@ class Speculation:
         return [(offer, count) for offer, count in zip(offers, counts, strict=True) if count]
 
     def _worth(self, rows: int, decoding: int) -> tuple[float, float]:
-        """What a step without drafts is worth, in tokens, and tokens per second."""
-        rate = max(1, decoding) / self._times.step(max(1, decoding))
-        return rate * self._times.step(rows), rate
+        """What a step without drafts is worth, in tokens, and the tokens per second of steps that decode alone."""
+        times = self._times
+        rate = decoding / times.step(decoding)
+        return rate * (times.step(rows) if rows == decoding else times.drafted(rows)), rate
 
 
 def _free(sequences: int) -> float:

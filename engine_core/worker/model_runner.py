@@ -229,6 +229,12 @@ class ModelRunner:
         self._observed = ObservedSteps()
 
     @torch.inference_mode()
+    def rehearse(self, drafter: Drafter) -> None:
+        """Let ``drafter`` compute its largest step on a batch that this runner has filled."""
+        assert self._sampler is not None
+        drafter.rehearse(self.batch, self._sampler)
+
+    @torch.inference_mode()
     def launch(self, plan: StepPlan, caches: Caches) -> PendingStep:
         """Begin to compute a step; ``caches`` are those of the model's layers.
 
@@ -274,12 +280,15 @@ class ModelRunner:
             raise RuntimeError(f"the tokens of step {step_id} came when those of step {due} were due")
         self.batch.commit(inputs, sampled)
 
+    def forget(self, seq_id: int) -> None:
+        """Let the drafter forget a sequence that is about to leave the batch."""
+        if self._drafter is not None and (slot := self.batch.slot_of(seq_id)) is not None:
+            self._drafter.forget(slot)
+
     def _prepare(self, plan: StepPlan) -> StepInputs:
         """The inputs of the step, after its pictures are encoded."""
-        if self._drafter is not None:
-            for seq_id in plan.released:
-                if (slot := self.batch.slot_of(seq_id)) is not None:
-                    self._drafter.forget(slot)
+        for seq_id in plan.released:
+            self.forget(seq_id)
         self.batch.update(plan)
         if plan.encoder is not None:
             self.encoder_cache.update(plan.encoder)

@@ -39,8 +39,10 @@ from engine_core.platforms.kv_cache_size import (
     size,
 )
 from engine_core.platforms.selector import choose_platform, is_for_cpu
+from engine_core.speculation import StepTimes
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
+from engine_core.worker.copied_blocks import copy_blocks
 from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.drafters.registry import Target, load_drafter
 from engine_core.worker.dummy_batches import attention_seconds, picture_warm_up, warm_up_steps
@@ -51,6 +53,7 @@ from engine_core.worker.join import join
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.numerics import numerics_of
 from engine_core.worker.self_test import is_bitwise_stable, is_encoding_stable
+from engine_core.worker.step_times import measure_step_times
 from engine_core.worker.unsound_part import first_unsound_part
 
 _P = ParamSpec("_P")
@@ -99,6 +102,8 @@ class ModelReport:
     """Peculiarities of the layers, for a person."""
     bytes_per_state: int = 0
     """In this worker's layers."""
+    draft_weight_bytes: int = 0
+    """Of a drafting model, on the rank that samples."""
     grammar_problem: str | None = None
     """Why this rank, which samples, cannot use grammars."""
 
@@ -119,6 +124,8 @@ class ReadyReport:
     """Whether logits were numbers; unknown, and True, if another rank samples."""
     memory_left: str
     """The rest of the memory budget, and how to use it, for a person."""
+    step_times: StepTimes | None = None
+    """From the rank that samples, if drafters propose tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +290,7 @@ class Worker:
             numerics,
             layers=layers,
             bytes_per_state=0 if states is None else states.bytes_per_state,
+            draft_weight_bytes=0 if self.drafter is None else self.drafter.weight_bytes,
             grammar_problem=self._open_grammars(),
         )
         if isinstance(digest, RankDigest):
@@ -307,7 +315,7 @@ class Worker:
     @_on_device
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
-        profile = self.device.profile(self.model, self._new_batch)
+        profile = self.device.profile(self.model, self._new_batch, self.drafter)
         if self.checkpoint.spec.vision is not None and isinstance(profile, MemoryProfile):
             return replace(profile, pixels=self._config.cache.media_memory_bytes)
         return profile
@@ -372,7 +380,16 @@ class Worker:
             is_stable,
             is_sound and pictures.is_sound,
             device.memory_left(self._config.cache, kv_cache_config),
+            self._measure_step_times(),
         )
+
+    def _measure_step_times(self) -> StepTimes | None:
+        """None if no drafter proposes tokens, or another rank samples."""
+        speculation = self._config.scheduler.speculation
+        if speculation is None:
+            return None
+        times = measure_step_times(self._current_runner(), self.limits, self._compute, proposes=speculation.is_computed)
+        return times if self.rank.samples else None
 
     def _warm_up_pictures(self) -> _Pictures:
         """Compute a prompt with a picture, if any fits.
@@ -404,6 +421,7 @@ class Worker:
     @_on_device
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start to compute a step and sample its tokens; needs ``allocate``, and ``Rank.samples``."""
+        self._copy_blocks(plan)
         return self._current_runner().launch(plan, self._caches)
 
     @_on_device
@@ -412,7 +430,12 @@ class Worker:
 
         Every planned sequence's last token must be committed.
         """
+        self._copy_blocks(plan)
         self._current_runner().follow(plan, self._caches)
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        if plan.copied_blocks:
+            copy_blocks(self.device.attention, self._caches.kv, plan.copied_blocks)
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
         """Add the tokens (``PendingStep.sampled``) of the oldest followed step that lacks them."""

@@ -41,6 +41,12 @@ class Drafter(ABC):
         ``batch``.
         """
 
+    def rehearse(self, batch: InputBatch, sampler: Sampler) -> None:  # noqa: B027
+        """Compute what takes most memory, in any tokens of the full ``batch``, with one block: to measure it.
+
+        Before ``allocate``. Only layers need be left out that would take the same memory once more.
+        """
+
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:  # noqa: B027
         """See the target's hidden states [T, H] of a step, whose tokens are not known yet: the final ones, or, side by
         side, the inputs of the ``tapped_layers``.

@@ -47,7 +47,7 @@ def load_drafter(
         vision=None,
     )
     options = target.config.device
-    device = choose_platform(replace(options, attention_backend="auto"), checkpoint, limits)
+    device = choose_platform(replace(options, attention_backend=None), checkpoint, limits)
     model = make_model(checkpoint, device.attention, device.ops, device.torch_device, device.quantization)
     _require_room(model, target)
     load_weights(model, checkpoint, device.torch_device, on_progress)
@@ -62,6 +62,7 @@ def _open(config: SpeculativeConfig, target: Target) -> Checkpoint:
         config.model,
         revision=config.revision,
         download_dir=target.config.model.download_dir,
+        dtype=target.config.model.dtype,
         language_model_only=True,
         seed=target.config.model.seed,
     )
@@ -145,6 +146,25 @@ class DraftModelDrafter(Drafter):
         self._batch = batch
         fits = self._model.vocab_size == self._vocab_size
         self._drawer = Drawer(batch, sampler, self._forward if fits else FittedHead(self._forward, self._vocab_size))
+
+    def rehearse(self, batch: InputBatch, sampler: Sampler) -> None:
+        """One layer of each kind takes as much as all of them."""
+        DraftModelDrafter(
+            self._model.one_layer_of_each_kind(), self._device, self._limits, self._longest, self._vocab_size
+        )._compute_largest(batch, sampler)
+
+    def _compute_largest(self, batch: InputBatch, sampler: Sampler) -> None:
+        """Catch up with as many tokens as may be, in block 0, and draw for all slots."""
+        self.allocate(1, batch, sampler)
+        limits = self._limits
+        seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        counts, left = np.ones(seqs, np.int64), limits.max_num_batched_tokens - seqs
+        for slot in range(seqs):
+            more = min(left, limits.max_model_len - 2)
+            counts[slot] += more
+            left -= more
+        rows = self._cache.rows(np.arange(seqs), counts)
+        self._drawer.draw(rows.slots, 0, self._compute(rows, rows.last_rows))
 
     def propose(self, wanted: Mapping[int, int]) -> dict[int, list[int]]:
         ready, hidden = self._catch_up(wanted)

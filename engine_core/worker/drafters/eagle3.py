@@ -18,7 +18,7 @@ from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelErr
 from engine_core.forward_context import ForwardContext
 from engine_core.layers.part_factory import PartFactory
 from engine_core.model_loader.eagle3_head import HeadCheckpoint, load_head, make_head, open_head
-from engine_core.model_loader.loader import load_parts, make_model
+from engine_core.model_loader.loader import further_weights, make_model
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.eagle3 import Eagle3Head, Embed
 from engine_core.platforms.kv_cache_size import require_room_for_weights
@@ -96,7 +96,10 @@ def _whole_embedding(target: Target) -> tuple[Embed, int]:
     whole = make_model(target.checkpoint, device.attention, device.ops, device.torch_device, device.quantization)
     assert isinstance(whole, CausalLM)
     parts = [whole.lm_head, whole.embed_tokens] if whole.config.tie_word_embeddings else [whole.embed_tokens]
-    load_parts(whole, parts, target.checkpoint, device.torch_device)
+    shapes = {name: shape for part in parts for name, shape in part.tensors().items()}
+    weights = further_weights(target.checkpoint, shapes, device.torch_device)
+    for part in parts:
+        part.load(weights)
     return whole.embed_tokens, sum(part.nbytes for part in parts)
 
 
@@ -165,6 +168,24 @@ class Eagle3Drafter(Drafter):
         output = self._compute(cache, np.zeros(1, np.intp), np.ones(1, np.int64), np.zeros(1, np.int64), features)
         logits = head.lm_head.logits(head.norm(output))
         return bool(logits.isfinite().all())
+
+    def rehearse(self, batch: InputBatch, sampler: Sampler) -> None:
+        """Follow as many rows as a step has, in block 0, and draw for all slots."""
+        self.allocate(1, batch, sampler)
+        self._pending.fill()
+        limits, head = self._limits, self._head
+        slots = np.arange(min(limits.max_num_seqs, limits.max_num_batched_tokens))
+        counts, left = np.ones(len(slots), np.int64), limits.max_num_batched_tokens - len(slots)
+        for slot in slots.tolist():
+            more = min(left, limits.max_model_len - 2)
+            counts[slot] += more
+            left -= more
+        rows, width = int(counts.sum()), head.num_taken // len(self._taps)
+        # Those that the target keeps, besides the largest step's own memory, and all of them side by side.
+        tapped = [torch.zeros(rows, width, dtype=head.dtype, device=self._device.torch_device) for _ in self._taps]
+        features = head.combine(torch.cat(tapped, 1))
+        output = self._compute(self._cache, slots, counts, np.zeros(rows, np.int64), features)
+        self._draw(slots.tolist(), {slot: [] for slot in slots.tolist()}, output)
 
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:
         """``hidden`` [T, taps · H]. Rows whose next tokens are known, those of prompts, go through the head at once."""
