@@ -137,6 +137,16 @@ class MultiTokenPredictor:
         self._rotaries: list[Rotary] = []
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of hidden states."""
+        return self._factory.dtype
+
+    @property
+    def hidden_width(self) -> int:
+        """That of hidden states: H."""
+        return self._factory.backend.padded(self.config.hidden_size)
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """Its own, in loading order."""
         return tuple(self._factory.parts)

@@ -108,18 +108,20 @@ def save_truthful(directory: Path) -> Path:
 class Reference:
     """Transformers' model and layer of a checkpoint from ``save_with_mtp``."""
 
-    def __init__(self, directory: Path) -> None:
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, dtype="float32", **EAGER).eval()
+    def __init__(self, directory: Path, kind: Any = AutoModelForCausalLM) -> None:
+        """``kind``: of automatic classes of models."""
+        self.model: PreTrainedModel = kind.from_pretrained(directory, dtype="float32", **EAGER).eval()
         compute_token_by_token(self.model)
-        config: Any = self.model.config
+        config: Any = self.model.config.get_text_config(decoder=True)
         if config.model_type.startswith("qwen"):  # which transformers knows only from newer configurations
             config.num_mtp_layers, config.mtp_layer_types = 1, ["full_attention"]
         elif getattr(config, "mlp_layer_types", None):
             config.num_mtp_layers, config.mtp_mlp_layer_types = 1, ["sparse"]
         else:  # it knows the layer only by the numbers of layers of published models
             config.num_mtp_layers = 1
-        if not config.model_type.startswith("qwen"):
-            self.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{config.num_hidden_layers}\..*"]
+        is_by_itself = config.model_type.startswith("qwen")
+        own = r"^mtp\." if is_by_itself else rf"model\.layers\.{config.num_hidden_layers}\..*"
+        self.model._keys_to_ignore_on_load_unexpected = [own]
         self.mtp: MtpModel = MtpModel.from_pretrained(self.model).eval()
 
     @torch.inference_mode()
