@@ -12,12 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from engine_core.media import Picture
+from tests.engine_core.engines import speculating
 from tests.engine_core.models.mtp_models import Reference
 from tests.engine_core.pictures import prompt_of
 from tests.engine_core.vision.test_qwen_vl import make, picture_of, processed, save
 from tests.engine_core.vision.test_qwen_vl_greedy import PICTURE_TOKEN
 from tests.engine_core.vision.whole_models import continued
-from tests.engine_core.worker.drafters.test_mtp import drafting
+from tests.engine_core.worker.drafters.test_mtp import MTP, Proposals, assert_drafts
+from tests.engine_core.worker.drafters.test_mtp import proposals as proposals
 
 LAST = 3
 """The last layer of the text model, which attends."""
@@ -59,14 +61,11 @@ class SeeingReference(Reference):
 
 @pytest.mark.models
 @pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
-def test_drafts_behind_pictures(model_type: str, tmp_path: Path) -> None:
+def test_drafts_behind_pictures(model_type: str, proposals: Proposals, tmp_path: Path) -> None:
     reference = SeeingReference(save_with_mtp(model_type, tmp_path), AutoModelForImageTextToText)
     ids, pictures = prompt_of(*PARTS, image_token=PICTURE_TOKEN)
-    with drafting(tmp_path, max_num_batched_tokens=16, max_model_len=256) as found:
-        continued(found.engine.core, [(ids, pictures)], 8)
+    with speculating(tmp_path, MTP, max_num_batched_tokens=16, max_model_len=256) as found:
+        proposals.clear()  # of the warm-up
+        continued(found.engine.core, [(ids, pictures)], 24)
     last, offset = pictures[-1]
-    start = offset + last.shape.num_tokens
-    behind = [(known, drafts) for known, drafts in found.recorded.proposed if PICTURE_TOKEN not in known[len(ids) :]]
-    assert len(behind) == 8
-    for known, drafts in behind:
-        assert drafts == reference.drafts(torch.tensor(known), len(drafts), start)
+    assert_drafts(reference, proposals, start=offset + last.shape.num_tokens)
