@@ -133,7 +133,7 @@ class MultiTokenPredictor:
         norm = parts.rms_norm(names.norm, hidden, eps, offset)
         place = LayerPlace(None if config.ropes[0] is None else 0, 0, 0)
         # On CPU this runs natively: ops/kernel_graph.py.
-        self._run_layer = parts.backend.captured(LayersAndNorm([(layer, place)], norm))
+        self._run_layer = parts.backend.captured(LayersAndNorm([(layer, place)], norm, parts.backend.kept))
         self._rotaries: list[Rotary] = []
 
     @property

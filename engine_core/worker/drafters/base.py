@@ -21,13 +21,8 @@ class Drafter(ABC):
     """
 
     @property
-    def reads_hidden(self) -> bool:
-        """Whether ``observe`` needs the target's hidden states."""
-        return False
-
-    @property
     def tapped_layers(self) -> tuple[int, ...]:
-        """The target's layers whose inputs ``observe`` needs in place of the final hidden states."""
+        """The target's layers whose inputs ``observe`` needs."""
         return ()
 
     @property
@@ -56,7 +51,7 @@ class Drafter(ABC):
         """See the target's hidden states [T, H] of a step, whose tokens are not known yet: the final ones, or, side by
         side, the inputs of the ``tapped_layers``.
 
-        Only if ``reads_hidden``, and valid only during the call.
+        Only if layers are tapped, or for the steps of ``ObservedSteps``; valid only during the call.
         """
 
     @abstractmethod

@@ -120,10 +120,6 @@ class Eagle3Drafter(Drafter):
         """[slots]: rows since drafts were wanted."""
 
     @property
-    def reads_hidden(self) -> bool:
-        return True
-
-    @property
     def tapped_layers(self) -> tuple[int, ...]:
         return self._taps
 

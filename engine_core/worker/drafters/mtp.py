@@ -34,10 +34,6 @@ from engine_core.worker.drafters.drawer import Drawer
 from engine_core.worker.drafters.registry import Target
 from engine_core.worker.input_batch import InputBatch, StepInputs
 
-_FEW = 8
-"""Up to so many sequences at a time are observed always: drafts may pay at any moment."""
-_PATIENCE = 16
-"""Steps of more sequences that are observed although no drafts are asked for."""
 _MOST_WAITING = 16
 """Hidden states of a sequence that wait for drafts to be asked for, before the layer's rows are computed."""
 
@@ -111,16 +107,9 @@ class MtpDrafter(Drafter):
         """By slot; the first one's successor is the next token that the slot's cache has to hold."""
         self._shifts = np.zeros(limits.max_num_seqs, np.int64)
         """[slots]: what is added to a token's position before it is rotated, because of pictures in front of it."""
-        self._unasked = 0
-        """Observed steps since drafts were asked for."""
         self._cache: DraftCache
         self._batch: InputBatch
         self._drawer: Drawer
-
-    @property
-    def reads_hidden(self) -> bool:
-        """Not where many sequences run for which no drafts are wanted: there the layer would only cost."""
-        return len(self._batch) <= _FEW or self._unasked < _PATIENCE
 
     @property
     def weight_bytes(self) -> int:
@@ -143,9 +132,7 @@ class MtpDrafter(Drafter):
         self._batch = batch
         self._drawer = Drawer(batch, sampler, self.predictor)
 
-    @torch.inference_mode()
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:
-        self._unasked += 1
         is_small = len(hidden) <= self._limits.max_num_seqs
         if is_small:  # one copy, instead of one for each sequence
             hidden = hidden.clone()
@@ -193,9 +180,7 @@ class MtpDrafter(Drafter):
         self._cache.begin(slot, last + 1)
         return waiting.since(last)
 
-    @torch.inference_mode()
     def propose(self, wanted: Mapping[int, int]) -> dict[int, list[int]]:
-        self._unasked = 0
         counts: dict[int, int] = {}
         chunks: list[_Chunk] = []
         for slot, most in wanted.items():
