@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
-from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
@@ -23,8 +22,7 @@ from engine_core.startup import StartedEngine, start_engine
 from engine_core.worker.drafters import eagle3
 from engine_core.worker.drafters.eagle3 import Eagle3Drafter
 
-from ...drafters import ProposingExecutor
-from ...engines import run, started
+from ...engines import Speculating, run, speculating, started
 from ...models.eagle3_heads import ReferenceHead, make_exact_head, make_head, tapped
 from ...models.families import configuration
 from ...models.tiny_models import LLAMA3, SIZES, make_model, save_model
@@ -39,6 +37,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 PROMPTS = {"a": [5, 6, 7, 8, 9, 10, 11], "b": [3, 1, 4, 1, 5] * 8, "c": [17]}
 _propose = Eagle3Drafter.propose
 Checkpoints = dict[str, tuple[Path, PreTrainedModel]]
+Answers = dict[tuple[str, int], tuple[list[int], list[object]]]
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +54,12 @@ class Proposal:
     """The first position that the head had seen."""
 
 
-@dataclass
 class Proposing:
-    """An engine whose head is asked for drafts behind every token."""
+    """An engine whose head drafts wherever it can, and what it proposes."""
 
-    engine: StartedEngine
-    executor: ProposingExecutor
-    proposals: list[Proposal] = field(default_factory=list)
+    def __init__(self, found: Speculating) -> None:
+        self.engine, self.executor = found.engine, found.executor
+        self.proposals: list[Proposal] = []
 
     def propose(self, drafter: Eagle3Drafter, wanted: dict[int, int]) -> dict[int, list[int]]:
         """As the drafter does, and remember it."""
@@ -71,27 +69,39 @@ class Proposing:
             self.proposals.append(Proposal(known, drafts, int(drafter._cache.start[slot])))
         return proposed
 
-    def answers(self, params: SamplingParams = GREEDY) -> dict[tuple[str, int], tuple[list[int], list[object]]]:
-        outcomes = run(self.engine, PROMPTS, dict.fromkeys(PROMPTS, params))
-        return {key: (each.token_ids, each.logprobs) for key, each in outcomes.items()}
+    def answers(self, params: SamplingParams = GREEDY) -> Answers:
+        return answers(self.engine, params)
 
 
 @contextmanager
 def proposing(model: Path, head: Path, count: int = 4, **options: object) -> Iterator[Proposing]:
-    options = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20, "num_threads": 1, **options}
-    config = configure(model=str(model), speculative_config=drafting_by(head), **options)
-    engine = start_engine(config, StartupProgress())
-    executor = ProposingExecutor(engine.executor, count)
-    found = Proposing(replace(engine, core=EngineCore(config, executor), executor=executor), executor)
-    try:
-        with patch.object(Eagle3Drafter, "propose", lambda drafter, wanted: found.propose(drafter, wanted)):
-            yield found
-    finally:
-        engine.close()
+    with speculating(model, drafting_by(head, count), **{"num_threads": 1, **options}) as found:
+        yielded = Proposing(found)
+        with patch.object(Eagle3Drafter, "propose", lambda drafter, wanted: yielded.propose(drafter, wanted)):
+            yield yielded
 
 
-def drafting_by(head: Path) -> str:
-    return json.dumps({"method": "eagle3", "model": str(head)})
+def drafting_by(head: Path, count: int = 4) -> dict[str, object]:
+    return {"method": "eagle3", "model": str(head), "num_speculative_tokens": count}
+
+
+def answers(engine: StartedEngine, params: SamplingParams = GREEDY) -> Answers:
+    """Tokens and log probabilities of all choices."""
+    outcomes = run(engine, PROMPTS, dict.fromkeys(PROMPTS, params))
+    return {key: (each.token_ids, each.logprobs) for key, each in outcomes.items()}
+
+
+def plain_answers(model: Path, params: SamplingParams = GREEDY) -> Answers:
+    """Without drafts."""
+    with started(model, num_threads=1) as engine:
+        return answers(engine, params)
+
+
+def refuse(model: Path, head: Path, said: str, **options: object) -> None:
+    given = json.dumps(drafting_by(head))
+    with pytest.raises(ConfigError, match=r"speculative_config=.*" + said) as refused:
+        start_engine(configure(model=str(model), speculative_config=given, **options), StartupProgress())
+    assert refused.value.option == "speculative_config"
 
 
 def require_drafts(head: ReferenceHead, target: PreTrainedModel, proposals: list[Proposal]) -> None:
@@ -127,9 +137,8 @@ def test_drafts_are_those_of_transformers_parts(
     directory = head.save(tmp_path / "head", form, **fields)
     with proposing(path, directory, max_num_batched_tokens=16, enable_prefix_caching=False) as found:
         drafted = found.answers()
-    with started(path, num_threads=1) as engine:
-        assert drafted == Proposing(engine, ProposingExecutor(engine.executor, 0)).answers()
-    assert {len(each.drafts) for each in found.proposals} == {4}
+    assert drafted == plain_answers(path)
+    assert 4 in {len(each.drafts) for each in found.proposals}
     assert {each.start for each in found.proposals} == {0}
     require_drafts(head, target, found.proposals)
 
@@ -168,11 +177,25 @@ def test_an_exact_head_makes_no_mistake(options: dict[str, object], tmp_path: Pa
     )
     with proposing(path, head, **options) as found:
         drafted = [found.answers(params) for _ in range(2)]  # the second finds prompts in the cache
-    with started(path, num_threads=1) as engine:
-        plain = Proposing(engine, ProposingExecutor(engine.executor, 0)).answers(params)
+    plain = plain_answers(path, params)
     assert drafted == [plain, plain]
     assert len({tuple(tokens) for tokens, _ in plain.values()}) > 4
     assert found.executor.accepted == found.executor.planned > 25
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("own", [False, True], ids=["the target's embedding", "an embedding"])
+def test_a_rank_that_samples_has_the_whole_head(own: bool, tmp_path: Path) -> None:
+    target = make_model(LlamaConfig(**(DEEP | {"num_key_value_heads": 4})))
+    head = make_exact_head(target).save(tmp_path / "head")
+    if not own:
+        _with(head, **{"embed_tokens.weight": torch.empty(0)})
+    path = save_model(target, tmp_path / "target")
+    params = SamplingParams(temperature=1.0, seed=5, logprobs=1, max_tokens=16)
+    with proposing(path, head, tensor_parallel_size=2) as found:
+        drafted = found.answers(params)
+    assert drafted == plain_answers(path, params)
+    assert found.executor.accepted == found.executor.planned > 20
 
 
 def test_some_drafts_of_a_head_with_few_tokens_are_right(tmp_path: Path) -> None:
@@ -182,13 +205,12 @@ def test_some_drafts_of_a_head_with_few_tokens_are_right(tmp_path: Path) -> None
     exact.lm_head.weight.data = exact.lm_head.weight.data[1::2]
     path, head = save_model(target, tmp_path / "target"), exact.save(tmp_path / "head")
     params = SamplingParams(temperature=1.0, seed=1, logprobs=1, max_tokens=30, ignore_eos=True, n=2)
+    without = replace(params, allowed_token_ids=(2, 8, 20, 34))
     with proposing(path, head) as found:
         drafted = found.answers(params)
-        masked = found.answers(replace(params, allowed_token_ids=(2, 8, 20, 34), logprobs=None))
-    with started(path, num_threads=1) as engine:
-        plain = Proposing(engine, ProposingExecutor(engine.executor, 0))
-        assert drafted == plain.answers(params)
-        assert masked == plain.answers(replace(params, allowed_token_ids=(2, 8, 20, 34), logprobs=None))
+        masked = found.answers(without)
+    assert drafted == plain_answers(path, params)
+    assert masked == plain_answers(path, without)
     assert 0 < found.executor.accepted < found.executor.planned
 
 
@@ -240,9 +262,7 @@ def test_heads_of_other_models_are_refused(
 ) -> None:
     path, target = targets["llama"]
     head = make_head(target).save(tmp_path, **fields)
-    with pytest.raises(ConfigError, match=r"speculative_config=.*EAGLE-3 head for this model: .*" + said) as refused:
-        start_engine(configure(model=str(path), speculative_config=drafting_by(head)), StartupProgress())
-    assert refused.value.option == "speculative_config"
+    refuse(path, head, r"EAGLE-3 head for this model: .*" + said)
 
 
 def _cut_short(head: Path) -> None:
@@ -279,8 +299,7 @@ def test_damaged_heads_are_refused(damage, said: str, targets: Checkpoints, tmp_
     path, target = targets["llama"]
     head = make_head(target).save(tmp_path)
     damage(head)
-    with pytest.raises(ConfigError, match=r"speculative_config=.*EAGLE-3 head for this model: .*" + said):
-        start_engine(configure(model=str(path), speculative_config=drafting_by(head)), StartupProgress())
+    refuse(path, head, r"EAGLE-3 head for this model: .*" + said)
 
 
 def test_a_head_without_an_embedding_takes_the_targets(targets: Checkpoints, tmp_path: Path) -> None:
@@ -296,8 +315,5 @@ def test_a_head_without_an_embedding_takes_the_targets(targets: Checkpoints, tmp
 def test_targets_whose_layers_cannot_be_read_are_refused(targets: Checkpoints, tmp_path: Path) -> None:
     head = make_head(targets["llama"][1]).save(tmp_path / "head")
     streams = save_model(make_model(configuration("gemma3n_text")), tmp_path / "target")
-    said = r"speculative_config=.* an EAGLE-3 head cannot read the layers of Gemma3nForCausalLM"
-    with pytest.raises(ConfigError, match=said):
-        start_engine(configure(model=str(streams), speculative_config=drafting_by(head)), StartupProgress())
-    with pytest.raises(ConfigError, match=r"speculative_config=.* with --pipeline-parallel-size: a head reads early"):
-        configure(model=str(targets["llama"][0]), speculative_config=drafting_by(head), pipeline_parallel_size=2)
+    refuse(streams, head, r" an EAGLE-3 head cannot read the layers of Gemma3nForCausalLM")
+    refuse(targets["llama"][0], head, r" with --pipeline-parallel-size: a head reads early", pipeline_parallel_size=2)
