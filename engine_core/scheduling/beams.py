@@ -75,9 +75,7 @@ class Beams:
         search.open = [each for each in search.open if each not in choices]
         if finish_reason is not None:
             finish = Finish(finish_reason)
-            self._lifecycle.ended += [
-                output_of_end(group, each, _num_resumed(group, each), finish) for each in choices
-            ]
+            self._lifecycle.ended += [output_of_end(group, each, _num_resumed(group, each), finish) for each in choices]
         if not search.open:
             self._remove(group)
         return True
@@ -132,7 +130,7 @@ class Beams:
         return []
 
     def _fork(self, parent: Sequence, child: Sequence, token_id: int) -> None:
-        """Let an idle ``child`` continue the tokens of ``parent``, whose ``output`` is unchanged yet, by ``token_id``."""
+        """Let an idle ``child`` continue the output of ``parent``, still unchanged, by ``token_id``."""
         child.output = [*parent.output, token_id]
         child.num_tokens = child.num_known
         child.candidates = None
@@ -173,9 +171,7 @@ class Beams:
             token_ids = list(best.token_ids[known:])
             self._counters.generated_tokens += len(token_ids)
             outputs.append(
-                SequenceOutput(
-                    group.request.request_id, choice, known, token_ids, None, finish, beam_score=best.score
-                )
+                SequenceOutput(group.request.request_id, choice, known, token_ids, None, finish, beam_score=best.score)
             )
         self._remove(group)
         return outputs

@@ -77,7 +77,9 @@ def searched(engine: StartedEngine, requests: dict[str, tuple[list[int], Samplin
     ended: dict[str, dict[int, SequenceOutput]] = {name: {} for name in requests}
     while engine.core.has_work():
         for output in engine.core.step():
-            assert not output.token_ids or output.finish is not None or requests[output.request_id][1].beam_search is None
+            assert (
+                not output.token_ids or output.finish is not None or requests[output.request_id][1].beam_search is None
+            )
             if output.finish is not None:
                 ended[output.request_id][output.choice] = output
     return {name: [of_choice[choice] for choice in sorted(of_choice)] for name, of_choice in ended.items()}
@@ -96,9 +98,7 @@ def _requests() -> dict[str, tuple[list[int], SamplingParams]]:
     ]  # fmt: skip
     cases: dict[str, tuple[list[int], SamplingParams]] = {}
     for number, search in enumerate(searches):
-        plain = SamplingParams(
-            temperature=0.0, n=(search.width + 1) // 2, max_tokens=MAX_TOKENS, beam_search=search
-        )
+        plain = SamplingParams(temperature=0.0, n=(search.width + 1) // 2, max_tokens=MAX_TOKENS, beam_search=search)
         short, middle, long = _prompts(number, (1 + number, 15 + number, 70))
         cases[f"plain {number}"] = short, plain
         cases[f"unending {number}"] = middle, replace(plain, ignore_eos=True)
