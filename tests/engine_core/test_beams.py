@@ -20,8 +20,8 @@ from .models.tiny_models import make_model, save_model
 
 IN_EVERY_RUN = ("llama-gqa", "lfm2")
 WITH_MODELS = (
-    "mistral-window", "qwen2-window-of-two-layers", "qwen3-padded", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "glm4_moe",
-    "qwen3_5_text", "granitemoehybrid", "nemotron_h", "mamba2",
+    "mistral-window", "qwen2-window-of-two-layers", "qwen3-padded", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3",
+    "glm4_moe", "qwen3_5_text", "granitemoehybrid", "nemotron_h", "mamba2",
 )  # fmt: skip
 MAX_TOKENS = 20
 EOS = 2
