@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
@@ -11,7 +9,7 @@ from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import BEAM_SEARCH
-from services.ring.limits import MAX_BEAM_WIDTH
+from services.ring.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
 
 _FIELD = "beam_search"
 _EarlyStopping = sampling_pb2.BeamSearch.EarlyStopping
@@ -29,8 +27,9 @@ def resolve_beams(request: inference_pb2.GenerateRequest, served_model: ServedMo
     given = request.beam_search
     _check_width(given.width, request.sampling.n if request.sampling.HasField("n") else 1, served_model)
     penalty = given.length_penalty if given.HasField("length_penalty") else 1.0
-    if not math.isfinite(penalty):
-        raise refuse(f"{_FIELD}.length_penalty", f"{penalty} is not finite: expected a number")
+    if not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
+        accepted = f"{-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+        raise refuse(f"{_FIELD}.length_penalty", f"{penalty:g} is out of range: expected {accepted}")
     if given.early_stopping not in _EarlyStopping.values():
         problem = f"{given.early_stopping} is unknown: expected {', '.join(_EarlyStopping.keys())}"
         raise refuse(f"{_FIELD}.early_stopping", problem)

@@ -105,7 +105,7 @@ def test_a_resume_takes_what_admitted_said() -> None:
         ),
         (
             {"beam_search": {"width": 2, "length_penalty": math.inf}},
-            "beam_search.length_penalty: inf is not finite: expected a number",
+            "beam_search.length_penalty: inf is out of range: expected -5 to 5",
         ),
         (
             {"beam_search": {"width": 2, "early_stopping": 9}},
