@@ -231,7 +231,8 @@ class AsyncEngine:
             if output.finish is not None:
                 if output.finish.finish_reason is CoreFinishReason.ERROR:
                     self.metrics.failed(by_model=output.finish.error_field is None)
-                end = end_of(output.finish, output.first_position + len(output.token_ids), drafts)
+                position = output.first_position + len(output.token_ids)
+                end = end_of(output.finish, position, drafts, output.beam_score)
             registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end, drafts)
 
     def _removed(self, entry: LedgerEntry) -> None:

@@ -13,7 +13,7 @@ from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.executor.base import RankPlace
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.media import MediaItem, Picture, PictureShape
-from engine_core.request import Finish, NoRepeatNgram, ReasoningBudget, Request, SamplingParams
+from engine_core.request import BeamSearch, Finish, NoRepeatNgram, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
 from services.common.rpc.constraint_messages import read_answer_form
@@ -44,6 +44,11 @@ _FIELDS = {
     "grammar": "constraint",
 }
 """Maps fields of the core's request to their name in a Submit, where the two differ."""
+_EARLY_STOPPING: dict[int, bool | None] = {
+    sampling_pb2.BeamSearch.EARLY_STOPPING_YES: True,
+    sampling_pb2.BeamSearch.EARLY_STOPPING_NEVER: None,
+}
+"""False for all others."""
 _IDS_PER_PLACE = 8
 """Token ids that take as much memory as a picture's place."""
 
@@ -130,7 +135,8 @@ def _num_ids(submit: engine_pb2.Submit) -> int:
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
     """The core's sampling parameters; an absent scalar becomes its neutral value."""
     sampling = submit.sampling
-    neutral = SamplingParams()
+    beams = _beam_search_of(submit.beam_search) if submit.HasField("beam_search") else None
+    neutral = SamplingParams(temperature=1.0 if beams is None else 0.0)
 
     def scalar(name: str) -> float:
         return float(getattr(sampling if sampling.HasField(name) else neutral, name))  # type: ignore[arg-type]
@@ -156,7 +162,13 @@ def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
         prompt_logprobs=submit.prompt_logprobs if submit.HasField("prompt_logprobs") else None,
         no_repeat_ngram=_no_repeat_ngram_of(sampling.no_repeat_ngram) if sampling.HasField("no_repeat_ngram") else None,
         reasoning_budget=_budget_of(submit.reasoning_budget) if submit.HasField("reasoning_budget") else None,
+        beam_search=beams,
     )
+
+
+def _beam_search_of(search: sampling_pb2.BeamSearch) -> BeamSearch:
+    penalty = search.length_penalty if search.HasField("length_penalty") else 1.0
+    return BeamSearch(search.width, penalty, _EARLY_STOPPING.get(search.early_stopping, False))
 
 
 def _no_repeat_ngram_of(rule: sampling_pb2.NoRepeatNgram) -> NoRepeatNgram:
@@ -192,7 +204,9 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
             return Status(Code.INTERNAL, str(error))
 
 
-def end_of(finish: Finish, position: int, drafts: tuple[int, int] = NO_DRAFTS) -> ChoiceEnd:
+def end_of(
+    finish: Finish, position: int, drafts: tuple[int, int] = NO_DRAFTS, beam_score: float | None = None
+) -> ChoiceEnd:
     """The end of a choice that has ``position`` output tokens; ``drafts``: its accepted and its rejected ones."""
     error = None
     if finish.error is not None and finish.error_field is not None:
@@ -205,6 +219,7 @@ def end_of(finish: Finish, position: int, drafts: tuple[int, int] = NO_DRAFTS) -
         finish.stop_token_id,
         error=error,
         drafts=drafts,
+        beam_score=beam_score,
     )
 
 

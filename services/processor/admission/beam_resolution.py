@@ -9,9 +9,8 @@ from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import BEAM_SEARCH
-from services.ring.limits import MAX_BEAM_WIDTH
+from services.ring.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
 
-MAX_LENGTH_PENALTY = 5
 _FIELD = "beam_search"
 _EarlyStopping = sampling_pb2.BeamSearch.EarlyStopping
 _WITHOUT_NOISE = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -29,8 +28,8 @@ def resolve_beams(request: inference_pb2.GenerateRequest, served_model: ServedMo
     _check_width(given.width, request.sampling.n if request.sampling.HasField("n") else 1, served_model)
     penalty = given.length_penalty if given.HasField("length_penalty") else 1.0
     if not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
-        problem = f"{penalty:g} is out of range: expected {-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}"
-        raise refuse(f"{_FIELD}.length_penalty", problem)
+        accepted = f"{-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+        raise refuse(f"{_FIELD}.length_penalty", f"{penalty:g} is out of range: expected {accepted}")
     if given.early_stopping not in _EarlyStopping.values():
         problem = f"{given.early_stopping} is unknown: expected {', '.join(_EarlyStopping.keys())}"
         raise refuse(f"{_FIELD}.early_stopping", problem)

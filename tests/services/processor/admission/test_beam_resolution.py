@@ -104,8 +104,8 @@ def test_a_resume_takes_what_admitted_said() -> None:
             "one step",
         ),
         (
-            {"beam_search": {"width": 2, "length_penalty": math.nan}},
-            "beam_search.length_penalty: nan is out of range: expected -5 to 5",
+            {"beam_search": {"width": 2, "length_penalty": math.inf}},
+            "beam_search.length_penalty: inf is out of range: expected -5 to 5",
         ),
         (
             {"beam_search": {"width": 2, "early_stopping": 9}},
