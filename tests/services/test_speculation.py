@@ -47,12 +47,11 @@ def test_answers_are_the_same_and_guesses_are_counted(ring: Ring, guessing: Ring
             assert (answer.usage.accepted_draft_tokens, answer.usage.rejected_draft_tokens) == (0, 0)
     usage = guessed["greedy"].usage
     assert 0 < usage.accepted_draft_tokens < usage.completion_tokens == 60
-    load = guessing.load()
-    assert load.accepted_draft_tokens - before.accepted_draft_tokens == sum(answer.usage.accepted_draft_tokens for answer in guessed.values())
-    counted = sum(
-        answer.usage.accepted_draft_tokens + answer.usage.rejected_draft_tokens for answer in guessed.values()
-    )
-    assert load.draft_tokens - before.draft_tokens == counted
+    load, usages = guessing.load(), [answer.usage for answer in guessed.values()]
+    accepted = sum(each.accepted_draft_tokens for each in usages)
+    assert load.accepted_draft_tokens - before.accepted_draft_tokens == accepted
+    drafted = accepted + sum(each.rejected_draft_tokens for each in usages)
+    assert load.draft_tokens - before.draft_tokens == drafted
     assert guessing.metric("engine", "vllm:spec_decode_num_accepted_tokens_total") == load.accepted_draft_tokens
     shown = CliRunner().invoke(status, ["--engine", guessing.engine_address]).output
     assert f"guessed tokens {load.draft_tokens}, right" in " ".join(shown.split())
