@@ -102,6 +102,13 @@ def test_beams_are_the_same_by_every_door(door: openai.OpenAI, native: Client) -
         ({"num_beams": 2, "seed": 7}, "seed", "set beside beam_search, which draws nothing"),
         ({"num_beams": 2, "temperature": 1}, "temperature", "set beside beam_search, which draws nothing: expected 0"),
         ({"num_beams": 2, "stop": "x"}, "stop", "set beside beam_search, whose beams end with tokens"),
+        ({"num_beams": 2, "frequency_penalty": 1}, "frequency_penalty", "set beside beam_search, which has repetition"),
+        ({"num_beams": 2, "prompt_logprobs": 1}, "prompt_logprobs", "set beside beam_search, which reports the score"),
+        (
+            {"num_beams": 2, "response_format": {"type": "json_object"}},
+            "response_format",
+            "set beside beam_search, whose beams have no form",
+        ),
         ({"speculation": "maybe"}, "speculation", "'maybe': expected on, off, true or false"),
     ],
 )
