@@ -73,7 +73,7 @@ class _Drafted:
     first: int = 0
     """Kind of its first draft; following ones are of the following kinds."""
     idle: int = 0
-    """If a model computes drafts: steps without any since one was wrong. Else steps until they are looked up again."""
+    """If a model computes drafts: steps without any, since the last was tried. Else steps until some are looked up."""
     failures: int = 0
     """Times in a row that nothing was found, or the first draft was wrong."""
     accepted: int = 0
@@ -174,6 +174,7 @@ class Speculation:
                 drafted = self._of(offer.seq)
                 drafted.idle += 1
                 if drafted.idle > PROBE_TOKENS and len(chosen) < most:
+                    drafted.idle = 0
                     chosen.append((offer, 1))
         return chosen
 
@@ -230,8 +231,9 @@ class Speculation:
             drafted.failures = 0
         elif self._ngram is not None:
             drafted.look_up_later()
-        if is_wrong and self.is_computed:
-            drafted.idle = 0
+        if self.is_computed:
+            # Where one came true, the next step tries another: some of these win a sequence back.
+            drafted.idle = 0 if is_wrong else PROBE_TOKENS
         for position in range(right + is_wrong):
             kind = self._kind(drafted.first + position)
             drafted.expected += kind.miss
