@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine_core.executor.base import Executor, PendingResult
+from engine_core.speculation import StepTimes
 from engine_core.step import StepPlan, StepResult
 
 WAYS = ("right", "wrong", "half", "none")
@@ -87,30 +88,30 @@ class _Drafted:
         return replace(result, draft_token_ids=forced, proposed_token_ids=proposed)
 
 
-class ProposingExecutor:
-    """Stands for a started executor, and asks its drafter for ``count`` drafts behind every token sampled; they come
-    back as what a grammar forces does.
-    """
+FREE_ROWS = StepTimes((1, 512), (1.0, 1.0), draft_seconds=(0.0, 0.0))
+"""With these, drafts always pay."""
 
-    def __init__(self, executor: Executor, count: int) -> None:
+
+class EagerExecutor:
+    """Stands for a started executor, of a machine on which drafts cost nothing; and counts them."""
+
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._count = count
+        self.step_times = FREE_ROWS
         self.planned = self.accepted = 0
-        """Drafts in plans, and those that were right."""
+        """Drafts in plans, and those that were right, also behind a sequence's end."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._executor, name)
 
     def submit(self, plan: StepPlan) -> PendingResult:
-        wanted = {seq_id: self._count for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples}
-        plan = replace(plan, proposals=wanted)
-        return _Proposed(self._executor.submit(plan), self, plan)
+        return _Counted(self._executor.submit(plan), self, plan)
 
 
 @dataclass
-class _Proposed:
+class _Counted:
     pending: PendingResult
-    executor: ProposingExecutor
+    executor: EagerExecutor
     plan: StepPlan
 
     def result(self) -> StepResult:
@@ -120,6 +121,4 @@ class _Proposed:
             if seq_id not in result.failed:
                 self.executor.planned += len(drafts)
                 self.executor.accepted += len(tokens[seq_id]) - 1
-        return replace(
-            result, draft_token_ids=result.proposed_token_ids | result.draft_token_ids, proposed_token_ids={}
-        )
+        return result
