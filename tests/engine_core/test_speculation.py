@@ -13,6 +13,7 @@ import pytest
 from engine_core.request import FinishReason, Request
 from engine_core.startup import StartedEngine
 
+from ..checkpoints.twins import pruned
 from .answers import differences
 from .speculated_workload import (
     COPY,
@@ -27,7 +28,7 @@ from .speculated_workload import (
     rest_of,
     splits,
 )
-from .speculating import CONDITIONS, engine_of, pruned
+from .speculating import CONDITIONS, engine_of
 
 NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
 
