@@ -172,7 +172,7 @@ def describe_model(name: str, directory: Path, *, tokenizer: bool = True) -> Pat
     config.dtype = torch.bfloat16
     config.save_pretrained(directory)
     if tokenizer:
-        _write_tokenizer(directory)
+        write_tokenizer(directory)
     return directory
 
 
@@ -207,10 +207,11 @@ def _write_checkpoint(config: PretrainedConfig, directory: Path) -> None:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM
     model.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
-    _write_tokenizer(directory)
+    write_tokenizer(directory)
 
 
-def _write_tokenizer(directory: Path) -> None:
+def write_tokenizer(directory: Path) -> None:
+    """Write a small tokenizer to a checkpoint's directory."""
     tokenizer: Any = PreTrainedTokenizerFast
     tokenizer(tokenizer_object=_train_tokenizer(), eos_token=_SPECIAL_TOKENS[0]).save_pretrained(directory)
 

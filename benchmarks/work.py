@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _FIRST_ID, _PAST_LAST_ID = 100, 15_000
 """Range of prompt ids: within the vocabulary of every shape, and above the special tokens."""
@@ -20,7 +20,9 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """``batch`` sequences that begin together: ``prompt`` tokens in, exactly ``output`` tokens out, greedy."""
+    """``batch`` sequences that begin together: ``prompt`` tokens in, exactly ``output`` tokens out, greedy unless
+    ``temperature`` says otherwise.
+    """
 
     batch: int
     prompt: int
@@ -32,9 +34,16 @@ class Work:
     shared_seed: int = 0
     json_schema: str = ""
     """What the output must fit; empty: anything. No answer to it may end before ``output`` tokens."""
+    given: Sequence[Sequence[int]] = ()
+    """Prompts in place of random ones; ``prompt`` is then the length of the longest."""
+    ends: bool = False
+    """Whether answers end where the model ends them, at ``output`` tokens at the latest."""
+    temperature: float = 0.0
 
     def prompts(self) -> list[list[int]]:
         """Token ids of the prompts."""
+        if self.given:
+            return [list(prompt) for prompt in self.given]
         rng = random.Random(f"prompts {self.seed}")  # not the number: Random uses only its absolute value
         ids = range(_FIRST_ID, _PAST_LAST_ID)
         shared = random.Random(f"shared {self.shared_seed}").choices(ids, k=self.shared)
@@ -48,6 +57,12 @@ class Outcome:
     seconds: float
     cached_tokens: int = 0
     """Prompt tokens found in a prefix cache, over all sequences."""
+    token_ids: list[list[int]] = field(default_factory=list)
+    """The answers, from engines that take prompts that are ``given``."""
+    decode_seconds: float = 0.0
+    """From the first token of the last sequence that got one to the last token of all; from the same engines."""
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

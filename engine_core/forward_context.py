@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -62,6 +62,20 @@ class MediaRows:
     """[D, M, H]: entry i is added to the rows behind layer i (Qwen3-VL); None: nothing is."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Taps:
+    """Takes hidden states on their way through the layers, for a drafter."""
+
+    layers: tuple[int, ...]
+    """Those whose inputs are taken, of a model that is one stage."""
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    """The input [T, H] of each of ``layers``; valid until the next step."""
+
+    def set(self, inputs: Mapping[int, torch.Tensor]) -> None:
+        """Take the ``inputs`` of layers, by index."""
+        self.hidden[:] = [inputs[layer] for layer in self.layers]
+
+
 @dataclass(frozen=True, slots=True)
 class IntermediateTensors:
     """The input of a stage's layers, from the stage before or, in the first stage, from the embedding."""
@@ -98,6 +112,8 @@ class ForwardContext:
     """None: no row of the step stands for a picture."""
     rotary_positions: torch.Tensor | None = None
     """[3, T] int64: time, height and width, for models that rotate by three positions; None: all are the row's own."""
+    taps: Taps | None = None
+    """Filled by the layers; None: nobody asks for their inputs."""
 
     def of_layer(self, place: LayerPlace, *, is_last: bool) -> LayerContext:
         """The data for the layer at ``place``. All rows are needed until the attention of the last layer."""

@@ -47,6 +47,11 @@ class SpeculativeConfig:
         """Whether a model computes the drafts."""
         return self.method != "ngram"
 
+    @property
+    def reads_final_states(self) -> bool:
+        """Whether drafts are computed from the target's hidden states behind its last layer."""
+        return self.method == "mtp"
+
 
 _TYPES: dict[str, type] = {
     "method": str,

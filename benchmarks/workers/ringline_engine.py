@@ -45,14 +45,30 @@ class RinglineEngine(Engine):
         from engine_core.llm import SamplingParams
 
         schema = work.json_schema or None
-        params = SamplingParams(temperature=0.0, max_tokens=work.output, ignore_eos=True, json_schema=schema)
-        prompts = work.prompts()
+        params = SamplingParams(
+            temperature=work.temperature, max_tokens=work.output, ignore_eos=not work.ends, json_schema=schema
+        )
+        prompts, before = work.prompts(), self.llm.stats()
         begun = time.perf_counter()
         results = self.llm.generate(prompts, params)
         seconds = time.perf_counter() - begun
-        if any(len(result.choices[0].token_ids) != work.output for result in results):
+        answers = [list(result.choices[0].token_ids) for result in results]
+        if not work.ends and any(len(answer) != work.output for answer in answers):
             raise RuntimeError("a sequence did not get the tokens it asked for")
-        return Outcome(seconds, sum(result.cached_tokens for result in results))
+        times = [result.metrics for result in results if result.metrics is not None]
+        decoded = max(each.last_token_ts or 0.0 for each in times) - max(each.first_token_ts or 0.0 for each in times)
+        after, cached = self.llm.stats(), sum(result.cached_tokens for result in results)
+        if not work.given:
+            return Outcome(seconds, cached)
+        drafts = after.draft_tokens - before.draft_tokens
+        return Outcome(
+            seconds,
+            cached,
+            answers,
+            decoded,
+            drafts,
+            after.accepted_draft_tokens - before.accepted_draft_tokens,
+        )
 
 
 if __name__ == "__main__":

@@ -101,7 +101,13 @@ class PartFactory:
         return self._linear(names, inputs, outputs.count, outputs, [range(outputs.count)], bias, rows)
 
     def qkv_linear(
-        self, names: tuple[str, ...], inputs: int, shape: HeadsShape, *, bias: bool = False, gated: bool = False
+        self,
+        names: tuple[str, ...],
+        inputs: int | Features,
+        shape: HeadsShape,
+        *,
+        bias: bool = False,
+        gated: bool = False,
     ) -> ColumnParallelLinear:
         """Queries, keys and values of this rank's heads, from three tensors or one. ``gated``: each query is followed
         by a gate of the same width; gates come last.

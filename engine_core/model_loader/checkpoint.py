@@ -310,7 +310,7 @@ def _text_model(path: Path, raw: Mapping[str, Any], architecture: str, load: Loa
     has_head = "lm_head.weight" in stored
     if architecture in deepseek_ocr.CLASSES:
         return deepseek_ocr.text_model(raw, has_head=has_head)
-    config = _read_by_transformers(path)
+    config = read_by_transformers(path)
     stacks_experts = any(name.endswith(multimodal.STACKED) for name in stored)
     try:
         if architecture == deepseek_ocr.OF_TRANSFORMERS:
@@ -354,7 +354,7 @@ def _whole_config(path: Path, architecture: str | None) -> PretrainedConfig:
     """The configuration of a multimodal checkpoint. Raises ``CheckpointError``."""
     if architecture in deepseek_ocr.CLASSES:
         return deepseek_ocr.read_config(read_object(path / "config.json"))
-    return _read_by_transformers(path)
+    return read_by_transformers(path)
 
 
 def _preprocessor(path: Path) -> Mapping[str, Any]:
@@ -381,7 +381,7 @@ def _of_text(found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return {multimodal.text_name(name): tensor for name, tensor in found.items() if multimodal.is_of_text(name)}
 
 
-def _read_by_transformers(path: Path, fields: Mapping[str, Any] | None = None) -> PretrainedConfig:
+def read_by_transformers(path: Path, fields: Mapping[str, Any] | None = None) -> PretrainedConfig:
     """``fields``, by default config.json, as transformers reads them. Raises ``CheckpointError``."""
     file = path if is_gguf(path) else path / "config.json"
     try:
@@ -410,7 +410,7 @@ def _hf_config(path: Path, raw: Mapping[str, Any], choice: ModelChoice, *, as_pu
             "ones"
         )
     choice.model.check_raw_config(raw)
-    config = _read_by_transformers(path, None if as_published and file != path else raw)
+    config = read_by_transformers(path, None if as_published and file != path else raw)
     if config.model_type not in choice.model_types:
         raise _contradiction(file, choice, config.model_type)
     return config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -96,6 +96,30 @@ def load_weights(
             expected = replace(expected, shapes=whole.tensors(), repeats=lambda name: None, share=share)
         weights = _open_weights(checkpoint, expected, device, on_progress, digest)
     model.load(weights)
+
+
+def further_weights(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    device: torch.device,
+    on_progress: ProgressCallback | None = None,
+) -> Weights:
+    """The tensors of ``shapes``, some of which the checkpoint's model leaves out, to be loaded to ``device``.
+
+    Raises as ``load_weights`` does.
+    """
+    if checkpoint.load_format == "dummy":
+        return DummyWeights(shapes, checkpoint.dtype, device, checkpoint.seed, on_progress)
+
+    def renamed(name: str) -> str:
+        return checkpoint.choice.model.renamed(name if checkpoint.text_of is None else text_name(name))
+
+    def is_left_out(name: str) -> bool:
+        return renamed(name) not in shapes
+
+    quantized = checkpoint.stored_quantization is not None
+    expected = ExpectedTensors(shapes, renamed=renamed, is_left_out=is_left_out, quantized=quantized)
+    return _open_weights(checkpoint, expected, device, on_progress, None)
 
 
 def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:

@@ -32,14 +32,20 @@ class SelfAttention:
         head_norms: HeadNormNames | None = None,
         normalize_values: bool = False,
         gated: bool = False,
+        inputs: int | Features | None = None,
     ) -> None:
         """``qkv_names`` and ``head_norms`` default to the configuration's. ``normalize_values``: per head, with weights
         of one. ``gated``: the projection to queries has a gate after each head, whose sigmoid multiplies its output.
+        ``inputs``: by default as many as the hidden size.
         """
         shape, norms = heads_shape(config, index), head_norms
         names = (qkv_names or config.qkv_names)[: None if shape.num_kv_heads else 1]
         self.qkv_proj = parts.qkv_linear(
-            tuple(f"{prefix}.{name}" for name in names), config.hidden_size, shape, bias=config.qkv_bias, gated=gated
+            tuple(f"{prefix}.{name}" for name in names),
+            inputs or config.hidden_size,
+            shape,
+            bias=config.qkv_bias,
+            gated=gated,
         )
         attended = Features(shape.num_heads, shape.head_dim)
         self.o_proj = parts.linear(f"{prefix}.{o_name}", attended, config.hidden_size, bias=config.o_bias)

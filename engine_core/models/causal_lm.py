@@ -38,6 +38,7 @@ class CausalLM(StagedModel):
 
     model_type: ClassVar[str]
     """``model_type`` in config.json."""
+    gives_taps = True
     prefix: ClassVar[str] = "model"
     """The prefix of all tensors' names but the head's."""
     embedding_name: ClassVar[str] = "embed_tokens"
@@ -87,7 +88,7 @@ class CausalLM(StagedModel):
 
     def make_stack(self, layers: Sequence[tuple[DecoderLayer, LayerPlace]]) -> DecoderStack:
         """Everything between embedding and head, with these ``layers``."""
-        return LayersAndNorm(layers, self._norm)
+        return LayersAndNorm(layers, self._norm, self._factory.backend.kept)
 
     def layer_kind(self, index: int) -> Hashable:
         config = self.config
@@ -190,19 +191,29 @@ class LayersAndNorm:
     """
 
     def __init__(
-        self, layers: Sequence[tuple[DecoderLayer, LayerPlace]], norm: Callable[[torch.Tensor], torch.Tensor] | None
+        self,
+        layers: Sequence[tuple[DecoderLayer, LayerPlace]],
+        norm: Callable[[torch.Tensor], torch.Tensor] | None,
+        kept: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
+        """``kept`` is ``OpsBackend.kept``."""
         self._layers = layers
         self._norm = norm
+        self._kept = kept
 
     def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         media = context.media
         features = () if media is None or media.deepstack is None else media.deepstack
         last = len(self._layers) if self._norm is not None and len(features) < len(self._layers) else None
+        taps, tapped = context.taps, dict[int, torch.Tensor]()
         for number, (layer, place) in enumerate(self._layers, 1):
+            if taps is not None and number - 1 in taps.layers:
+                tapped[number - 1] = self._kept(hidden)
             hidden = layer(hidden, context.of_layer(place, is_last=number == last))
             if media is not None and number <= len(features):
                 hidden = hidden.index_add(0, media.rows, features[number - 1])
+        if taps is not None:
+            taps.set(tapped)
         if self._norm is None:
             return hidden
         if last is None and context.rows is not None:  # features came even behind the last layer

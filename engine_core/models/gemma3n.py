@@ -182,6 +182,7 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
 
     model_type = "gemma3n_text"
     reads_per_layer_config = False
+    gives_taps = False  # its layers take several streams
     config: Gemma3nConfig
     spread: SpreadStreams | None
 

@@ -38,6 +38,8 @@ class LanguageModel(ABC):
     config: ModelShape
     reads_per_layer_config: ClassVar[bool] = False
     """Whether ``read_config`` supports ``per_layer_config``; other models refuse it."""
+    gives_taps: ClassVar[bool] = False
+    """Whether ``forward`` fills ``ForwardContext.taps``."""
 
     @classmethod  # noqa: B027
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:

@@ -370,6 +370,10 @@ class OpsBackend(ABC):
         """``rows`` [R] int64 of ``x`` [T, N], whose rows may be strided; None: all rows, ``x`` itself."""
         return x if rows is None else x.index_select(0, rows)
 
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``, a residual stream, as it is now: a copy, where linear layers overwrite their ``residual``."""
+        return x
+
     def captured(self, stack: DecoderStack) -> DecoderStack:
         """A stack equivalent to ``stack``, which consists of this backend's ops, with less overhead between ops."""
         return stack

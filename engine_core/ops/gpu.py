@@ -190,6 +190,9 @@ class GpuBackend(OpsBackend):
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return GpuExperts(shape, dtype, self._device, split)
 
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
     ) -> NormOp:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine_core.attention.base import Angles
-from engine_core.forward_context import ForwardContext
+from engine_core.forward_context import ForwardContext, Taps
 from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
 from engine_core.ops.base import DecoderStack
 
@@ -32,7 +32,8 @@ class _Graph:
         """Whether a replay can compute ``rows`` rows on these caches and states."""
         own = self.context
         same_memory = context.kv_caches is own.kv_caches and context.states is own.states
-        return rows <= self.captured.pool.max_rows and same_memory
+        has_taps = context.taps is None or (own.taps is not None and own.taps.layers == context.taps.layers)
+        return rows <= self.captured.pool.max_rows and same_memory and has_taps
 
     def replay(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The output for these inputs; valid until the next replay."""
@@ -54,6 +55,8 @@ class _Graph:
             num_threads=torch.get_num_threads(),
             **_sequences(context),
         )
+        if context.taps is not None and self.context.taps is not None:
+            context.taps.hidden[:] = [own[:rows] for own in self.context.taps.hidden]
         return self.output[:num_wanted]
 
 
@@ -102,6 +105,7 @@ class KernelGraph:
             per_layer=None if context.per_layer is None else own(context.per_layer),
             media=None,
             rotary_positions=None,
+            taps=None if context.taps is None else Taps(context.taps.layers),
         )
         try:
             with capturing(captured):

@@ -15,7 +15,7 @@ import torch
 
 from engine_core.async_copy import offsets_of, upload
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.forward_context import Caches, ForwardContext
+from engine_core.forward_context import Caches, ForwardContext, Taps
 from engine_core.garbage import no_garbage_collected
 from engine_core.kv_cache_interface import NO_STATE
 from engine_core.models.language_model import LanguageModel
@@ -97,8 +97,10 @@ class DeviceInputs:
     state_metadata: StateMetadata | None
     """None: no layer keeps a state."""
 
-    def context(self, caches: Caches, rows: torch.Tensor | None = None) -> ForwardContext:
-        return ForwardContext(caches.kv, self.metadata, rows, states=caches.states, state_metadata=self.state_metadata)
+    def context(self, caches: Caches, rows: torch.Tensor | None = None, taps: Taps | None = None) -> ForwardContext:
+        return ForwardContext(
+            caches.kv, self.metadata, rows, states=caches.states, state_metadata=self.state_metadata, taps=taps
+        )
 
 
 class GraphInputBuffers:
@@ -230,6 +232,9 @@ class DeviceForward:
         self._captured: Sequence[int] = ()
         self._caches: Caches | None = None
         self._hidden: torch.Tensor | None = None
+        self.taps: Taps | None = None
+        self._tapped: list[torch.Tensor] = []
+        """Of all graphs: where they leave their ``taps``."""
 
     def __call__(
         self, inputs: StepInputs, caches: Caches, pending: PendingTokens | None, rows: Rows | None
@@ -241,7 +246,7 @@ class DeviceForward:
             if inputs.metadata:
                 self._attention.plan(inputs.metadata[0])
             loaded = self._inputs.load(inputs, pending)
-            context = loaded.context(caches, wanted)
+            context = loaded.context(caches, wanted, self.taps)
             if not inputs.is_of_text:
                 context = _with_pictures(context, inputs, self._device)
             return self._model.forward(loaded.input_ids, loaded.positions, context)
@@ -249,6 +254,8 @@ class DeviceForward:
             self._attention.plan(inputs.metadata[0], size)
         self._inputs.load_padded(inputs, size, pending)
         self._graphs[size].replay()
+        if self.taps is not None:
+            self.taps.hidden[:] = [each[:count] for each in self._tapped]
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
 
     @property
@@ -282,15 +289,20 @@ class DeviceForward:
         self._graphs.clear()
         self._captured = ()
         self._caches = self._hidden = None
+        self._tapped = []
 
     def _compute(self, size: int) -> None:
-        """Compute a step of ``size`` rows; the result stays in memory that all sizes share."""
+        """Compute a step of ``size`` rows; the results stay in memory that all sizes share."""
         inputs = self._inputs.padded(size)
         assert self._caches is not None
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, inputs.context(self._caches))
+        taps = None if self.taps is None else Taps(self.taps.layers)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, inputs.context(self._caches, taps=taps))
+        tapped = [] if taps is None else taps.hidden
         if self._hidden is None:  # the largest size comes first
             self._hidden = torch.empty_like(hidden)
-        self._hidden[:size].copy_(hidden)
+            self._tapped = [torch.empty_like(each) for each in tapped]
+        for own, each in zip([self._hidden, *self._tapped], [hidden, *tapped], strict=True):
+            own[:size].copy_(each)
 
 
 def _is_capturable(inputs: StepInputs) -> bool:

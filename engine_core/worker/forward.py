@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.distributed.collectives import StageLinks
-from engine_core.forward_context import Caches, ForwardContext, IntermediateTensors
+from engine_core.forward_context import Caches, ForwardContext, IntermediateTensors, Taps
 from engine_core.kernels.capture import BufferPool, outputs_in
 from engine_core.models.language_model import LanguageModel, StagedModel
 from engine_core.ops.base import Greatest
@@ -36,6 +36,9 @@ class PendingTokens:
 
 class Forward(Protocol):
     """Runs the model: its layers for a step, then its head for some rows."""
+
+    taps: Taps | None
+    """Filled by each step; None: there is no drafter that asks for them."""
 
     def __call__(
         self, inputs: StepInputs, caches: Caches, pending: PendingTokens | None, rows: Rows | None
@@ -74,6 +77,7 @@ class HostForward:
             assert isinstance(model, StagedModel)  # no other has links
             self._stage = model, links
         self._logits = BufferPool(logits_rows)
+        self.taps: Taps | None = None
 
     def __call__(
         self, inputs: StepInputs, caches: Caches, pending: PendingTokens | None, rows: Rows | None
@@ -89,6 +93,7 @@ class HostForward:
             state_metadata=inputs.state_metadata,
             media=inputs.media,
             rotary_positions=inputs.rotary_positions,
+            taps=self.taps,
         )
         if self._stage is None:
             return self._model.forward(inputs.input_ids, inputs.positions, context)
@@ -129,6 +134,7 @@ class TimedForward:
         self._forward = forward
         self._synchronize = synchronize
         self.logits, self.greatest = forward.logits, forward.greatest
+        self.taps: Taps | None = None  # steps are timed without a drafter
         self.masks_argmax = forward.masks_argmax
         self.seconds = 0.0
         """Seconds of the last call."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.async_copy import AsyncCopy, upload
-from engine_core.forward_context import Caches
+from engine_core.forward_context import Caches, Taps
 from engine_core.logprobs import Logprobs
 from engine_core.models.language_model import LanguageModel
 from engine_core.sampling.logits_processors import SamplingRows
@@ -21,6 +21,7 @@ from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
 from engine_core.step import SLOW_GRAMMAR, Failure, StepPlan, StepResult
 from engine_core.worker.drafters.base import Drafter
+from engine_core.worker.drafters.observed_steps import ObservedSteps
 from engine_core.worker.drawing import draw
 from engine_core.worker.encoder_cache import EncoderCache
 from engine_core.worker.forward import Forward, PendingTokens
@@ -192,6 +193,7 @@ class ModelRunner:
         self.encoder_cache = EncoderCache(model.vision)
         self._drafter: Drafter | None = None
         self._propose: Propose | None = None
+        self._observed: ObservedSteps | None = None
         self._sampler = sampler
         self._last: PendingStep | None = None
         self._followed: deque[tuple[int, StepInputs]] = deque()
@@ -218,6 +220,13 @@ class ModelRunner:
                 return drafter.propose(wanted)
 
         self._drafter, self._propose = drafter, propose
+        self.forward.taps = Taps(drafter.tapped_layers) if drafter.tapped_layers else None
+
+    def compute_for_observer(self) -> None:
+        """Compute the final hidden states of all rows where a drafter observes them, on this rank or on another of its
+        stage.
+        """
+        self._observed = ObservedSteps()
 
     @torch.inference_mode()
     def rehearse(self, drafter: Drafter) -> None:
@@ -298,14 +307,17 @@ class ModelRunner:
         wanted = inputs.sampled_rows if len(inputs.sampled) else np.zeros(1, np.int64)
         rows = wanted if len(wanted) < plan.total_tokens else None
         scores_prompts = self.batch.sampling.asked & PROMPT_LOGPROBS
-        reader = self._drafter if self._drafter is not None and self._drafter.reads_hidden else None
-        if not scores_prompts and reader is None:
-            return self.forward(inputs, caches, pending, rows), []
-        hidden = self.forward(inputs, caches, pending, None)
-        if reader is not None:
-            reader.observe(inputs, hidden)
+        is_observed = self._observed is not None and self._observed.includes(plan)
+        computes_all = scores_prompts or is_observed
+        hidden = self.forward(inputs, caches, pending, None if computes_all else rows)
+        if self._drafter is not None and is_observed:
+            self._drafter.observe(inputs, hidden)
+        elif self._drafter is not None and (taps := self.forward.taps) is not None:
+            self._drafter.observe(inputs, torch.cat(taps.hidden, 1))
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden, sampler) if scores_prompts else []
-        return hidden if rows is None else hidden.index_select(0, upload([rows], hidden.device)[0]), prompt_logprobs
+        if rows is None or not computes_all:
+            return hidden, prompt_logprobs
+        return hidden.index_select(0, upload([rows], hidden.device)[0]), prompt_logprobs
 
     def _sample(self, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler) -> SamplerOutput:
         if not len(inputs.sampled):

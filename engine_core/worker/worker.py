@@ -42,6 +42,7 @@ from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.speculation import StepTimes
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
+from engine_core.worker.copied_blocks import copy_blocks
 from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.drafters.registry import Target, load_drafter
 from engine_core.worker.dummy_batches import attention_seconds, picture_warm_up, warm_up_steps
@@ -338,6 +339,8 @@ class Worker:
         runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
         if self.drafter is not None:
             runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
+        if (speculation := self._config.scheduler.speculation) is not None and speculation.reads_final_states:
+            runner.compute_for_observer()
         if now or not self.device.uses_host_memory:
             return 0
         spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec
@@ -418,6 +421,7 @@ class Worker:
     @_on_device
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start to compute a step and sample its tokens; needs ``allocate``, and ``Rank.samples``."""
+        self._copy_blocks(plan)
         return self._current_runner().launch(plan, self._caches)
 
     @_on_device
@@ -426,7 +430,12 @@ class Worker:
 
         Every planned sequence's last token must be committed.
         """
+        self._copy_blocks(plan)
         self._current_runner().follow(plan, self._caches)
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        if plan.copied_blocks:
+            copy_blocks(self.device.attention, self._caches.kv, plan.copied_blocks)
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
         """Add the tokens (``PendingStep.sampled``) of the oldest followed step that lacks them."""

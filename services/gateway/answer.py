@@ -178,6 +178,8 @@ class Answer:
             sum(one.completion_tokens for one in each),
             sum(one.reasoning_tokens for one in each),
             sum(one.media_tokens for one in each),
+            sum(one.accepted_draft_tokens for one in each),
+            sum(one.rejected_draft_tokens for one in each),
         )
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from services.gateway.http.api_error import invalid
+from services.gateway.http.api_error import invalid, shown
 
 
 class Support(StrEnum):
@@ -161,6 +161,7 @@ def names_given(request: msgspec.Struct) -> dict[str, str]:
 
 
 _TOKEN_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_SWITCHES = {"on": True, "off": False}
 _LEAST_TOP_P = 1e-7
 """Keeps only the most likely token, which is likelier in any vocabulary below ten million."""
 
@@ -178,6 +179,10 @@ def options_of(request: msgspec.Struct) -> dict[str, Any]:
         options["top_p"] = _LEAST_TOP_P
     if options.get("stop") == "":
         del options["stop"]
+    if isinstance(given := options.get("speculation"), str):
+        if given not in _SWITCHES:
+            raise invalid("speculation", f"{shown(given)}: expected on, off, true or false")
+        options["speculation"] = _SWITCHES[given]
     return options
 
 

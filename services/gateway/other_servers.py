@@ -1,4 +1,4 @@
-"""Fields of other servers that clients send to any endpoint: those of llama.cpp, SGLang, TGI and Ollama.
+"""Fields of any endpoint: those of llama.cpp, SGLang, TGI and Ollama that clients send everywhere, and `speculation`.
 
 What would change the result is refused by name. Clients of llama.cpp send all of its fields with each request, so the
 values that switch one off are accepted.
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from services.gateway.fields import Body, ignored, refused, same, supported
+from services.gateway.fields import Body, ignored, passed, refused, same, supported
 from services.gateway.http.api_error import invalid, shown
 
 _TOKENS = "temperature, min_p, top_k and top_p choose among tokens, in this order"
@@ -87,6 +87,10 @@ class OtherServers(Body):
     stop_regex: Annotated[Any, refused("stop has texts; structured_outputs.regex binds a whole answer", "", [])] = None
     no_stop_trim: Annotated[Any, refused("include_stop_str_in_output keeps the text that ends an answer", False)] = None
     custom_logit_processor: Annotated[Any, refused("logit_bias changes logits", "")] = None
+    speculation: Annotated[
+        bool | str | None,
+        passed("`off`, or false: the engine guesses no tokens ahead. The tokens are the same. Default: `on`."),
+    ] = None
     options: Annotated[Any, refused(_WITHIN, {})] = None
     parameters: Annotated[Any, refused(_WITHIN, {})] = None
 

@@ -37,11 +37,16 @@ class ScriptedDrafter:
 
 
 class DraftingExecutor:
-    """Stands for a started executor, and adds drafts to what it returns, after every token sampled."""
+    """Stands for a started executor, and adds drafts to what it returns: as a grammar does, after every token sampled,
+    those of ``drafter``, and where plans ask for some those of ``proposer``.
+    """
 
-    def __init__(self, executor: Executor, drafter: ScriptedDrafter) -> None:
+    def __init__(
+        self, executor: Executor, drafter: ScriptedDrafter | None, proposer: ScriptedDrafter | None = None
+    ) -> None:
         self._executor = executor
         self._drafter = drafter
+        self._proposer = proposer
         self._token_ids: dict[int, list[int]] = {}
         """Prompt and output of each sequence since it was introduced last, by seq_id."""
         self.planned = 0
@@ -57,24 +62,30 @@ class DraftingExecutor:
         for new in plan.new:
             self._token_ids[new.seq_id] = list(new.token_ids)
         known = [self._token_ids[seq_id] for seq_id in plan.seq_ids]
-        return _Drafted(self._executor.submit(plan), self._drafter, plan, known)
+        return _Drafted(self._executor.submit(plan), self._drafter, self._proposer, plan, known)
 
 
 @dataclass
 class _Drafted:
     pending: PendingResult
-    drafter: ScriptedDrafter
+    drafter: ScriptedDrafter | None
+    proposer: ScriptedDrafter | None
     plan: StepPlan
     known: list[list[int]]
 
     def result(self) -> StepResult:
         result = self.pending.result()
-        drafts = {}
+        forced, proposed = dict[int, list[int]](), dict[int, list[int]]()
         for seq_id, known, token_ids in zip(self.plan.seq_ids, self.known, result.token_ids, strict=True):
             known += token_ids
-            if token_ids and seq_id not in result.failed and (proposed := self.drafter.propose(known)):
-                drafts[seq_id] = proposed
-        return replace(result, draft_token_ids=drafts)
+            if not token_ids or seq_id in result.failed:
+                continue
+            if self.drafter is not None and (drafts := self.drafter.propose(known)):
+                forced[seq_id] = drafts
+            elif self.proposer is not None and (most := self.plan.proposals.get(seq_id)):
+                drafts = self.proposer.propose(known)[:most]
+                proposed |= {seq_id: drafts} if drafts else {}
+        return replace(result, draft_token_ids=forced, proposed_token_ids=proposed)
 
 
 FREE_ROWS = StepTimes((1, 512), (1.0, 1.0), draft_seconds=(0.0, 0.0))

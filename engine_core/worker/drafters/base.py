@@ -21,9 +21,9 @@ class Drafter(ABC):
     """
 
     @property
-    def reads_hidden(self) -> bool:
-        """Whether ``observe`` needs the target's hidden states."""
-        return False
+    def tapped_layers(self) -> tuple[int, ...]:
+        """The target's layers whose inputs ``observe`` needs."""
+        return ()
 
     @property
     @abstractmethod
@@ -48,9 +48,10 @@ class Drafter(ABC):
         """
 
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:  # noqa: B027
-        """See the target's final hidden states [T, H] of a step, whose tokens are not known yet.
+        """See the target's hidden states [T, H] of a step, whose tokens are not known yet: the final ones, or, side by
+        side, the inputs of the ``tapped_layers``.
 
-        Only if ``reads_hidden``, and valid only during the call.
+        Only if layers are tapped, or for the steps of ``ObservedSteps``; valid only during the call.
         """
 
     @abstractmethod

@@ -14,9 +14,6 @@ from engine_core.speculation import SpeculativeConfig
 from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.input_batch import BatchLimits
 
-_MODULES: dict[str, str] = {"draft_model": "draft_model"}
-"""Method → module in this package; its ``load_drafter`` is a ``LoadDrafter``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -40,6 +37,6 @@ Raises ``ConfigError`` naming ``speculative_config`` where the two do not fit; `
 
 def load_drafter(config: SpeculativeConfig, target: Target, on_progress: Callable[[int, int], None]) -> Drafter:
     """The drafter for ``target`` that ``config`` describes, which computes its drafts. Raises as ``LoadDrafter``."""
-    module = import_module(f"{__package__}.{_MODULES[config.method]}")
+    module = import_module(f"{__package__}.{config.method}")  # one for each of METHODS that computes drafts
     load: LoadDrafter = module.load_drafter
     return load(config, target, on_progress)

@@ -28,6 +28,7 @@ from services.gateway.fields import PARSERS, ignored, passed, refused, supported
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError, invalid
 from services.gateway.http.call import Call, Endpoint
+from services.gateway.openai.best_choices import best, best_naming, best_options, score_members
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
 from services.gateway.openai.errors import openai_dialect, openai_naming
 from services.gateway.openai.logprobs import (
@@ -43,6 +44,7 @@ from services.gateway.openai.sampling_fields import (
     SamplingFields,
     call_of,
     form_names,
+    last_members,
     sampling_options,
     stop_reason,
     usage_mode,
@@ -142,6 +144,7 @@ def _options(request: ChatRequest) -> Options:
     if request.verbosity is not None:
         template_args.setdefault("verbosity", request.verbosity)
     limit_reasoning(options, request.thinking)
+    best_options(request, options, stream=bool(request.stream))
     if request.documents is not None:
         template_args.setdefault("documents", request.documents)
     if template_args:
@@ -177,7 +180,7 @@ def _naming(request: ChatRequest) -> Callable[[str], str]:
     names |= {"chat": "messages", "prompt": "messages"}
     if request.max_completion_tokens is None:
         names["max_tokens"] = given.get("max_tokens", "max_tokens")
-    name_of = openai_naming(names, ChatRequest)
+    name_of = best_naming(request, openai_naming(names, ChatRequest), logprobs=bool(request.logprobs))
     return lambda field: PARSERS.get(field) or name_of(field)
 
 
@@ -209,7 +212,7 @@ def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None) -> d
         "logprobs": logprobs,
         "finish_reason": finish_reason(choice.finish_reason, called=bool(calls)),
         "stop_reason": stop_reason(choice.stop, request),
-    }
+    } | score_members(choice.beam_score)
     return body | {"token_ids": choice.token_ids} if request.return_token_ids else body
 
 
@@ -243,6 +246,7 @@ class ChatWriter(Writer):
         return await write_whole(self._call, self._names, [generation], lambda: self._body(generation))
 
     def _body(self, generation: Generation) -> bytes:
+        generation = best(self.request, generation, logprobs=bool(self.request.logprobs))
         members = self._head.members("chat.completion") | {
             "choices": [_choice(choice, self.request, self._names) for choice in generation.choices],
             "usage": usage_object(generation.usage),
@@ -295,7 +299,7 @@ class ChatWriter(Writer):
         delta = b'"delta":{}' if event.choice in self._begun else b'"delta":{%b,"content":""}' % _ROLE
         called = event.choice in self._calls and self._calls[event.choice].any_to_be_made(event.reason)
         reason = encode(finish_reason(event.reason, called=called))
-        stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, self.request))
+        stop = last_members(event, self.request)
         return self._chunks.chunk(event.choice, delta, NULL, reason, stop)
 
 

@@ -24,6 +24,7 @@ from services.gateway.fields import ignored, refused, same, supported
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError, invalid
 from services.gateway.http.call import Call, Endpoint
+from services.gateway.openai.best_choices import best, best_naming, best_options, generated, score_members
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
 from services.gateway.openai.errors import openai_dialect, openai_naming
 from services.gateway.openai.logprobs import (
@@ -38,6 +39,7 @@ from services.gateway.openai.sampling_fields import (
     SamplingFields,
     call_of,
     form_names,
+    last_members,
     sampling_options,
     stop_reason,
     usage_mode,
@@ -108,7 +110,7 @@ def _prompts(request: CompletionRequest) -> Sequence[str | Sequence[int]]:
         raise invalid("prompt", f"{problem}: expected a text, token ids, or a list of either")
     if isinstance(given, str):
         return [given]
-    if (n := request.n or 1) * len(given) > MAX_CHOICES and type(given[0]) is not int:
+    if (n := generated(request)) * len(given) > MAX_CHOICES and type(given[0]) is not int:
         problem = f"{len(given)} prompts of {n} choices each: expected at most {MAX_CHOICES} choices"
         raise invalid("prompt", f"{problem}; send fewer at once")
     kinds = {type(one) for one in given}
@@ -130,12 +132,14 @@ def _options(request: CompletionRequest) -> Options:
             if request.prompt_logprobs is not None:
                 raise invalid("prompt_logprobs", "set together with echo and logprobs, which report them: leave it out")
             options["prompt_logprobs"] = request.logprobs
+    best_options(request, options, stream=bool(request.stream))
     return cast(Options, options)
 
 
 def _naming(request: CompletionRequest) -> Callable[[str], str]:
     """Map the ring's field names to the request's."""
-    return openai_naming(form_names(request) | {"text": "prompt", "token_ids": "prompt"}, CompletionRequest)
+    name_of = openai_naming(form_names(request) | {"text": "prompt", "token_ids": "prompt"}, CompletionRequest)
+    return best_naming(request, name_of, logprobs=request.logprobs is not None)
 
 
 def _drops_token(request: CompletionRequest) -> bool:
@@ -203,7 +207,7 @@ class CompletionWriter(Writer):
         choices = [
             self._whole(number, generation, choice)
             for number, generation in enumerate(generations)
-            for choice in generation.choices
+            for choice in best(self.request, generation, logprobs=self.request.logprobs is not None).choices
         ]
         return encode(self._head | {"choices": choices, "usage": usage})
 
@@ -213,8 +217,8 @@ class CompletionWriter(Writer):
         if type(event) is PromptLogprobs:  # kept until the prompt's choices begin
             self._prompt_logprobs.setdefault(ask, []).extend(event.logprobs)
         elif type(event) is Finished and event.error is None:
-            stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, self.request))
-            return self._chunks.chunk(self._index(ask, event.choice), b'"text":""', NULL, encode(event.reason), stop)
+            last = last_members(event, self.request)
+            return self._chunks.chunk(self._index(ask, event.choice), b'"text":""', NULL, encode(event.reason), last)
         return b""
 
     def end(self, usage: Usage) -> bytes:
@@ -238,7 +242,7 @@ class CompletionWriter(Writer):
             "logprobs": None,
             "finish_reason": choice.finish_reason,
             "stop_reason": stop_reason(choice.stop, self.request),
-        }
+        } | score_members(choice.beam_score)
         if self.request.logprobs is not None:
             of_prompt = generation.prompt_logprobs or ()
             body["logprobs"] = self._lists(index, ask, token_ids, logprobs, of_prompt, body["text"])

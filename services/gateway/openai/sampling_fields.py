@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
+from ringline import Finished
 
 from services.gateway.fields import Body, ignored, names_given, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.http.call import REQUEST_ID, Call
 from services.gateway.openai.answer_form import Form, StructuredOutputs, form_options, structured_options
+from services.gateway.openai.best_choices import BestFields, score_members
 from services.gateway.openai.response_format import response_format_form
 from services.gateway.other_forms import NO_FORM, Within
-from services.gateway.other_servers import Limit, OtherServers, RepeatPenalty
+from services.gateway.other_servers import Limit, RepeatPenalty
 
 _SEEDS = 2**64
 _LEAST_SEED = -(2**63)
@@ -39,13 +41,12 @@ class RepeatRule(msgspec.Struct, forbid_unknown_fields=True):
     allowed_token_ids: list[int] | None = None
 
 
-class SamplingFields(OtherServers):
+class SamplingFields(BestFields):
     """Fields of chats and completions."""
 
     model: Annotated[str | None, passed("Default: the model that is served.")] = None
     stream: Annotated[bool | None, supported()] = None
     stream_options: Annotated[StreamOptions | None, supported("No effect without `stream`.")] = None
-    n: Annotated[int | None, passed("At most 128.")] = None
     seed: Annotated[
         int | None,
         supported(
@@ -173,9 +174,6 @@ class SamplingFields(OtherServers):
     return_token_offsets: Annotated[Any, ignored("vLLM ignores it at this endpoint, too.")] = None
     routed_experts_prompt_start: Annotated[Any, ignored("Routing of experts is not reported.")] = None
 
-    best_of: Annotated[Any, refused("n gives several choices; compare their log probabilities", 1)] = None
-    use_beam_search: Annotated[Any, refused("n gives several choices", False)] = None
-    length_penalty: Annotated[Any, refused("it is for beam search, which there is not", 1)] = None
     truncation_side: Annotated[Any, refused("truncate_prompt_tokens keeps the last tokens", "left")] = None
     spaces_between_special_tokens: Annotated[Any, refused("the text is what the tokenizer decodes", True)] = None
     logprob_token_ids: Annotated[Any, refused("log probabilities are those of the most likely tokens", [])] = None
@@ -186,7 +184,6 @@ class SamplingFields(OtherServers):
     ec_transfer_params: Annotated[Any, refused("engines encode the pictures of their requests", {})] = None
     lora_request: Annotated[Any, refused("there are no adapters; merge them into the model's weights")] = None
     typical_p: Annotated[Any, refused("top_p and min_p leave out unlikely tokens", 1)] = None
-    num_beams: Annotated[Any, refused("n gives several choices", 1)] = None
     return_tokens: Annotated[Any, refused("return_token_ids adds the tokens", False)] = None
 
 
@@ -293,6 +290,12 @@ def call_of(call: Call, request: SamplingFields) -> Call:
 def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | None:
     """What ended a choice, if the request named it, as in vLLM."""
     return stop if isinstance(stop, str) or stop in (request.stop_token_ids or ()) else None
+
+
+def last_members(event: Finished, request: SamplingFields) -> bytes:
+    """The further members of a choice's last chunk, each preceded by a comma."""
+    members = {"stop_reason": stop_reason(event.stop, request)} | score_members(event.beam_score)
+    return b"," + msgspec.json.encode(members)[1:-1]
 
 
 def form_names(request: SamplingFields) -> dict[str, str]:

@@ -26,11 +26,12 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from engine_core.logprobs import Logprobs
-from engine_core.request import Finish, SamplingParams
+from engine_core.request import SamplingParams
 from engine_core.startup import StartedEngine
 from engine_core.validation import MAX_LOGPROBS
-from tests.engine_core.engines import Outcome, run, started
+from tests.engine_core import answers
+from tests.engine_core.answers import Answer, answer_of, bits
+from tests.engine_core.engines import run, started
 from tests.engine_core.executor.ranks.forked_ranks import LOCAL_RANK, ForkedRank
 from tests.engine_core.executor.small_caches import blocks_to_spare
 from tests.engine_core.models.families.experts import LLAMA4
@@ -164,9 +165,6 @@ RESUMED = ("seeded", "choices")
 TAKEN = 7
 """Tokens after which those are resumed."""
 
-Answer = tuple[list[int], list[Logprobs], list[Logprobs], Finish | None]
-"""Tokens, log probabilities, those of the prompt, and the end."""
-
 
 @dataclass(frozen=True)
 class Answers:
@@ -182,7 +180,7 @@ def ask(engine: StartedEngine, known: Answers | None = None) -> Answers:
     params = {name: each for name, (_, each) in TOGETHER.items()}
     together = run(engine, requests, params)
     assert engine.core.stats().preemptions > 0
-    found = {f"{name} {choice}": _answer(outcome) for (name, choice), outcome in together.items()}
+    found = {f"{name} {choice}": answer_of(outcome) for (name, choice), outcome in together.items()}
     first = known.answers if known is not None else found
     resume = {
         name: {choice: tuple(first[f"{name} {choice}"][0][: TAKEN + choice]) for choice in range(params[name].n)}
@@ -190,42 +188,21 @@ def ask(engine: StartedEngine, known: Answers | None = None) -> Answers:
     }
     resumed = run(engine, {name: requests[name] for name in RESUMED}, params, resume)
     for (name, choice), outcome in resumed.items():
-        token_ids, logprobs, _, finish = _answer(outcome)
+        token_ids, logprobs, _, finish = answer_of(outcome)
         whole = found[f"{name} {choice}"]
         assert [*resume[name][choice], *token_ids] == whole[0]
-        assert _bits(logprobs) == _bits(whole[1])[TAKEN + choice :]
+        assert bits(logprobs) == bits(whole[1])[TAKEN + choice :]
         assert finish == whole[3]
     run(engine, {"before": TOGETHER["many logprobs"][0]}, {"before": replace(GREEDY, max_tokens=1)})
     [again] = run(engine, {"again": AGAIN[0]}, {"again": AGAIN[1]}).values()
     assert again.cached_tokens == PREFIX
-    return Answers(engine.executor.numerics, found | {"again": _answer(again)})
-
-
-def _answer(outcome: Outcome) -> Answer:
-    outputs = outcome.outputs
-    return (
-        outcome.token_ids,
-        [each.logprobs for each in outputs if each.logprobs is not None],
-        [each.prompt_logprobs for each in outputs if each.prompt_logprobs is not None],
-        outputs[-1].finish,
-    )
-
-
-def _bits(parts: list[Logprobs]) -> list[tuple[bytes, ...]]:
-    """Of each token: 0.0 is not −0.0 here."""
-    rows = [part[at : at + 1] for part in parts for at in range(len(part))]
-    return [tuple(each.tobytes() for each in (row.logprobs, row.ranks, row.top_ids, row.top_logprobs)) for row in rows]
+    return Answers(engine.executor.numerics, found | {"again": answer_of(again)})
 
 
 def differences(one: Answers, other: Answers) -> list[str]:
     """What differs, in words."""
     found = [] if one.numerics == other.numerics else [f"numerics: {one.numerics} and {other.numerics}"]
-    for name in one.answers.keys() | other.answers.keys():
-        mine, theirs = one.answers[name], other.answers[name]
-        parts = ("tokens", mine[0], theirs[0]), ("end", mine[3], theirs[3])
-        bits = ("logprobs", _bits(mine[1]), _bits(theirs[1])), ("prompt logprobs", _bits(mine[2]), _bits(theirs[2]))
-        found += [f"{name}: {what}" for what, left, right in (*parts, *bits) if left != right]
-    return found
+    return found + answers.differences(one.answers, other.answers)
 
 
 @contextmanager

@@ -137,7 +137,11 @@ def test_usage() -> None:
         "completion_tokens": 3,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 2},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     *chunks, last = written(events, ChatRequest(stream_options=StreamOptions(include_usage=True)))
     assert [chunk["usage"] for chunk in chunks] == [None, None, None]

@@ -119,7 +119,7 @@ def test_log_probabilities_of_the_prompt_come_beside_those_of_the_answer(post: P
         ({"prompt": ["a"] * (MAX_CHOICES + 1)}, "prompt"),
         ({"prompt": ["a"] * MAX_CHOICES, "n": 2}, "prompt"),
         ({"suffix": "b"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"prompt": ["a"] * MAX_CHOICES, "best_of": 2}, "prompt"),
         ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),

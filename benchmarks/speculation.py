@@ -1,0 +1,329 @@
+"""What drafts bring: speed with and without them, in turns, and how often they are accepted.
+
+    python -m benchmarks.speculation --peers ~/peers
+    python -m benchmarks.speculation --models-of chains --batches 1 --rounds 2
+    python -m benchmarks.speculation --acceptance
+
+SmolLM2 answers questions whose answers are mostly in the prompt (copies, edits, summaries), or new at every word
+(stories, at temperature 1); llama.cpp, with the drafts of llama-cpp-python, takes part on the same file at batch 1.
+A model of Qwen3-0.6B's shape continues chains of tokens (``benchmarks.chains``), so that the drafts of a second model
+are accepted for a known share. Answers of engines with and without drafts are compared, too: they must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import acceptance, chains, tasks, twins
+from benchmarks.contestants import Peers
+from benchmarks.offline import start_all
+from benchmarks.report import Row, emit, output_options, print_table
+from benchmarks.rounds import Figure, interleave, ratio
+from benchmarks.shapes import SHAPES
+from benchmarks.work import Outcome, Work
+from benchmarks.worker import Worker, WorkerSpec
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
+
+OFF, NGRAM, DRAFT_MODEL = "Ringline", "Ringline n-grams", "Ringline draft model"
+LLAMA_CPP, LLAMA_CPP_LOOKUP = "llama.cpp", "llama.cpp lookup"
+SMOLLM2, CHAINS = "SmolLM2-135M", "qwen3-0.6b"
+
+_WITHOUT = {NGRAM: OFF, DRAFT_MODEL: OFF, LLAMA_CPP_LOOKUP: LLAMA_CPP}
+"""The engine with which one that drafts is compared."""
+_LOOKUP_DRAFTS = 10
+"""Tokens that llama-cpp-python looks up unless told otherwise."""
+_AGREEMENT = 0.8
+"""Share of the tokens that the drafting model of the chains continues as the other does."""
+_ANSWERS_ALONE = 4
+"""Answers of a round at batch 1, one after the other."""
+_CHAIN_TOKENS = {1: 96, 16: 48}
+"""Tokens of each answer, by batch; 24 in larger ones."""
+_BATCHED_TEXTS = ("copies", "stories")
+"""What larger batches answer: where drafts help most, and not at all."""
+
+_MODELS = ("bundled", "smollm2", "chains")
+"""Of which the first is for ``--acceptance``, the last for speed."""
+_BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
+_SMOLLM2_LAYERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 26, 27, 28, 29)
+"""Of the twin that drafts for SmolLM2, as ``twins.choose_layers`` has found them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, the engines that compute it, and what it is asked."""
+
+    name: str
+    specs: list[WorkerSpec]
+    texts: Mapping[str, Callable[[int, int, int], Work]]
+    """By name: the work of a batch (first argument), with so many prompts (second), after as many others (third)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A round of one engine."""
+
+    seconds: float
+    decode_seconds: float
+    answers: list[list[int]]
+    drafts: int
+    accepted: int
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> _Taken:
+        """All works of the round."""
+        return cls(
+            sum(each.seconds for each in outcomes),
+            sum(each.decode_seconds for each in outcomes),
+            [answer for each in outcomes for answer in each.token_ids],
+            sum(each.draft_tokens for each in outcomes),
+            sum(each.accepted_draft_tokens for each in outcomes),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """All of the answers."""
+        return sum(map(len, self.answers))
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, prompts included in the time."""
+        return self.tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first."""
+        return (self.tokens - len(self.answers)) / self.decode_seconds
+
+
+def smollm2(file: Path, peers: Peers, twin: Path | None) -> Subject:
+    """The published model in the GGUF ``file``; ``twin`` drafts for it."""
+    drafts = {NGRAM: {"method": "ngram"}}
+    if twin is not None:
+        drafts[DRAFT_MODEL] = {"method": "draft_model", "model": str(twin)}
+    specs = _ours(file, 1 << 30, drafts)
+    if peers.interpreter is not None and peers.has("llama_cpp"):
+        for name, count in ((LLAMA_CPP, 0), (LLAMA_CPP_LOOKUP, _LOOKUP_DRAFTS)):
+            options = {"model": str(file), "drafts": count}
+            specs.append(WorkerSpec(name, peers.interpreter, "llama_cpp_lookup_engine", options, {}))
+    tokenizer = tasks.tokenizer_of(file)
+
+    def works(task: tasks.Task) -> Callable[[int, int, int], Work]:
+        def work(batch: int, count: int, skipped: int) -> Work:
+            return _work(task.prompts(tokenizer, count, skipped), task.tokens, task.temperature, ends=True)
+
+        return work
+
+    return Subject(SMOLLM2, specs, {task.name: works(task) for task in tasks.TASKS})
+
+
+def chains_of(shape: str, models: Path) -> Subject:
+    """A model of ``shape`` that continues chains, and one that drafts for it."""
+    directory, drafting = chains.find_chain(models, shape), chains.find_drafting_chain(models, _AGREEMENT, shape)
+    drafts = {NGRAM: {"method": "ngram"}, DRAFT_MODEL: {"method": "draft_model", "model": str(drafting)}}
+
+    def works(task: chains.ChainTask) -> Callable[[int, int, int], Work]:
+        def work(batch: int, count: int, skipped: int) -> Work:
+            tokens = _CHAIN_TOKENS.get(batch, min(_CHAIN_TOKENS.values()) // 2)
+            return _work(task.prompts(directory, count, skipped), tokens, 0.0, ends=False)
+
+        return work
+
+    return Subject(shape, _ours(directory, 5 << 29, drafts), {task.name: works(task) for task in chains.TASKS})
+
+
+def _work(prompts: list[list[int]], tokens: int, temperature: float, *, ends: bool) -> Work:
+    return Work(len(prompts), max(map(len, prompts)), tokens, given=prompts, ends=ends, temperature=temperature)
+
+
+def _ours(model: Path, kv_cache_bytes: int, drafts: Mapping[str, dict[str, Any]]) -> list[WorkerSpec]:
+    """The engine without drafts, then those with them; no prefix cache, as all of them get the same prompts."""
+    usual = {
+        "model": str(model),
+        "max_model_len": 1024,
+        "kv_cache_memory_bytes": kv_cache_bytes,
+        "enable_prefix_caching": False,
+    }
+    options = {OFF: usual} | {name: usual | {"speculative_config": json.dumps(of)} for name, of in drafts.items()}
+    return [WorkerSpec(name, sys.executable, "ringline_engine", given, {}) for name, given in options.items()]
+
+
+def measure(subject: Subject, batches: Sequence[int], texts: Sequence[str], rounds: int) -> list[Row]:
+    """A row for each text, batch and engine."""
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as logs:
+        workers, started = start_all(subject.specs, Path(logs), stack)
+        print_table(started.rows, subject.name)
+        for batch in batches:
+            for text in texts:
+                if batch == 1 or text in _BATCHED_TEXTS:
+                    taking = {n: w for n, w in workers.items() if batch == 1 or n not in (LLAMA_CPP, LLAMA_CPP_LOOKUP)}
+                    rows += _contest(subject, text, batch, taking, rounds)
+    return rows
+
+
+def _contest(subject: Subject, text: str, batch: int, workers: Mapping[str, Worker], rounds: int) -> list[Row]:
+    works: dict[int, list[Work]] = {}
+
+    def taker(worker: Worker) -> Callable[[int], _Taken]:
+        def take(number: int) -> _Taken:
+            if number not in works:
+                works[number] = _round(subject, text, batch, number)
+            return _Taken.of([worker.run(work) for work in works[number]])
+
+        return take
+
+    takers = {name: taker(worker) for name, worker in workers.items()}
+    for name in takers:
+        workers[name].run(_round(subject, text, batch, rounds)[0])  # warm-up
+    taken = interleave(rounds, takers)
+    for name in (NGRAM, DRAFT_MODEL):
+        if name in taken and [each.answers for each in taken[name]] != [each.answers for each in taken[OFF]]:
+            raise SystemExit(f"{subject.name}, {text}, batch {batch}: the answers of {name} are not those of {OFF}")
+    return [_row(subject.name, text, batch, name, taken) for name in taken]
+
+
+def _round(subject: Subject, text: str, batch: int, number: int) -> list[Work]:
+    """The works of a round, with prompts of its own."""
+    if batch > 1:
+        return [subject.texts[text](batch, batch, number * batch)]
+    return [subject.texts[text](1, 1, number * _ANSWERS_ALONE + place) for place in range(_ANSWERS_ALONE)]
+
+
+def _row(model: str, text: str, batch: int, engine: str, taken: Mapping[str, list[_Taken]]) -> Row:
+    rounds, without = taken[engine], taken.get(_WITHOUT.get(engine, ""))
+    rate = Figure.of(each.rate for each in rounds)
+    drafts = sum(each.drafts for each in rounds)
+    row = {
+        "model": model,
+        "text": text,
+        "batch": batch,
+        "engine": engine,
+        "tok/s": rate.median,
+        "decode tok/s": Figure.of(each.decode_rate for each in rounds).median,
+        "drafts per token": drafts / sum(each.tokens for each in rounds) if drafts else None,
+        "accepted": sum(each.accepted for each in rounds) / drafts if drafts else None,
+        "ratio": None,
+        "low": None,
+        "high": None,
+        "decode ratio": None,
+    }
+    if without is not None:
+        whole = ratio([each.rate for each in rounds], [each.rate for each in without])
+        decode = ratio([each.decode_rate for each in rounds], [each.decode_rate for each in without])
+        row |= {"ratio": whole.median, "low": whole.lowest, "high": whole.highest, "decode ratio": decode.median}
+    return row
+
+
+def find_smollm2(given: str) -> Path | None:
+    """The GGUF file ``given``, or that of the installed package; None if it is not installed."""
+    if given not in PACKAGED_MODELS:
+        return Path(given)
+    try:
+        return packaged_file(given)
+    except CheckpointError as error:
+        print(f"{SMOLLM2} is left out: {error}", flush=True)
+        return None
+
+
+def subjects(
+    wanted: Sequence[str], models: Path, peers: Peers, given: str, twin: Path | None, shape: str
+) -> list[Subject]:
+    """Those that are ``wanted`` and can be computed here."""
+    found = []
+    if "smollm2" in wanted and (file := find_smollm2(given)) is not None:
+        found.append(smollm2(file, peers, twin))
+    if "chains" in wanted:
+        found.append(chains_of(shape, models))
+    return found
+
+
+def main() -> None:
+    """Run the command."""
+    arguments = _parser().parse_args()
+    if arguments.acceptance:
+        rows = accepted(arguments)
+    else:
+        peers, rows = Peers.at(arguments.peers), []
+        for subject in subjects(
+            arguments.models_of, arguments.models, peers, arguments.smollm2, arguments.twin, arguments.shape
+        ):
+            own = measure(subject, arguments.batches, arguments.texts, arguments.rounds)
+            print_table(own, subject.name)
+            rows += own
+    emit(arguments, "speculation", rows)
+
+
+def accepted(arguments: argparse.Namespace) -> list[Row]:
+    """How often drafts are accepted: of twins, beside drafts with noise of their own, and of n-grams."""
+    rows: list[Row] = []
+    for pair in _pairs(arguments):
+        prompts = [prompt for of_text in pair.texts.values() for prompt in of_text]
+        own = [{"model": pair.name, **row} for row in acceptance.model_rows(pair.model, pair.drafters, prompts, 64)]
+        print_table(own, f"{pair.name}: drafts of a model")
+        looked = [{"model": pair.name, **row} for row in acceptance.lookup_rows(pair.model, pair.texts, 96)]
+        print_table(looked, f"{pair.name}: n-grams")
+        rows += [*own, *looked]
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A model, those that draft for it, and what it is asked."""
+
+    name: str
+    model: str
+    drafters: dict[str, str]
+    texts: dict[str, list[list[int]]]
+
+
+def _pairs(arguments: argparse.Namespace) -> Iterator[_Pair]:
+    count, models = arguments.answers, arguments.models
+    if "bundled" in arguments.models_of:
+        twin = models / "tiny-twin"
+        questions = tasks.chats(tasks.tokenizer_of(_BUNDLED), tasks.bundled_questions())
+        if not (twin / "config.json").exists():
+            twins.make_twin(_BUNDLED, twin, 2, questions[2 * count :], twins.Training(steps=300))
+        drafters = {"itself": str(_BUNDLED), "2 of 5 layers, trained": str(twin)}
+        yield _Pair("the bundled model", str(_BUNDLED), drafters, {"chats": questions[: 2 * count]})
+    if "smollm2" in arguments.models_of and (file := find_smollm2(arguments.smollm2)) is not None:
+        pruned = arguments.twin or models / "smollm2-twin.gguf"
+        if not pruned.exists():
+            models.mkdir(parents=True, exist_ok=True)
+            twins.prune(file, _SMOLLM2_LAYERS, pruned)
+        drafters = {"itself": str(file), f"{len(_SMOLLM2_LAYERS)} of 30 layers": str(pruned)}
+        tokenizer = tasks.tokenizer_of(file)
+        texts = {task.name: task.prompts(tokenizer, count) for task in tasks.TASKS}
+        yield _Pair(SMOLLM2, str(file), drafters, texts)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringline-benchmarks"
+    names = [task.name for task in tasks.TASKS]
+    parser.add_argument("--peers", default=os.environ.get("PEERS"), help="the virtual environment that has llama_cpp")
+    parser.add_argument("--models-of", nargs="+", choices=_MODELS, default=_MODELS, help="(all)")
+    parser.add_argument("--smollm2", default="smollm2", metavar="FILE", help="its GGUF file; default: the package's")
+    parser.add_argument("--shape", choices=SHAPES, default=CHAINS, help="that continues chains (%(default)s)")
+    parser.add_argument("--twin", type=Path, help="a model that drafts for SmolLM2 (benchmarks.twins)")
+    parser.add_argument("--models", type=Path, default=cache, metavar="DIR", help="where others are kept (%(default)s)")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64], help="(%(default)s)")
+    parser.add_argument("--texts", nargs="+", choices=names, default=names, help="(all)")
+    parser.add_argument("--rounds", type=int, default=4, help="(%(default)s)")
+    parser.add_argument("--acceptance", action="store_true", help="count accepted drafts instead of seconds")
+    parser.add_argument("--answers", type=int, default=8, help="of each text, for --acceptance (%(default)s)")
+    output_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
