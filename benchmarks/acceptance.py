@@ -14,29 +14,15 @@ from typing import Any
 from benchmarks.report import Row
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
+from engine_core.scheduling.ngram import STRONGEST, RunIndex
+from engine_core.speculation import SpeculativeConfig
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 _OTHER_SEED = 1 << 40
 """Added to a seed for noise of the drafter's own."""
 _MAX_MODEL_LEN = 1024
+_LOOKUP = SpeculativeConfig("ngram", num_speculative_tokens=8)
 _ENGINE: dict[str, Any] = {"max_model_len": _MAX_MODEL_LEN, "max_num_seqs": 64, "kv_cache_memory_bytes": 256 << 20}
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """N-grams: what followed the last time that the last tokens came, those of the longest run first."""
-
-    shortest: int = 2
-    longest: int = 5
-
-    def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
-        """At most ``count`` tokens that may follow."""
-        for run in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
-            wanted = tokens[-run:]
-            for end in range(len(tokens) - 1, run - 1, -1):
-                if tokens[end - run : end] == wanted:
-                    return list(tokens[end : end + count])
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +82,26 @@ def rounds_of(agreed: Sequence[bool], count: int) -> Rounds:
     return Rounds(steps, drafts, accepted)
 
 
-def looked_up(answer: Answer, lookup: Lookup, count: int) -> Rounds:
-    """The same with drafts that are looked up in the tokens so far; many steps have none."""
-    steps = drafts = accepted = place = 0
+def looked_up(answer: Answer, count: int) -> Rounds:
+    """The same with drafts that the engine's index finds in the tokens so far; many steps have none."""
+    index = RunIndex(_LOOKUP.prompt_lookup_min, 1 << 12)
+    index.extend(answer.prompt)
+    tokens, steps, drafts, accepted, place = list(answer.prompt), 0, 0, 0, 0
     while place < len(answer.tokens):
-        left = len(answer.tokens) - place - 1
-        proposed = lookup.drafts([*answer.prompt, *answer.tokens[:place]], min(count, left)) if left else []
-        follows = answer.tokens[place : place + len(proposed)]
-        right = next(
-            (n for n, pair in enumerate(zip(proposed, follows, strict=True)) if pair[0] != pair[1]), len(follows)
-        )
-        steps, drafts, accepted, place = steps + 1, drafts + len(proposed), accepted + right, place + right + 1
+        found, length = index.find(tuple(tokens[-STRONGEST:]), _LOOKUP.prompt_lookup_max)
+        most = min(count, len(answer.tokens) - place - 1)
+        proposed = index.following(found, most, repeat=True) if length and most else []
+        right = _num_equal(proposed, answer.tokens[place:])
+        steps, drafts, accepted = steps + 1, drafts + len(proposed), accepted + right
+        new = answer.tokens[place : place + right + 1]
+        index.extend(new)
+        tokens += new
+        place += right + 1
     return Rounds(steps, drafts, accepted)
+
+
+def _num_equal(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    return next((number for number, draft in enumerate(drafts) if draft != tokens[number]), len(drafts))
 
 
 def _sum(rounds: Sequence[Rounds]) -> Rounds:
@@ -147,7 +141,12 @@ def lookup_rows(target: str, tasks: Mapping[str, Sequence[list[int]]], tokens: i
     with LLM(target, **_ENGINE) as llm:
         for name, prompts in tasks.items():
             for temperature in TEMPERATURES:
-                found = _sum([looked_up(each, Lookup(), 8) for each in answers(llm, prompts, temperature, tokens)])
+                found = _sum(
+                    [
+                        looked_up(each, _LOOKUP.num_speculative_tokens)
+                        for each in answers(llm, prompts, temperature, tokens)
+                    ]
+                )
                 rows.append(
                     {
                         "text": name,
@@ -157,19 +156,3 @@ def lookup_rows(target: str, tasks: Mapping[str, Sequence[list[int]]], tokens: i
                     }
                 )
     return rows
-
-
-def engine_row(target: str, drafter: str, prompts: Sequence[list[int]], tokens: int, temperature: float) -> Row:
-    """The same drafts in an engine that speculates, which decides by itself how many it computes."""
-    import json
-
-    config: dict[str, Any] = {"method": "draft_model", "model": drafter, "num_speculative_tokens": 4}
-    with LLM(target, speculative_config=json.dumps(config), **_ENGINE) as llm:
-        answers(llm, prompts, temperature, tokens)
-        stats = llm.stats()
-    return {
-        "temperature": temperature,
-        "rounds": stats.drafts,
-        "drafts": stats.draft_tokens,
-        "accepted": stats.accepted_draft_tokens / max(1, stats.draft_tokens),
-    }
