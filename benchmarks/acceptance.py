@@ -7,17 +7,23 @@ the drafter draws one token after each beginning of the answer, once with the mo
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Row
+from benchmarks import tasks, twins
+from benchmarks.report import Row, print_table
+from benchmarks.shapes import find_smollm2
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from engine_core.scheduling.ngram import STRONGEST, RunIndex
 from engine_core.speculation import SpeculativeConfig
 
 TEMPERATURES = (0.0, 0.7, 1.0)
+_BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
+_SMOLLM2_LAYERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 26, 27, 28, 29)
+"""Of the twin that drafts for SmolLM2, as ``twins.choose_layers`` has found them."""
 _OTHER_SEED = 1 << 40
 """Added to a seed for noise of the drafter's own."""
 _MAX_MODEL_LEN = 1024
@@ -156,3 +162,61 @@ def lookup_rows(target: str, tasks: Mapping[str, Sequence[list[int]]], tokens: i
                     }
                 )
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which models are asked."""
+
+    models: Path
+    """Where twins are made and kept."""
+    models_of: Sequence[str] = ("bundled", "smollm2")
+    smollm2: str = "smollm2"
+    """Its GGUF file, or the name of the installed package's."""
+    twin: Path | None = None
+    """What drafts for SmolLM2; None: some of its layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A model, those that draft for it, and what it is asked."""
+
+    name: str
+    model: str
+    drafters: dict[str, str]
+    texts: dict[str, list[list[int]]]
+
+
+def measure(choice: Choice, answers_of_each: int) -> list[Row]:
+    """Rows of ``model_rows`` and ``lookup_rows`` for every model."""
+    rows: list[Row] = []
+    for pair in _pairs(choice, answers_of_each):
+        prompts = [prompt for of_text in pair.texts.values() for prompt in of_text]
+        own = [{"model": pair.name, **row} for row in model_rows(pair.model, pair.drafters, prompts, 64)]
+        print_table(own, f"{pair.name}: drafts of a model")
+        looked = [{"model": pair.name, **row} for row in lookup_rows(pair.model, pair.texts, 96)]
+        print_table(looked, f"{pair.name}: n-grams")
+        rows += [*own, *looked]
+    return rows
+
+
+def _pairs(choice: Choice, count: int) -> Iterator[_Pair]:
+    if "bundled" in choice.models_of:
+        twin = choice.models / "tiny-twin"
+        questions = tasks.chats(tasks.tokenizer_of(_BUNDLED), tasks.bundled_questions())
+        if not (twin / "config.json").exists():
+            twins.make_twin(_BUNDLED, twin, 2, questions[2 * count :], twins.Training(steps=300))
+        drafters = {"itself": str(_BUNDLED), "2 of 5 layers, trained": str(twin)}
+        yield _Pair("the bundled model", str(_BUNDLED), drafters, {"chats": questions[: 2 * count]})
+    if "smollm2" in choice.models_of and (file := find_smollm2(choice.smollm2)) is not None:
+        pruned = choice.twin or choice.models / "smollm2-twin.gguf"
+        if not pruned.exists():
+            choice.models.mkdir(parents=True, exist_ok=True)
+            twins.prune(file, _SMOLLM2_LAYERS, pruned)
+        drafters = {
+            "itself": str(file),
+            "a twin" if choice.twin else f"{len(_SMOLLM2_LAYERS)} of 30 layers": str(pruned),
+        }
+        tokenizer = tasks.tokenizer_of(file)
+        texts = {task.name: task.prompts(tokenizer, count) for task in tasks.TASKS}
+        yield _Pair("SmolLM2-135M", str(file), drafters, texts)
