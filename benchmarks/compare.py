@@ -152,7 +152,7 @@ def hybrids(setting: Setting) -> Tables:
     for shape in _HYBRIDS:
         of_shape = _quantized(setting, shape, [f"{OURS} {_MIX}", f"{LLAMA_CPP} {_MIX}"], ("batch 1", "batch 16"))
         for name, rows in of_shape.items():
-            tables.setdefault(name, []).extend({"model": shape} | row for row in rows)
+            tables.setdefault(name, []).extend({"model": shape, **row} for row in rows)
     return tables
 
 
