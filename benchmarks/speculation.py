@@ -24,18 +24,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import acceptance, chains, shapes, tasks
-from benchmarks.contestants import Peers
+from benchmarks.contestants import (
+    CHAINS,
+    LLAMA_CPP,
+    LLAMA_CPP_LOOKUP,
+    OURS,
+    OURS_DRAFT_MODEL,
+    OURS_NGRAM,
+    SMOLLM2,
+    Peers,
+)
 from benchmarks.offline import start_all
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure, interleave, ratio
 from benchmarks.work import Outcome, Work
 from benchmarks.worker import Worker, WorkerSpec
 
-OFF, NGRAM, DRAFT_MODEL = "Ringline", "Ringline n-grams", "Ringline draft model"
-LLAMA_CPP, LLAMA_CPP_LOOKUP = "llama.cpp", "llama.cpp lookup"
-SMOLLM2, CHAINS = "SmolLM2-135M", "qwen3-0.6b"
-
-_WITHOUT = {NGRAM: OFF, DRAFT_MODEL: OFF, LLAMA_CPP_LOOKUP: LLAMA_CPP}
+_WITHOUT = {OURS_NGRAM: OURS, OURS_DRAFT_MODEL: OURS, LLAMA_CPP_LOOKUP: LLAMA_CPP}
 """The engine with which one that drafts is compared."""
 _LOOKUP_DRAFTS = 10
 """Tokens that llama-cpp-python looks up unless told otherwise."""
@@ -103,9 +108,9 @@ class _Taken:
 
 def smollm2(file: Path, peers: Peers, twin: Path | None) -> Subject:
     """The published model in the GGUF ``file``; ``twin`` drafts for it."""
-    drafts = {NGRAM: {"method": "ngram"}}
+    drafts = {OURS_NGRAM: {"method": "ngram"}}
     if twin is not None:
-        drafts[DRAFT_MODEL] = {"method": "draft_model", "model": str(twin)}
+        drafts[OURS_DRAFT_MODEL] = {"method": "draft_model", "model": str(twin)}
     specs = _ours(file, 1 << 30, drafts)
     if peers.interpreter is not None and peers.has("llama_cpp"):
         for name, count in ((LLAMA_CPP, 0), (LLAMA_CPP_LOOKUP, _LOOKUP_DRAFTS)):
@@ -125,7 +130,7 @@ def smollm2(file: Path, peers: Peers, twin: Path | None) -> Subject:
 def chains_of(shape: str, models: Path) -> Subject:
     """A model of ``shape`` that continues chains, and one that drafts for it."""
     directory, drafting = chains.find_chain(models, shape), chains.find_drafting_chain(models, _AGREEMENT, shape)
-    drafts = {NGRAM: {"method": "ngram"}, DRAFT_MODEL: {"method": "draft_model", "model": str(drafting)}}
+    drafts = {OURS_NGRAM: {"method": "ngram"}, OURS_DRAFT_MODEL: {"method": "draft_model", "model": str(drafting)}}
 
     def works(task: chains.ChainTask) -> Callable[[int, int, int], Work]:
         def work(batch: int, count: int, skipped: int) -> Work:
@@ -149,7 +154,7 @@ def _ours(model: Path, kv_cache_bytes: int, drafts: Mapping[str, dict[str, Any]]
         "kv_cache_memory_bytes": kv_cache_bytes,
         "enable_prefix_caching": False,
     }
-    options = {OFF: usual} | {name: usual | {"speculative_config": json.dumps(of)} for name, of in drafts.items()}
+    options = {OURS: usual} | {name: usual | {"speculative_config": json.dumps(of)} for name, of in drafts.items()}
     return [WorkerSpec(name, sys.executable, "ringline_engine", given, {}) for name, given in options.items()]
 
 
@@ -182,9 +187,9 @@ def _contest(subject: Subject, text: str, batch: int, workers: Mapping[str, Work
     for name in takers:
         workers[name].run(_round(subject, text, batch, rounds)[0])  # warm-up
     taken = interleave(rounds, takers)
-    for name in (NGRAM, DRAFT_MODEL):
-        if name in taken and [each.answers for each in taken[name]] != [each.answers for each in taken[OFF]]:
-            raise SystemExit(f"{subject.name}, {text}, batch {batch}: the answers of {name} are not those of {OFF}")
+    for name in (OURS_NGRAM, OURS_DRAFT_MODEL):
+        if name in taken and [each.answers for each in taken[name]] != [each.answers for each in taken[OURS]]:
+            raise SystemExit(f"{subject.name}, {text}, batch {batch}: the answers of {name} are not those of {OURS}")
     return [_row(subject.name, text, batch, name, taken) for name in taken]
 
 
@@ -218,7 +223,7 @@ def _row(model: str, text: str, batch: int, engine: str, taken: Mapping[str, lis
         whole = ratio([each.rate for each in rounds], [each.rate for each in without])
         decode = ratio([each.decode_rate for each in rounds], [each.decode_rate for each in without])
         row |= {"ratio": whole.median, "low": whole.lowest, "high": whole.highest, "decode ratio": decode.median}
-    if engine == NGRAM and LLAMA_CPP_LOOKUP in taken:
+    if engine == OURS_NGRAM and LLAMA_CPP_LOOKUP in taken:
         row["to llama.cpp lookup"] = ratio(
             [each.rate for each in rounds], [e.rate for e in taken[LLAMA_CPP_LOOKUP]]
         ).median

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.contestants import LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, VLLM
+from benchmarks.contestants import CHAINS, LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, OURS_NGRAM, SMOLLM2, VLLM
 from benchmarks.report import Row
-from benchmarks.speculation import CHAINS, NGRAM, SMOLLM2
 
 Parts = Mapping[str, Mapping[str, Any]]
 """The JSON documents of ``compare``, keyed by part."""
@@ -64,7 +63,7 @@ def _drafts(figures: list[Row]) -> list[Row]:
     for model in (SMOLLM2, CHAINS):
         of_model = [row for row in figures if row["model"] == model]
         for text, wanted in _DRAFTED:
-            found = _find(of_model, text=text, batch=1, engine=NGRAM)
+            found = _find(of_model, text=text, batch=1, engine=OURS_NGRAM)
             rows.append(_verdict(f"{model}, {text}, batch 1: n-grams / none", wanted, found, "ratio"))
         batched = [row for row in of_model if row["batch"] > 1 and row["ratio"] is not None]
         worst = min(batched, key=lambda row: float(row["ratio"]), default=None)
