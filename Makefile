@@ -30,7 +30,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ test-distributed: setup $(RAY)  ## engines of several processes: every family, s
 
 test-grammars: setup  ## 1,000 schemas, JSON Schema's own suite, 200 regular expressions, bad input measured, answers of models; CHECKPOINT=path for one more, PYTEST="-s" for figures
 	$(TEST_ENV) .venv/bin/python -m pytest --grammars tests/text_core/grammar tests/engine_core/structured_output $(PYTEST)
+
+test-speculation: setup  ## every drafter for every kind of model and number of drafts, whatever goes on: the bits of engines without; PYTEST="-k name" to choose
+	$(TEST_ENV) .venv/bin/python -m pytest --speculation $(XDIST) $(PYTEST)
 
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)

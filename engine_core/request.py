@@ -40,6 +40,24 @@ class NoRepeatNgram:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Instead of sampling: keep the likeliest ``width`` outputs as they grow, and return the best that have ended.
+
+    As transformers' ``generate(num_beams=width, do_sample=False)``. A score is the sum of an output's log
+    probabilities, divided by (number of its tokens) ** ``length_penalty``.
+    """
+
+    width: int
+    """In [1, 64], at least ``SamplingParams.n`` and at most ``max_num_seqs``: outputs that grow at the same time."""
+    length_penalty: float = 1.0
+    """In [-5, 5]; 0 compares sums; the greater it is, the more long outputs are preferred."""
+    early_stopping: bool | None = False
+    """When the search ends: True, as soon as ``width`` outputs have ended; False, when the best one that still grows
+    has a lower score at its present length than all of these; None, when it could not have a better one at any length
+    (transformers' "never")."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters for sampling the next token, and for ending a sequence.
 
@@ -90,6 +108,9 @@ class SamplingParams:
     """Number of top alternatives reported per output token; 0: only the sampled token; None: no log probabilities."""
     prompt_logprobs: int | None = None
     """The same for prompt tokens; the first prompt token has no log probability."""
+    beam_search: BeamSearch | None = None
+    """The ``n`` choices are the best outputs that a beam search finds, the best one first. Needs a ``temperature`` of
+    0; bans, ``logit_bias`` and ``repetition_penalty`` change log probabilities, as in transformers, not logits."""
 
     @property
     def greedy(self) -> bool:

@@ -7,6 +7,7 @@ import sys
 from bisect import bisect_left
 from dataclasses import InitVar, dataclass, field, replace
 
+from engine_core.beam_search import Candidates, Search
 from engine_core.config import ModelSpec
 from engine_core.kv_cache_interface import NO_STATE
 from engine_core.media import Picture, Placeholder, embedding_key
@@ -28,6 +29,8 @@ class SequenceState(enum.Enum):
     """At the front of the waiting queue: preempted, or a choice whose prompt another choice has computed."""
     PENDING = enum.auto()
     """Not in the queue: waits for its group's leader to compute the prompt."""
+    IDLE = enum.auto()
+    """Not in the queue: a beam that was preempted while it waits for its group's other beams."""
     RUNNING = enum.auto()
     ENDED = enum.auto()
 
@@ -122,6 +125,8 @@ class SequenceGroup:
     """The prompt progress last reported."""
     has_news: bool = True
     """Whether the next output may have to report about the prompt."""
+    beams: Search | None = None
+    """None: choices are sampled. Else ``members`` are beams, and the choices are what the search finds."""
 
     def __post_init__(self, model: ModelSpec, block_size: int) -> None:
         params = self.plain_params = self.request.params
@@ -140,6 +145,8 @@ class SequenceGroup:
         self.min_tokens = params.min_tokens
         self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
         self.max_computed = self.num_prompt_tokens + self.max_output - 1
+        if params.beam_search is not None:
+            self.beams = Search(params.beam_search, sorted(self.request.resume) or range(params.n), self.max_output)
         # Each choice computes at least one token, because sampling needs its logits.
         self.num_shared_blocks = self.whole_blocks((self.num_prompt_tokens - 1) // block_size, block_size)
         self.share_at = self.num_shared_blocks * block_size
@@ -169,6 +176,11 @@ class SequenceGroup:
     def end_of_pictures(self) -> int:
         """Index behind the last token of the last picture; 0 without pictures."""
         return self.placeholders[-1].end if self.placeholders else 0
+
+    @property
+    def speculates(self) -> bool:
+        """Whether drafters may propose tokens: not for beams, whose search chooses them."""
+        return self.request.speculation and self.beams is None
 
     @property
     def is_live(self) -> bool:
@@ -239,11 +251,14 @@ class Sequence:
     other step."""
     partial_picture: bytes | None = None
     """The key of the picture of which the steps so far compute a part of the rows (``scheduling.encoder_cache``)."""
+    candidates: Candidates | None = None
+    """Of a beam: what may follow it, once the row after its tokens is computed, until the search goes on."""
     grammar_seconds: float = 0.0
     """Time that its grammar took in its last step, if slow, or may take in its first (``scheduling.pacing``)."""
 
     def __post_init__(self) -> None:
-        self.output = list(self.group.request.resume.get(self.choice, ()))
+        resumed = () if self.group.beams is not None else self.group.request.resume.get(self.choice, ())
+        self.output = list(resumed)
         self.num_tokens = self.group.num_prompt_tokens + len(self.output)
         self.rank = (self.group.priority, self.group.admission or 0, self.choice)
 

@@ -95,6 +95,10 @@ class StepPlan:
     ``num_tokens``; a token is sampled after each. The sequence is in no other plan until the result has arrived."""
     proposals: dict[int, int] = field(default_factory=dict)
     """seq_id → the most drafts to compute after the tokens that the step samples, for sequences that sample."""
+    forks: list[Fork] = field(default_factory=list)
+    """Beams that go on otherwise than they were sampled."""
+    copied_blocks: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target) of blocks to copy before the forward pass; no target is a source, or twice a target."""
     states: StatePlan | None = None
     """None: no layer keeps a state."""
     encoder: EncoderPlan | None = None
@@ -105,6 +109,25 @@ class StepPlan:
     def total_tokens(self) -> int:
         """Rows of the forward pass."""
         return sum(self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """How a beam goes on after a row: with another beam's tokens, or its own, and with a token that the search chose
+    instead of the sampled one.
+    """
+
+    seq_id: int
+    """New to the workers, or known; then what it was is forgotten."""
+    parent: int
+    """The seq_id whose tokens and blocks it takes over, itself included. All forks of a plan happen at once, before
+    anything else in it."""
+    token_id: int
+    """Takes the place of the parent's sampled token."""
+    num_blocks: int = 0
+    """Leading blocks of each of the parent's tables that it shares, unless it is its own parent."""
+    block_ids: list[list[int]] = field(default_factory=list)
+    """The blocks after these, for each table: ``StepPlan.copied_blocks`` fills them."""
 
 
 SLOW_GRAMMAR = 0.005
@@ -165,6 +188,8 @@ class SequenceOutput:
     """Time from ``add`` to the first scheduling; set with ``cached_tokens``."""
     prompt_logprobs: Logprobs | None = None
     """Further entries for prompt tokens 1…, as they are computed; each is reported once, before the first token."""
+    beam_score: float | None = None
+    """The choice's score in a beam search, set with its tokens and ``finish``."""
     accepted_drafts: int = 0
     """Tokens of the choice that drafters proposed, besides those that a grammar forces; set with ``finish``."""
     rejected_drafts: int = 0

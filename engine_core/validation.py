@@ -11,6 +11,7 @@ import reprlib
 from collections.abc import Collection, Iterable, Mapping, Set
 from itertools import chain
 from math import inf
+from types import UnionType
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError, written
@@ -25,7 +26,7 @@ from engine_core.media import (
     View,
     VisionShape,
 )
-from engine_core.request import NoRepeatNgram, ReasoningBudget, Request, SamplingParams
+from engine_core.request import BeamSearch, NoRepeatNgram, ReasoningBudget, Request, SamplingParams
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -43,6 +44,22 @@ MAX_NGRAM_WINDOW = 65536
 MAX_REASONING_TOKENS = 2**31 - 1
 MAX_MARKER_TOKENS = 16
 """Limit on a marker around reasoning."""
+MAX_BEAM_WIDTH = 64
+MAX_LENGTH_PENALTY = 5.0
+"""A length to this power is a float32."""
+_WITHOUT_BEAMS = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "grammar",
+    "reasoning_budget",
+    "no_repeat_ngram",
+    "logprobs",
+    "prompt_logprobs",
+)
+"""What a beam search cannot have: transformers' has none of it, or defines it in another way."""
 _INTEGERS = ("seed", "n", "max_tokens", "min_tokens")
 _OPTIONAL_INTEGERS = ("top_k", "logprobs", "prompt_logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
@@ -69,6 +86,8 @@ def validate_request(request: Request, model: ModelSpec, grammar_support: str | 
         _check_budget(request.params.reasoning_budget, model)
     if params.no_repeat_ngram is not None:
         _check_ngram(params.no_repeat_ngram, model)
+    if params.beam_search is not None:
+        _check_beams(params.beam_search, params)
     _check_something_is_left(params, model)
     _check_grammar(params, grammar_support)
     _check_resume(request, model)
@@ -139,6 +158,11 @@ def _check_param_types(params: SamplingParams) -> None:
             _check_type("reasoning_budget", marker, _LISTS, "a tuple of token ids for each marker")
         _check_type("reasoning_budget", budget.begun, bool, "True or False, whether the prompt has begun it")
         _check_type("reasoning_budget", budget.blank, Set, "a set of token ids of white space")
+    if (search := params.beam_search) is not None:
+        _check_type("beam_search", search, BeamSearch, "a BeamSearch, or none")
+        _check_integer("beam_search.width", search.width)
+        _check_number("beam_search.length_penalty", search.length_penalty)
+        _check_type("beam_search.early_stopping", search.early_stopping, bool | None, "True, False or None (never)")
     if (rule := params.no_repeat_ngram) is not None:
         _check_type("no_repeat_ngram", rule, NoRepeatNgram, "a NoRepeatNgram, a dictionary with its fields, or none")
         _check_integer("no_repeat_ngram", rule.ngram_size)
@@ -146,7 +170,7 @@ def _check_param_types(params: SamplingParams) -> None:
         _check_type("no_repeat_ngram", rule.allowed_token_ids, Set, "a set of token ids that may be drawn all the same")
 
 
-def _check_type(field: str, value: object, types: type | tuple[type, ...], accepted: str) -> None:
+def _check_type(field: str, value: object, types: type | UnionType | tuple[type, ...], accepted: str) -> None:
     if not isinstance(value, types):
         _refuse(field, f"{written(value, reprlib.repr)}, of type {type(value).__name__}", accepted)
 
@@ -291,6 +315,23 @@ def _check_ngram(rule: NoRepeatNgram, model: ModelSpec) -> None:
             _refuse("no_repeat_ngram", f"{name} {written(value)}", f"from 1 to {most}")
     _check_count("no_repeat_ngram", rule.allowed_token_ids)
     _check_ids("no_repeat_ngram", rule.allowed_token_ids, model.vocab_size)
+
+
+def _check_beams(search: BeamSearch, params: SamplingParams) -> None:
+    if not 1 <= search.width <= MAX_BEAM_WIDTH:
+        _refuse("beam_search.width", search.width, f"from 1 to {MAX_BEAM_WIDTH}")
+    if params.n > search.width:
+        _refuse("n", params.n, f"at most the beam search's width, {search.width}")
+    if not -MAX_LENGTH_PENALTY <= search.length_penalty <= MAX_LENGTH_PENALTY:
+        accepted = f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+        _refuse("beam_search.length_penalty", search.length_penalty, accepted)
+    if params.temperature:
+        _refuse("temperature", params.temperature, "0 with beam_search, which draws nothing")
+    neutral = SamplingParams()
+    for name in _WITHOUT_BEAMS:
+        if (value := getattr(params, name)) != (default := getattr(neutral, name)):
+            shown = written(value, reprlib.repr)
+            raise InvalidRequestError(name, f"is {shown}; expected {default} with beam_search, which does without it")
 
 
 def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:

@@ -41,6 +41,7 @@ CALLED = {
     "dp": "data_parallel_size",
     "dpn": "data_parallel_rank",
     "scheduling_policy": "policy",
+    "sc": "speculative_config",
 }
 """Python names (short flags included) → the option that is called otherwise here."""
 
@@ -101,7 +102,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("enable_sleep_mode",): "is not supported: stop the engine to free its memory",
     # Scheduling and steps
     ("scheduler_cls", "additional_config"): "is not supported: the scheduler is Ringline's own, see {policy}",
-    ("sc", "speculative_model"): "is not an option: {speculative_config} says how drafts are made",
+    ("speculative_model",): "is not an option: {speculative_config} has a model, and says how drafts are made",
     ("attention_config", "ac"): "is not supported: {attention_backend} chooses the implementation of attention",
     ("kernel_config",): "is not supported: kernels are chosen for the device and the model",
     ("profiler_config",): "is not supported: docs/metrics.md lists what is measured",

@@ -22,7 +22,7 @@ _SHARED = ("ring", "secured")
 in none: in two groups, its own would be built twice.
 """
 
-_ON_REQUEST = ("wide", "models", "distributed", "grammars", "doors")
+_ON_REQUEST = ("wide", "models", "distributed", "grammars", "doors", "speculation")
 """Markers of tests that run only if they are asked for."""
 
 _MARKED = re.compile(rf"^pytestmark = \[?pytest\.mark\.({'|'.join(_ON_REQUEST)})\b", re.MULTILINE)

@@ -186,6 +186,11 @@ class AttentionBackend(ABC):
 
         return spec.caches(memories, view)
 
+    @staticmethod
+    def copy_blocks(kv_cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy the blocks ``sources`` [N] of a cache to ``targets`` [N], all at once; int64, on its device."""
+        kv_cache[:, targets] = kv_cache[:, sources]
+
     @abstractmethod
     def numerics(self, spec: KVCacheSpec) -> str:
         """A description, equal for backends and caches that give a row the same bits on the same processor."""

@@ -60,6 +60,12 @@ class NativeAttention(AttentionBackend):
         whole = (num_blocks, _block_elements(spec))
         return spec.caches([empty_for_streaming(whole, _stored_type(spec)) for _ in range(spec.num_places)], view)
 
+    @staticmethod
+    def copy_blocks(kv_cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        distance = kv_cache.stride(0)
+        whole = kv_cache.as_strided((kv_cache.shape[0], distance), (distance, 1))  # with what pads them
+        whole[targets] = whole[sources]
+
     def numerics(self, spec: KVCacheSpec) -> str:
         """Includes the block size unless it is a multiple or divisor of 16, unpadded: tiles are then the same."""
         aligned = spec.block_size == _padded(spec) and (spec.block_size % _UNIT == 0 or _UNIT % spec.block_size == 0)

@@ -162,6 +162,32 @@ class KVCacheManager:
         seq.capacity = blocks * self.block_size
         return added
 
+    def fork(self, parent: Sequence, child: Sequence) -> list[tuple[int, int]] | None:
+        """Let ``child``, which holds nothing, share the computed blocks and the state of a running ``parent``.
+
+        The last block, unless it is full, gets a copy of its own. Returns the (source, target) of what must be copied
+        before the next step; None, without changes, if too little is free.
+        """
+        full, rest = divmod(parent.num_computed, self.block_size)
+        if (len(self._groups) if rest else 0) > self.pool.num_free:
+            return None
+        if self.states is not None and not self.states.fork(parent, child):
+            return None
+        child.block_tables = [table[:full] for table in parent.block_tables]
+        for table in child.block_tables:
+            self.pool.hold(block for block in table if block != NO_BLOCK)
+        copies = []
+        if rest:
+            for source, table in zip(parent.block_tables, child.block_tables, strict=True):
+                table += self.pool.allocate(1)
+                copies.append((source[full], table[full]))
+        child.first_blocks = list(parent.first_blocks)
+        child.capacity = min(map(len, child.block_tables)) * self.block_size if child.block_tables else NEVER
+        child.num_computed = parent.num_computed
+        child.num_published, child.generation = parent.num_published, parent.generation
+        child.block_hashes = list(parent.block_hashes)
+        return copies
+
     def publish(self, seq: Sequence, num_computed: int) -> None:
         """Make findable the blocks that the first ``num_computed`` tokens of ``seq`` fill; they must be computed."""
         full = num_computed // self.block_size

@@ -148,6 +148,21 @@ class StateSlots:
             if self._awaited.setdefault(content, seq.seq_id) == seq.seq_id:
                 seq.states.awaited = content
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let ``child``, which has no slots, start from the present state of ``parent``; False if too few are free.
+
+        Both then read the slot with that state, which neither writes.
+        """
+        held = _held(parent)
+        if (1 if held.source_is_held else 2) > self.pool.num_free:
+            return False
+        if not held.source_is_held:
+            held.source, held.working = held.working, self._take()
+        self.pool.hold([held.source])
+        self._running.add(child.seq_id)
+        child.states = HeldStates(self._take(), held.source, branch_at=0, newest=None)
+        return True
+
     def stop(self, seq: Sequence) -> list[int]:
         """Give up the slots of ``seq``, which runs no more: those to release when no step uses them."""
         held = _held(seq)

@@ -121,6 +121,14 @@ class SamplingOps(ABC):
         """
 
     @abstractmethod
+    def normalize(self, logits: Array, rows: Index) -> None:
+        """Replace ``rows`` of ``logits`` [R, V] by their log-softmax, in place, with the values of ``logprobs``."""
+
+    @abstractmethod
+    def likeliest(self, logprobs: Array, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The first ``k`` ≤ V tokens of ``logprobs`` [R, V], as ``logprobs`` reports them, for the first of them."""
+
+    @abstractmethod
     def logprobs(self, logits: Array, token_ids: Array, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-softmax of ``logits`` [R, V] at ``token_ids`` [R] and at the first ``k`` ≤ V tokens. Logits of +inf share
         their row's probability equally.

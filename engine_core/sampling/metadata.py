@@ -47,7 +47,9 @@ READS_TOKENS = 64
 """A logits processor depends on which tokens came before."""
 EXPIRES = 128
 """A logits processor applies only to the first tokens of the output."""
-_FIRST_PROCESSOR = 256
+BEAMS = 256
+"""The likeliest tokens after all logits processors, which change log probabilities instead of logits."""
+_FIRST_PROCESSOR = 512
 """The bit of ``PROCESSORS[0]``; the others have the next bits."""
 PROCESSED = -_FIRST_PROCESSOR
 """All bits of logits processors."""
@@ -78,6 +80,7 @@ class SamplingMetadata:
 
     def __init__(self, setup: ProcessorSetup) -> None:
         num_slots = setup.num_slots
+        self._eos_token_ids = setup.eos_token_ids
         self._vocab_size = setup.vocab_size
         self.asked_of = np.zeros(num_slots, np.int32)
         """The bits of each slot; 0 if it is empty."""
@@ -91,6 +94,7 @@ class SamplingMetadata:
         """−inf without a min-p."""
         self.noise_key = np.zeros(num_slots, np.uint64)
         self.num_logprobs = np.zeros(num_slots, np.int32)
+        """Of a beam: enough for the search, whatever tokens end it."""
         self.num_prompt_logprobs = np.zeros(num_slots, np.int32)
         self.processors: list[tuple[int, LogitsProcessor[Any]]] = [
             (processor_bit(kind), kind(setup)) for kind in PROCESSORS
@@ -110,6 +114,7 @@ class SamplingMetadata:
             MIN_P: random and params.min_p > 0.0,
             LOGPROBS: params.logprobs is not None,
             PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+            BEAMS: params.beam_search is not None,
         }
         asked = sum(bit for bit, wanted in asks.items() if wanted)
         for place, (bit, processor) in enumerate(self.processors):
@@ -125,6 +130,8 @@ class SamplingMetadata:
         self.log_min_p[slot] = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
         self.noise_key[slot] = sequence_key(params.seed, choice)
         self.num_logprobs[slot] = params.logprobs or 0
+        if params.beam_search is not None:
+            self.num_logprobs[slot] = params.beam_search.width + len({*params.stop_token_ids, *self._eos_token_ids})
         self.num_prompt_logprobs[slot] = params.prompt_logprobs or 0
         self._expire_slot(slot, num_output_tokens)
         self.asked |= int(self.asked_of[slot])

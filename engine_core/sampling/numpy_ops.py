@@ -126,6 +126,23 @@ class NumpyOps(SamplingOps):
         return tokens
 
     @_quiet
+    def normalize(self, logits: F32, rows: Index) -> None:
+        for row in rows.tolist():
+            values, maximum = logits[row], logits[row].max()
+            if np.isposinf(maximum):
+                infinite = np.isposinf(values)
+                values[:] = np.where(infinite, -np.log(infinite.sum()), -np.inf)
+                continue
+            total = np.exp(values - maximum).sum()
+            values -= maximum
+            values -= np.log(total)
+
+    def likeliest(self, logprobs: F32, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ids = top_tokens(logprobs, k)
+        values = np.take_along_axis(logprobs, np.concatenate([ids[:, :1], ids], axis=1), axis=1)
+        return torch.ones(len(ids), dtype=torch.int64), torch.from_numpy(ids), torch.from_numpy(values)
+
+    @_quiet
     def logprobs(self, logits: F32, token_ids: Ids, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ranks = np.empty(len(logits), np.int64)
         top_ids = np.empty((len(logits), k), np.int64)

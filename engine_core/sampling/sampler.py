@@ -1,6 +1,6 @@
 """From logits to sampled tokens.
 
-In this order, each only if some row asks for it: logits processors, in the order of their list; then the argmax for
+In this order, each only if some row asks for it: log-softmax for beams; logits processors, in the order of their list; then the argmax for
 greedy rows, for others temperature, min-p, top-k, top-p and noise; log probabilities of the raw logits. Steps with only
 greedy rows do not come here (``ModelRunner._sample``). Nothing but the tokens is kept from step to step, and no row's
 result depends on another row.
@@ -35,7 +35,7 @@ class SamplerOutput:
     """[R] float32: the greatest of each row's raw logits, NaN if the row has one. If it is NaN or −inf, the token means
     nothing."""
     logprobs: list[LogprobsTensors]
-    """For the rows that asked for them; one item per part if a batch is sampled in parts."""
+    """For the rows that asked for them, and for beams; several items if a batch is sampled in parts."""
 
 
 class Sampler:
@@ -62,10 +62,9 @@ class Sampler:
         for start in range(0, len(asked_of), step):
             part = slice(start, start + step)
             greatest.append(self._ops.greatest(array[part]))  # before bans, which might hide the NaN
-            sampled, report = self._sample_part(array[part], rows.part(part), asked_of[part], start)
+            sampled, reports = self._sample_part(array[part], rows.part(part), asked_of[part], start)
             tokens.append(sampled)
-            if report is not None:
-                logprobs.append(report)
+            logprobs += reports
         return SamplerOutput(self._ops.join(tokens), self._ops.join(greatest), logprobs)
 
     def prompt_logprobs(
@@ -79,9 +78,12 @@ class Sampler:
 
     def _sample_part(
         self, logits: Array, rows: SamplingRows, asked_of: Bits, first_row: int
-    ) -> tuple[Array, LogprobsTensors | None]:
+    ) -> tuple[Array, list[LogprobsTensors]]:
         asked = int(np.bitwise_or.reduce(asked_of))
         reporting = np.flatnonzero(asked_of & asks.LOGPROBS) if asked & asks.LOGPROBS else None
+        beams = np.flatnonzero(asked_of & asks.BEAMS) if asked & asks.BEAMS else None
+        if beams is not None:
+            self._ops.normalize(logits, beams)
         raw = None
         if reporting is not None:
             # Reports are of the raw logits, copied only if they are about to change.
@@ -91,11 +93,16 @@ class Sampler:
             if asked & bit:
                 processor.apply(self._ops, logits, rows, np.flatnonzero(asked_of & bit))
         tokens = self._sample_mixed(logits, rows, asked_of) if asked & asks.RANDOM else self._ops.argmax(logits)
-        if reporting is None or raw is None:
-            return tokens, None
-        num_top = self._metadata.num_logprobs[rows.slots[reporting]].tolist()
-        report = self._ops.logprobs(raw, self._select(tokens, reporting), min(max(num_top), logits.shape[1]))
-        return tokens, LogprobsTensors(first_row + reporting, num_top, *report)
+        reports = []
+        if reporting is not None and raw is not None:
+            num_top = self._metadata.num_logprobs[rows.slots[reporting]].tolist()
+            report = self._ops.logprobs(raw, self._select(tokens, reporting), min(max(num_top), logits.shape[1]))
+            reports.append(LogprobsTensors(first_row + reporting, num_top, *report))
+        if beams is not None:
+            num_top = self._metadata.num_logprobs[rows.slots[beams]].tolist()
+            report = self._ops.likeliest(self._select(logits, beams), min(max(num_top), logits.shape[1]))
+            reports.append(LogprobsTensors(first_row + beams, num_top, *report))
+        return tokens, reports
 
     def _sample_mixed(self, logits: Array, rows: SamplingRows, asked_of: Bits) -> Array:
         """Token ids [R] of rows that may ask for different methods."""

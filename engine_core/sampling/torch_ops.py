@@ -103,6 +103,21 @@ class TorchOps(SamplingOps):
         every = torch.arange(logits.shape[1], device=logits.device)
         return scaled.add_(torch_gumbel(keys, every)).argmax(1)
 
+    def normalize(self, logits: torch.Tensor, rows: Index) -> None:
+        (changed,) = upload([rows], logits.device)
+        chosen = logits.index_select(0, changed)
+        maximum = chosen.amax(1, keepdim=True)
+        total = (chosen - maximum).exp_().sum(1, keepdim=True)
+        share = -(chosen == torch.inf).sum(1, keepdim=True).float().log()
+        of_infinite = torch.where(chosen == torch.inf, share, -torch.inf)
+        values = torch.where(maximum == torch.inf, of_infinite, chosen - maximum - total.log())
+        logits.index_copy_(0, changed, values)
+
+    def likeliest(self, logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ids = top_tokens(logprobs, k)
+        values = logprobs.gather(1, torch.cat([ids[:, :1], ids], 1))
+        return torch.ones(len(ids), dtype=torch.int64, device=ids.device), ids, values
+
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -7,7 +7,8 @@
                        preempt ▼   │ start
     siblings ──▶ PENDING ⇄ RETURNING
 
-Siblings are the other choices of a request whose first choice was started; they are PENDING until it has computed the
+Beams are never PENDING at first: they are forked from running ones. A beam that is preempted while it waits for others
+is IDLE, until the search goes on with it or without it. Siblings are the other choices of a request whose first choice was started; they are PENDING until it has computed the
 prompt. ``end`` ends a sequence in any state. The scheduler decides when to make which transition.
 """
 
@@ -26,7 +27,7 @@ from engine_core.scheduling.speculation import Speculation
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_in_flight import StepInFlight
 from engine_core.sequence import NEVER, Sequence, SequenceGroup, SequenceState
-from engine_core.step import SequenceOutput
+from engine_core.step import Fork, SequenceOutput
 
 
 class Lifecycle:
@@ -53,6 +54,8 @@ class Lifecycle:
         """Steps in flight by step id, oldest first."""
         self.released: list[int] = []
         """seq_ids that workers must forget, until they are told."""
+        self.forks: dict[int, Fork] = {}
+        """By seq_id: how beams go on, until workers are told."""
         self.started: list[str] = []
         """Requests that the next step begins to compute, for the first time or again, until they are reported."""
         self.ended: list[SequenceOutput] = []
@@ -82,7 +85,9 @@ class Lifecycle:
             priority=request.priority if self._fair else 0,
             tenant=request.tenant if self._fair else "",
         )
-        for choice in sorted(request.resume) or range(request.params.n):
+        if group.beams is not None:
+            group.unstarted.append(0)
+        for choice in (sorted(request.resume) or range(request.params.n)) if group.beams is None else ():
             output = request.resume.get(choice)
             finish = end_of(group, output) if output else None
             if output and finish:
@@ -91,7 +96,8 @@ class Lifecycle:
                 group.unstarted.append(choice)
         if not group.unstarted:
             return
-        group.cost = group.num_prompt_tokens + len(group.unstarted) * group.max_output
+        num_outputs = len(group.unstarted) if group.beams is None else group.beams.width
+        group.cost = group.num_prompt_tokens + num_outputs * group.max_output
         self.num_choices += len(group.unstarted)
         self.groups[request.request_id] = group
         self.deadlines.add(request)
@@ -141,8 +147,35 @@ class Lifecycle:
         if group.num_running > 1 and group.shared_blocks is None and not self._kv.has_windows:
             self._hold_prompt(seq)
         self._stop_running(seq)
-        self._queue.put_back(seq)
+        if seq.candidates is None:
+            self._queue.put_back(seq)
+        else:
+            seq.state = SequenceState.IDLE
         self._counters.preemptions += 1
+
+    def add_beam(self, group: SequenceGroup, number: int) -> Sequence:
+        """A further beam of an admitted ``group``, idle."""
+        self.num_choices += 1
+        seq = group.members[number] = Sequence(next(self._seq_ids), group, number, SequenceState.IDLE)
+        return seq
+
+    def rest(self, seq: Sequence) -> None:
+        """Let a beam be idle that runs, or is."""
+        if seq.state is SequenceState.RUNNING:
+            self._stop_running(seq)
+        seq.state = SequenceState.IDLE
+
+    def wake(self, seq: Sequence) -> None:
+        """Let an idle beam wait to compute its tokens again."""
+        self._queue.put_back(seq)
+
+    def run(self, seq: Sequence) -> None:
+        """Let an idle beam run, which has its blocks."""
+        seq.state = SequenceState.RUNNING
+        seq.group.num_running += 1
+        insort(self.running, seq, key=lambda each: each.rank)
+        self._watch(seq)
+        self._clean_up(seq.group)
 
     def end(self, group: SequenceGroup, choice: int, finish: Finish | None) -> bool:
         """End a choice in any state, reporting ``finish`` if given; False if it is not live."""
@@ -174,7 +207,7 @@ class Lifecycle:
             group.pending.remove(seq)
         elif seq.state is SequenceState.QUEUED and group.unstarted:
             self._queue.replace(seq, self._next_choice(group, SequenceState.QUEUED))
-        else:
+        elif seq.state is not SequenceState.IDLE:
             self._queue.remove(seq)
         seq.state = SequenceState.ENDED
         if self._speculation is not None:
@@ -216,7 +249,9 @@ class Lifecycle:
         group.num_running -= 1
         if group.leader is seq:
             self._release_followers(group)
-        self.released.append(seq.seq_id)
+        fork = self.forks.pop(seq.seq_id, None)
+        if fork is None or fork.parent == seq.seq_id:  # else workers do not know it
+            self.released.append(seq.seq_id)
         if self._encoder is not None:
             self._encoder.stop(seq)
         last = self.in_flight.get(seq.last_step) if seq.last_step is not None else None

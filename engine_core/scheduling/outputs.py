@@ -15,9 +15,18 @@ _LENGTH = Finish(FinishReason.LENGTH)
 def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
     """How the last token of a non-empty output ends it (eos or stop token, else a limit); None: not at all."""
     token_id = output[-1]
-    if token_id in group.final_ids or (token_id in group.stop_ids and len(output) > group.min_tokens):
+    if _stops(group, token_id, len(output)):
         return Finish(FinishReason.STOP, token_id)
     return _LENGTH if len(output) >= group.max_output else None
+
+
+def ends(group: SequenceGroup, token_id: int, length: int) -> bool:
+    """Whether a token ends an output that has ``length`` tokens with it."""
+    return length >= group.max_output or _stops(group, token_id, length)
+
+
+def _stops(group: SequenceGroup, token_id: int, length: int) -> bool:
+    return token_id in group.final_ids or (token_id in group.stop_ids and length > group.min_tokens)
 
 
 def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], result: StepResult) -> SequenceOutput | None:

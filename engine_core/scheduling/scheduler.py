@@ -44,6 +44,7 @@ from engine_core.kv_cache.state_slots import StateUse
 from engine_core.kv_cache_interface import SPARE_SLOTS, KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.scheduling import drafting
+from engine_core.scheduling.beams import Beams
 from engine_core.scheduling.encoder_cache import EncoderCacheManager
 from engine_core.scheduling.fairness import TenantShares
 from engine_core.scheduling.lifecycle import Lifecycle
@@ -101,6 +102,7 @@ class Scheduler:
         self._lifecycle = Lifecycle(
             self._kv, self._queue, model, self._counters, self._encoder, self._speculation, fair=self._fair
         )
+        self._beams = Beams(self._kv, self._lifecycle, self._counters, self._places)
         self._step_ids = count()
         self._pacing = Pacing()
 
@@ -109,6 +111,7 @@ class Scheduler:
         if request.request_id in self._lifecycle.groups:
             problem = f"{request.request_id!r} is in use; expected an id that no live request has"
             raise InvalidRequestError("request_id", problem)
+        self._beams.check(request)
         limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
         if waiting >= limit:
             raise QueueFullError(f"limit of {limit} waiting requests (max_num_queued_reqs) reached; retry later")
@@ -133,6 +136,8 @@ class Scheduler:
         group = self._lifecycle.groups.get(request_id)
         if group is None:
             return False
+        if group.beams is not None:
+            return self._beams.end(group, choice, finish_reason)
         # End choices without a sequence first: otherwise they would inherit the place of another cancelled choice.
         choices = [*group.unstarted, *group.members] if choice is None else [choice]
         finish = None if finish_reason is None else Finish(finish_reason)
@@ -178,7 +183,7 @@ class Scheduler:
         if others_only and not step.sequences:
             self._schedule_running(step)
         if not step.sequences:
-            return None
+            return self.schedule() if not self._lifecycle.in_flight and self._beams.make_way() else None
         if self._encoder is not None:
             self._encoder.plan_portion(step)
         if not step.short_of_blocks:
@@ -189,7 +194,7 @@ class Scheduler:
             step.plan_states(self._kv)
         self._lifecycle.in_flight[step.step_id] = step
         released, self._lifecycle.released = self._lifecycle.released, []
-        return step.plan(released)
+        return self._beams.with_changes(step.plan(released))
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Process the results of ``plan``. Raises ``ExecutorError`` if they do not match the plan."""
@@ -212,7 +217,7 @@ class Scheduler:
         for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
             if step.dropped and seq.seq_id in step.dropped:
                 continue
-            output = output_of_step(seq, end, token_ids, result)
+            output = output_of_step(seq, end, token_ids, result) if seq.group.beams is None else None
             if seq.drafts or seq.seq_id in result.draft_token_ids or seq.seq_id in result.proposed_token_ids:
                 self._take_in_drafts(step, seq, token_ids if output is None else output.token_ids, result)
             if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
@@ -220,6 +225,8 @@ class Scheduler:
             if end >= seq.watch_at:
                 # Drafts after a token that ends the sequence were computed and accepted, but do not belong to it.
                 self._lifecycle.advance(seq, min(end, seq.num_known))
+            if seq.group.beams is not None:
+                outputs += self._beams.take_in(seq, end, token_ids, result)
             if output is None:
                 continue
             outputs.append(output)
@@ -308,6 +315,8 @@ class Scheduler:
                 continue  # Preempted by a sequence before it.
             if seq.num_computed == seq.group.max_computed or ((seq.drafts or seq.is_drafted) and self._waits(seq)):
                 continue  # All tokens are computed, or the pending token must be known first.
+            if seq.group.beams is not None and seq.has_pending_token:
+                continue  # Its search goes on when all of its beams have been computed.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1 or seq.num_computed < seq.group.end_of_pictures:
                 wanted = self._chunk(seq, wanted, step, num_later=len(sequences) - index)
@@ -425,7 +434,7 @@ class Scheduler:
             for place, (seq, samples) in enumerate(zip(step.sequences, step.samples, strict=True))
             if samples
             and seq.num_pending == 1 + len(step.draft_token_ids.get(seq.seq_id, ()))
-            and seq.group.request.speculation
+            and seq.group.speculates
             and (room := seq.group.max_computed - seq.num_computed - 1) > 0
         ]
         for offer, wanted in speculation.ask(offers, decoding, min(most, self._room_for_states())):

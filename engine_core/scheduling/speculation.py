@@ -118,7 +118,7 @@ class Speculation:
         if not self._could_pay(decoding, decoding, self._most * decoding):
             return
         for seq in running:
-            if not seq.group.request.speculation:
+            if not seq.group.speculates:
                 continue
             if seq.num_computed < seq.num_known - 1:
                 self._ngram.follow(seq)

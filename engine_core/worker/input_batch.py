@@ -21,13 +21,14 @@ import torch
 from engine_core.attention.base import AttentionMetadata
 from engine_core.forward_context import MediaRows
 from engine_core.kv_cache_interface import KVCacheGroup, blocks_of_longest
-from engine_core.media import VisionShape
+from engine_core.media import Placeholder, VisionShape
 from engine_core.sampling.grammar_mask import Following
 from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
 from engine_core.sampling.logprobs import report_bytes
 from engine_core.sampling.metadata import TEMPORARY, SamplingMetadata
+from engine_core.request import SamplingParams
 from engine_core.states.base import StateMetadata
-from engine_core.step import NewSequence, StepPlan
+from engine_core.step import Fork, NewSequence, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.validation import MAX_LOGPROBS
 from engine_core.worker.media_inputs import NO_MEDIA, BatchMedia, MediaSpan
@@ -117,6 +118,21 @@ class StepInputs:
         return not self.spans and self.rotary_positions is None
 
 
+@dataclass(frozen=True, slots=True)
+class _ForkedSequence:
+    """A beam that goes on from another one; as ``NewSequence``."""
+
+    seq_id: int
+    token_ids: npt.NDArray[np.int32]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[list[int]]
+    params: SamplingParams
+    media: tuple[Placeholder, ...]
+    choice: int = 0
+    """Only noise depends on it, and beams have none."""
+
+
 class InputBatch:
     """Slots of sequences and their state. N slots."""
 
@@ -145,6 +161,8 @@ class InputBatch:
         groups = len(limits.kv_cache_groups)
         self._block_tables = np.zeros((groups, slots, limits.max_blocks_per_table), np.int32)
         self._num_blocks = [[0] * slots for _ in range(groups)]
+        self._of_beams: dict[int, tuple[SamplingParams, tuple[Placeholder, ...]]] = {}
+        """Parameters and pictures of the beams, by slot, for their forks."""
         self._introductions = 0
         self._introduced_as = np.zeros(slots, np.int64)
         """Number of the introduction of each slot's sequence."""
@@ -168,18 +186,38 @@ class InputBatch:
         return self.token_ids.nbytes + self._block_tables.nbytes + of_tokens + reports
 
     def update(self, plan: StepPlan) -> None:
-        """Release sequences, then introduce new ones and append blocks, as ``plan`` says."""
+        """Release sequences, fork others, then introduce new ones and append blocks, as ``plan`` says."""
+        forked = [self._forked(fork) for fork in plan.forks if fork.parent != fork.seq_id]
         for seq_id in plan.released:
             slot = self._slot_of.pop(seq_id)
             self.sampling.remove(slot)
+            self._of_beams.pop(slot, None)
             self._free.append(slot)
             self._seq_ids = []
-        for sequence in plan.new:
+        for fork in plan.forks:
+            if fork.parent == fork.seq_id:
+                slot = self._slot_of[fork.seq_id]
+                self.token_ids[slot, self._num_tokens[slot] - 1] = fork.token_id
+        for sequence in (*forked, *plan.new):
             self._introduce(sequence)
         for seq_id, block_ids in plan.new_block_ids.items():
             self._append_blocks(self._slot_of[seq_id], block_ids)
 
-    def _introduce(self, sequence: NewSequence) -> None:
+    def _forked(self, fork: Fork) -> _ForkedSequence:
+        slot = self._slot_of[fork.parent]
+        token_ids = self.known_token_ids(slot).copy()
+        token_ids[-1] = fork.token_id
+        shared = self._block_tables[:, slot, : fork.num_blocks].tolist()
+        return _ForkedSequence(
+            fork.seq_id,
+            token_ids,
+            int(self._num_prompt_tokens[slot]),
+            int(self._num_computed_tokens[slot]),
+            [[*table, *own] for table, own in zip(shared, fork.block_ids, strict=True)],
+            *self._of_beams[slot],
+        )
+
+    def _introduce(self, sequence: NewSequence | _ForkedSequence) -> None:
         slot = self._free.pop()
         self._slot_of[sequence.seq_id] = slot
         self._introductions += 1
@@ -195,6 +233,8 @@ class InputBatch:
         if self._media is not None:
             self._media.set(slot, sequence.media)
         self.sampling.add(slot, sequence.params, sequence.choice, known - sequence.num_prompt_tokens)
+        if sequence.params.beam_search is not None:
+            self._of_beams[slot] = sequence.params, sequence.media
 
     def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
         for group, added in enumerate(block_ids):

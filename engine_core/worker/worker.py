@@ -42,6 +42,7 @@ from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.speculation import StepTimes
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
+from engine_core.worker.copied_blocks import copy_blocks
 from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.drafters.registry import Target, load_drafter
 from engine_core.worker.dummy_batches import attention_seconds, picture_warm_up, warm_up_steps
@@ -420,6 +421,7 @@ class Worker:
     @_on_device
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start to compute a step and sample its tokens; needs ``allocate``, and ``Rank.samples``."""
+        self._copy_blocks(plan)
         return self._current_runner().launch(plan, self._caches)
 
     @_on_device
@@ -428,7 +430,12 @@ class Worker:
 
         Every planned sequence's last token must be committed.
         """
+        self._copy_blocks(plan)
         self._current_runner().follow(plan, self._caches)
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        if plan.copied_blocks:
+            copy_blocks(self.device.attention, self._caches.kv, plan.copied_blocks)
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
         """Add the tokens (``PendingStep.sampled``) of the oldest followed step that lacks them."""

@@ -231,7 +231,8 @@ class AsyncEngine:
             if output.finish is not None:
                 if output.finish.finish_reason is CoreFinishReason.ERROR:
                     self.metrics.failed(by_model=output.finish.error_field is None)
-                end = end_of(output.finish, output.first_position + len(output.token_ids))
+                drafts = output.accepted_drafts, output.rejected_drafts
+                end = end_of(output.finish, output.first_position + len(output.token_ids), drafts)
             registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
 
     def _removed(self, entry: LedgerEntry) -> None:
@@ -292,4 +293,8 @@ class AsyncEngine:
             encoded_tokens=stats.encoded_picture_tokens,
             picture_uses=stats.encoder_cache_uses,
             picture_hits=stats.encoder_cache_hits,
+            drafts=stats.drafts,
+            draft_tokens=stats.draft_tokens,
+            accepted_draft_tokens=stats.accepted_draft_tokens,
+            accepted_by_position=stats.accepted_by_position,
         )

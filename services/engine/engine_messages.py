@@ -83,6 +83,7 @@ def submission_of(
         deadline=None if timeout is None else now + timeout,
         resume=resume,
         media=tuple(MediaItem(find_picture(place.digest), place.offset) for place in submit.media),
+        speculation=submit.speculation if submit.HasField("speculation") else True,
     )
     return Submission(
         request_id=submit.request_id,
@@ -191,14 +192,21 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
             return Status(Code.INTERNAL, str(error))
 
 
-def end_of(finish: Finish, position: int) -> ChoiceEnd:
-    """The end of a choice that has ``position`` output tokens."""
+def end_of(finish: Finish, position: int, drafts: tuple[int, int] = (0, 0)) -> ChoiceEnd:
+    """The end of a choice that has ``position`` output tokens; ``drafts``: its accepted and its rejected ones."""
     error = None
     if finish.error is not None and finish.error_field is not None:
         error = invalid_field(_FIELDS.get(finish.error_field, finish.error_field), finish.error).status
     elif finish.error is not None:
         error = Status(Code.INTERNAL, finish.error)
-    return ChoiceEnd(_FINISH_REASONS[finish.finish_reason], position, finish.stop_token_id, error=error)
+    return ChoiceEnd(
+        _FINISH_REASONS[finish.finish_reason],
+        position,
+        finish.stop_token_id,
+        error=error,
+        accepted_drafts=drafts[0],
+        rejected_drafts=drafts[1],
+    )
 
 
 def rank_messages(ranks: Sequence[RankPlace]) -> list[engine_pb2.RankProcess]:

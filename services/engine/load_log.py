@@ -34,4 +34,14 @@ class LoadLog:
             kv_usage=round(load.kv_usage, 3),
             prefix_hit_rate=round((load.prefix_hits - before.prefix_hits) / queries, 3) if queries else None,
             preemptions=load.preemptions - before.preemptions,
+            **_drafts(load, before),
         )
+
+
+def _drafts(load: engine_pb2.Load, before: engine_pb2.Load) -> dict[str, float | None]:
+    """The share of guessed tokens that came true; nothing for an engine that guesses none."""
+    if not load.accepted_by_position:
+        return {}
+    guessed = load.draft_tokens - before.draft_tokens
+    accepted = load.accepted_draft_tokens - before.accepted_draft_tokens
+    return {"accepted_drafts": round(accepted / guessed, 3) if guessed else None}

@@ -51,6 +51,12 @@ class EngineReading:
     """Pictures whose embeddings a sequence began to read."""
     picture_hits: int = 0
     """Of these, found: not encoded for that sequence."""
+    drafts: int = 0
+    """Times that a step tried guessed tokens for a choice."""
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    """Drafts whose first token came true, whose second did, and so on; empty if none are guessed."""
 
 
 class EngineMetrics(ServiceMetrics):
@@ -114,12 +120,24 @@ class EngineMetrics(ServiceMetrics):
             yield self._counter("ringline_computed_tokens", "Tokens computed, of prompts too.", now.computed_tokens)
             yield self._counter("ringline_generated_tokens", "Output tokens computed.", now.generated_tokens)
             yield from self._of_pictures(now)
+            yield from self._of_drafts(now)
         yield self._counter("ringline_constrained_requests", "Requests with a constraint.", self.constrained_requests)
         yield self._counter("ringline_failed_choices", "Choices ended by an error of their own.", self._failed_choices)
         yield self._counter(
             "ringline_failed_logits", "Choices ended as the logits were not numbers.", self._choices_without_numbers
         )
         yield from self._histograms(self._step, self._step_tokens, self._queue, self._grammar)
+
+    def _of_drafts(self, now: EngineReading) -> Iterator[Metric]:
+        yield self._counter("vllm:spec_decode_num_drafts", "Steps of a choice that tried guesses.", now.drafts)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens guessed for them.", now.draft_tokens)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Of these, right.", now.accepted_draft_tokens)
+        yield self._counters(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "The same, by their position in the guess.",
+            "position",
+            {str(position): count for position, count in enumerate(now.accepted_by_position)},
+        )
 
     def _of_pictures(self, now: EngineReading) -> Iterator[Metric]:
         yield self._gauge("ringline_pictures_held", "Pictures whose pixels are kept.", now.pictures)

@@ -171,6 +171,10 @@ class EngineService:
             generated_tokens=stats.generated_tokens,
             states_used=stats.state_slots_used,
             states_total=stats.state_slots,
+            drafts=stats.drafts,
+            draft_tokens=stats.draft_tokens,
+            accepted_draft_tokens=stats.accepted_draft_tokens,
+            accepted_by_position=stats.accepted_by_position,
         )
 
     def _loaded(self) -> StepLoop:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine_core.executor.base import Executor, PendingResult
+from engine_core.speculation import StepTimes
 from engine_core.step import StepPlan, StepResult
 
 WAYS = ("right", "wrong", "half", "none")
@@ -36,11 +37,16 @@ class ScriptedDrafter:
 
 
 class DraftingExecutor:
-    """Stands for a started executor, and adds drafts to what it returns, after every token sampled."""
+    """Stands for a started executor, and adds drafts to what it returns: as a grammar does, after every token sampled,
+    those of ``drafter``, and where plans ask for some those of ``proposer``.
+    """
 
-    def __init__(self, executor: Executor, drafter: ScriptedDrafter) -> None:
+    def __init__(
+        self, executor: Executor, drafter: ScriptedDrafter | None, proposer: ScriptedDrafter | None = None
+    ) -> None:
         self._executor = executor
         self._drafter = drafter
+        self._proposer = proposer
         self._token_ids: dict[int, list[int]] = {}
         """Prompt and output of each sequence since it was introduced last, by seq_id."""
         self.planned = 0
@@ -56,50 +62,56 @@ class DraftingExecutor:
         for new in plan.new:
             self._token_ids[new.seq_id] = list(new.token_ids)
         known = [self._token_ids[seq_id] for seq_id in plan.seq_ids]
-        return _Drafted(self._executor.submit(plan), self._drafter, plan, known)
+        return _Drafted(self._executor.submit(plan), self._drafter, self._proposer, plan, known)
 
 
 @dataclass
 class _Drafted:
     pending: PendingResult
-    drafter: ScriptedDrafter
+    drafter: ScriptedDrafter | None
+    proposer: ScriptedDrafter | None
     plan: StepPlan
     known: list[list[int]]
 
     def result(self) -> StepResult:
         result = self.pending.result()
-        drafts = {}
+        forced, proposed = dict[int, list[int]](), dict[int, list[int]]()
         for seq_id, known, token_ids in zip(self.plan.seq_ids, self.known, result.token_ids, strict=True):
             known += token_ids
-            if token_ids and seq_id not in result.failed and (proposed := self.drafter.propose(known)):
-                drafts[seq_id] = proposed
-        return replace(result, draft_token_ids=drafts)
+            if not token_ids or seq_id in result.failed:
+                continue
+            if self.drafter is not None and (drafts := self.drafter.propose(known)):
+                forced[seq_id] = drafts
+            elif self.proposer is not None and (most := self.plan.proposals.get(seq_id)):
+                drafts = self.proposer.propose(known)[:most]
+                proposed |= {seq_id: drafts} if drafts else {}
+        return replace(result, draft_token_ids=forced, proposed_token_ids=proposed)
 
 
-class ProposingExecutor:
-    """Stands for a started executor, and asks its drafter for ``count`` drafts behind every token sampled; they come
-    back as what a grammar forces does.
-    """
+FREE_ROWS = StepTimes((1, 512), (1.0, 1.0), draft_seconds=(0.0, 0.0))
+"""With these, drafts always pay."""
 
-    def __init__(self, executor: Executor, count: int) -> None:
+
+class EagerExecutor:
+    """Stands for a started executor, of a machine on which drafts cost nothing; and counts them."""
+
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._count = count
+        self.step_times = FREE_ROWS
         self.planned = self.accepted = 0
-        """Drafts in plans, and those that were right."""
+        """Drafts in plans, and those that were right, also behind a sequence's end."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._executor, name)
 
     def submit(self, plan: StepPlan) -> PendingResult:
-        wanted = {seq_id: self._count for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples}
-        plan = replace(plan, proposals=wanted)
-        return _Proposed(self._executor.submit(plan), self, plan)
+        return _Counted(self._executor.submit(plan), self, plan)
 
 
 @dataclass
-class _Proposed:
+class _Counted:
     pending: PendingResult
-    executor: ProposingExecutor
+    executor: EagerExecutor
     plan: StepPlan
 
     def result(self) -> StepResult:
@@ -109,6 +121,4 @@ class _Proposed:
             if seq_id not in result.failed:
                 self.executor.planned += len(drafts)
                 self.executor.accepted += len(tokens[seq_id]) - 1
-        return replace(
-            result, draft_token_ids=result.proposed_token_ids | result.draft_token_ids, proposed_token_ids={}
-        )
+        return result

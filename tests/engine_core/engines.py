@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine_core.engine import EngineCore
+from engine_core.executor.workers import Workers
 from engine_core.llm import configure
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import Request, SamplingParams
-from engine_core.startup import StartedEngine, start_engine
+from engine_core.startup import StartedEngine, choose_workers, start_engine, start_executor
 from engine_core.step import SequenceOutput
 
-from .drafters import DraftingExecutor, ScriptedDrafter
+from .drafters import DraftingExecutor, EagerExecutor, ScriptedDrafter
 
 BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4
 """Of the tiny models' cache in float32: keys and values, 3 layers, 2 heads, 16 tokens, head size 16."""
@@ -38,6 +40,30 @@ def started(
         yield engine
     finally:
         engine.close()
+
+
+@dataclass(frozen=True)
+class Speculating:
+    """An engine that drafts wherever it can, and its executor, which counts."""
+
+    engine: StartedEngine
+    executor: EagerExecutor
+
+
+@contextmanager
+def speculating(
+    model: Path, speculation: Mapping[str, object], workers: type[Workers] | None = None, **options: object
+) -> Iterator[Speculating]:
+    """``speculation``: fields of ``SpeculativeConfig``; ``workers``: others than the options select."""
+    options = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20, **options}
+    config = configure(model=str(model), speculative_config=json.dumps(speculation), **options)
+    chosen = choose_workers(config) if workers is None else workers(config)
+    started = start_executor(chosen, StartupProgress())
+    executor = EagerExecutor(started)
+    try:
+        yield Speculating(StartedEngine(EngineCore(config, executor), executor), executor)
+    finally:
+        started.close()
 
 
 class StageDetails:

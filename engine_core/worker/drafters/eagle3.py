@@ -169,6 +169,24 @@ class Eagle3Drafter(Drafter):
         logits = head.lm_head.logits(head.norm(output))
         return bool(logits.isfinite().all())
 
+    def rehearse(self, batch: InputBatch, sampler: Sampler) -> None:
+        """Follow as many rows as a step has, in block 0, and draw for all slots."""
+        self.allocate(1, batch, sampler)
+        self._pending.fill()
+        limits, head = self._limits, self._head
+        slots = np.arange(min(limits.max_num_seqs, limits.max_num_batched_tokens))
+        counts, left = np.ones(len(slots), np.int64), limits.max_num_batched_tokens - len(slots)
+        for slot in slots.tolist():
+            more = min(left, limits.max_model_len - 2)
+            counts[slot] += more
+            left -= more
+        rows, width = int(counts.sum()), head.num_taken // len(self._taps)
+        # Those that the target keeps, besides the largest step's own memory, and all of them side by side.
+        tapped = [torch.zeros(rows, width, dtype=head.dtype, device=self._device.torch_device) for _ in self._taps]
+        features = head.combine(torch.cat(tapped, 1))
+        output = self._compute(self._cache, slots, counts, np.zeros(rows, np.int64), features)
+        self._draw(slots.tolist(), {slot: [] for slot in slots.tolist()}, output)
+
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:
         """``hidden`` [T, taps · H]. Rows whose next tokens are known, those of prompts, go through the head at once."""
         counts = np.diff(inputs.query_starts)

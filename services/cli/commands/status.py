@@ -31,6 +31,7 @@ from services.common.config.errors import ExitCode, FatalError
 from services.common.config.variable_names import ADDRESS_VARIABLE
 from services.common.links.channels import Endpoint, check_health
 from services.common.links.discovery import resolve_target
+from services.common.telemetry.drafts import acceptance
 
 _TIMEOUT = 2.0
 
@@ -232,6 +233,7 @@ async def _load(channel: grpc.aio.Channel) -> tuple[dict[str, Any], list[dict[st
     stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
     answer = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT)
     load = {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
+    load["accepted_by_position"] = list(load["accepted_by_position"])
     return load, [MessageToDict(rank, preserving_proto_field_name=True) for rank in answer.ranks]
 
 
@@ -280,9 +282,26 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
             f"  steps {load['steps']} (longest of the last 100: {load['longest_step_ms']} ms), "
             f"tokens {load['generated_tokens']}, ledgers {load['ledgers']}"
         )
+        yield from _drafts(load)
     yield from (f"  rank {rank['rank']}: pid {rank['pid']} on {rank['host']}" for rank in service.ranks or ())
     if service.metrics is not None:
         yield f"  metrics {service.metrics}"
+
+
+def _drafts(load: Mapping[str, Any]) -> Iterator[str]:
+    """A line about the tokens that an engine guesses ahead, if it does."""
+    counts = load["drafts"], load["draft_tokens"], load["accepted_draft_tokens"]
+    found = acceptance(*counts, load["accepted_by_position"])
+    if found is None:
+        return
+    if not found.drafts:
+        yield "  guessed tokens: none yet"
+        return
+    by_position = " ".join(f"{share:.0%}" for share in found.by_position)
+    yield (
+        f"  guessed tokens {found.draft_tokens}, right {found.share:.0%} (by position {by_position}), "
+        f"tokens per such step {found.length:.2f}"
+    )
 
 
 def _cache(load: Mapping[str, Any]) -> str:

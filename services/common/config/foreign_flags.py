@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-OBJECTS = frozenset({"limit_mm_per_prompt", "mm_processor_kwargs", "override_generation_config"})
+OBJECTS = frozenset({"limit_mm_per_prompt", "mm_processor_kwargs", "override_generation_config", "speculative_config"})
 """Options with a JSON object. As vLLM does, --option.member VALUE sets a member; VALUE is JSON, or else text."""
 _SHORT_WITH_NUMBER = re.compile(r"(-[A-Za-z]+)(\d+)")
 """-tp2, which is -tp 2."""
@@ -134,6 +134,9 @@ class _Translator:
         entry = entry_of(flag, self._foreign) if word[:1] == "-" else None
         own = self._by_flag.get(flag)
         if own is not None and not (isinstance(entry, Alias) and entry.option == own.name):
+            entry = None
+        if own is None and isinstance(entry, Alias) and entry.option in OBJECTS and "." in flag:  # such as -sc.model
+            flag = "--" + entry.option.replace("_", "-") + flag[flag.index(".") :]
             entry = None
         inline = value if equals else None
         if own is None and entry is not None and inline is None:

@@ -16,7 +16,15 @@ _CONTEXT = (
 )
 _WHOLE = "is not supported: the weights must fit on the device; --quantization makes them smaller"
 _LORA = "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
-_DRAFTS = "is not an option: --speculative-config says how drafts are made, which --help-all shows"
+_DRAFT_MODEL = (
+    """is written --speculative-config '{"method": "draft_model", "model": "…"}' here, with a path or hub id"""
+)
+_DRAFT_METHOD = """is written --speculative-config '{"method": "…"}' here, with ngram, draft_model, mtp or eagle3"""
+_MOST_DRAFTS = "is written --speculative-config.num_speculative_tokens N here, beside its method"
+_RUN = "is written --speculative-config.prompt_lookup_max N here, beside --speculative-config.method ngram"
+_LOOKED_UP = "is not supported: --speculative-config.method ngram looks runs up in the tokens of requests"
+_DECIDED = "is not an option: --speculative-config sets the most drafts, and how many pay is measured"
+_DRAFT_PLACE = "is not an option: drafts are computed beside the model that --speculative-config serves"
 _PROJECTOR = "is not supported: models in GGUF files take text alone; pictures need the checkpoint in safetensors"
 _NO_VECTORS = "is not supported: models generate text; there are no embeddings or scores"
 _ONE_MODEL = "is not supported: one `ringline serve` serves one model"
@@ -159,26 +167,31 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breaker", "adaptive_target"): _NO_SAMPLER,
         ("adaptive_decay", "dynatemp_range", "dynatemp_exp", "mirostat", "mirostat_lr", "mirostat_ent"): _NO_SAMPLER,
         # Answered: drafts
-        ("lcs", "lookup_cache_static", "lcd", "lookup_cache_dynamic", "spec_default", "spec_type"): _DRAFTS,
-        ("spec_draft_hf", "hfd", "hfrd", "hf_repo_draft", "spec_draft_model", "md", "model_draft"): _DRAFTS,
-        ("spec_draft_type_k", "ctkd", "cache_type_k_draft", "spec_draft_type_v", "ctvd", "cache_type_v_draft"): _DRAFTS,
-        ("spec_draft_threads", "td", "threads_draft", "spec_draft_threads_batch", "tbd"): _DRAFTS,
-        ("threads_batch_draft", "spec_draft_cpu_mask", "Cd", "cpu_mask_draft", "spec_draft_cpu_range"): _DRAFTS,
-        ("Crd", "cpu_range_draft", "spec_draft_cpu_strict", "cpu_strict_draft", "spec_draft_prio"): _DRAFTS,
-        ("prio_draft", "spec_draft_poll", "poll_draft", "spec_draft_cpu_mask_batch", "Cbd"): _DRAFTS,
-        ("cpu_mask_batch_draft", "spec_draft_cpu_strict_batch", "cpu_strict_batch_draft"): _DRAFTS,
-        ("spec_draft_prio_batch", "prio_batch_draft", "spec_draft_poll_batch", "poll_batch_draft"): _DRAFTS,
-        ("spec_draft_override_tensor", "otd", "override_tensor_draft", "spec_draft_cpu_moe", "cmoed"): _DRAFTS,
-        ("cpu_moe_draft", "spec_draft_n_cpu_moe", "spec_draft_ncmoe", "ncmoed", "n_cpu_moe_draft"): _DRAFTS,
-        ("spec_draft_n_max", "spec_draft_n_min", "spec_synth_len", "spec_synth_rates"): _DRAFTS,
-        ("spec_draft_p_split", "draft_p_split", "spec_draft_p_min", "draft_p_min"): _DRAFTS,
-        ("spec_draft_backend_sampling", "spec_draft_sampling", "spec_draft_device", "devd", "device_draft"): _DRAFTS,
-        ("spec_draft_ngl", "ngld", "gpu_layers_draft", "n_gpu_layers_draft", "spec_ngram_mod_n_min"): _DRAFTS,
-        ("spec_ngram_mod_n_max", "spec_ngram_mod_n_match", "spec_ngram_simple_size_n"): _DRAFTS,
-        ("spec_ngram_simple_size_m", "spec_ngram_simple_min_hits", "spec_ngram_map_k_size_n"): _DRAFTS,
-        ("spec_ngram_map_k_size_m", "spec_ngram_map_k_min_hits", "spec_ngram_map_k4v_size_n"): _DRAFTS,
-        ("spec_ngram_map_k4v_size_m", "spec_ngram_map_k4v_min_hits", "draft", "draft_n", "draft_max"): _DRAFTS,
-        ("draft_min", "draft_n_min", "spec_ngram_size_n", "spec_ngram_size_m", "spec_ngram_min_hits"): _DRAFTS,
+        ("spec_draft_model", "md", "model_draft", "spec_draft_hf", "hfd", "hfrd", "hf_repo_draft"): _DRAFT_MODEL,
+        ("spec_type", "spec_default"): _DRAFT_METHOD,
+        ("spec_draft_n_max", "draft", "draft_n", "draft_max"): _MOST_DRAFTS,
+        ("spec_ngram_mod_n_max", "spec_ngram_simple_size_m", "spec_ngram_map_k_size_m"): _MOST_DRAFTS,
+        ("spec_ngram_map_k4v_size_m", "spec_ngram_size_m"): _MOST_DRAFTS,
+        ("spec_ngram_mod_n_match", "spec_ngram_simple_size_n", "spec_ngram_map_k_size_n"): _RUN,
+        ("spec_ngram_map_k4v_size_n", "spec_ngram_size_n"): _RUN,
+        ("lcs", "lookup_cache_static", "lcd", "lookup_cache_dynamic"): _LOOKED_UP,
+        ("spec_ngram_simple_min_hits", "spec_ngram_map_k_min_hits", "spec_ngram_map_k4v_min_hits"): _LOOKED_UP,
+        ("spec_ngram_min_hits",): _LOOKED_UP,
+        ("spec_draft_n_min", "spec_ngram_mod_n_min", "draft_min", "draft_n_min"): _DECIDED,
+        ("spec_draft_p_split", "draft_p_split", "spec_draft_p_min", "draft_p_min"): _DECIDED,
+        ("spec_synth_len", "spec_synth_rates", "spec_draft_sampling", "spec_draft_backend_sampling"): _DECIDED,
+        ("spec_draft_type_k", "ctkd", "cache_type_k_draft", "spec_draft_type_v", "ctvd"): _DRAFT_PLACE,
+        ("cache_type_v_draft", "spec_draft_threads", "td", "threads_draft", "spec_draft_threads_batch"): _DRAFT_PLACE,
+        ("tbd", "threads_batch_draft", "spec_draft_cpu_mask", "Cd", "cpu_mask_draft"): _DRAFT_PLACE,
+        ("spec_draft_cpu_range", "Crd", "cpu_range_draft", "spec_draft_cpu_strict", "cpu_strict_draft"): _DRAFT_PLACE,
+        ("spec_draft_prio", "prio_draft", "spec_draft_poll", "poll_draft"): _DRAFT_PLACE,
+        ("spec_draft_cpu_mask_batch", "Cbd", "cpu_mask_batch_draft", "spec_draft_cpu_strict_batch"): _DRAFT_PLACE,
+        ("cpu_strict_batch_draft", "spec_draft_prio_batch", "prio_batch_draft"): _DRAFT_PLACE,
+        ("spec_draft_poll_batch", "poll_batch_draft", "spec_draft_override_tensor", "otd"): _DRAFT_PLACE,
+        ("override_tensor_draft", "spec_draft_cpu_moe", "cmoed", "cpu_moe_draft"): _DRAFT_PLACE,
+        ("spec_draft_n_cpu_moe", "spec_draft_ncmoe", "ncmoed", "n_cpu_moe_draft"): _DRAFT_PLACE,
+        ("spec_draft_device", "devd", "device_draft", "spec_draft_ngl", "ngld"): _DRAFT_PLACE,
+        ("gpu_layers_draft", "n_gpu_layers_draft"): _DRAFT_PLACE,
         # Answered: the server
         ("usage", "completion_bash"): "is not supported: --help shows the common options, --help-all all of them",
         ("version",): "is not an option of a command: `ringline --version` shows it",

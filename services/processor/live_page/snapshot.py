@@ -10,9 +10,11 @@ import json
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
+from services.common.telemetry.drafts import acceptance
 from services.processor.client_stream import ClientStream
 from services.processor.gateways import Gateway, Gateways
 from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers
@@ -161,7 +163,7 @@ class LivePageSnapshot:
         return sorted({peer.name for peer in self._routes.attached()} - known)[:MAX_OTHERS]
 
 
-def _reported(node: LinkedPeer) -> tuple[int, Mapping[str, float]]:
+def _reported(node: LinkedPeer) -> tuple[int, Mapping[str, Any]]:
     """Tokens that a peer computed or decoded since it started, and the rest of its load.
 
     An engine's numbers are named as in ``ringline.engine.v1.Load``.
@@ -170,6 +172,8 @@ def _reported(node: LinkedPeer) -> tuple[int, Mapping[str, float]]:
         return node.load.decoded_tokens, {"requests": node.load.live_requests}
     assert isinstance(node, LinkedEngine)
     load = node.load
+    counts = load.drafts, load.draft_tokens, load.accepted_draft_tokens
+    accepted = acceptance(*counts, load.accepted_by_position)
     return load.generated_tokens, {
         "running_choices": load.running_choices,
         "waiting_requests": load.waiting_requests,
@@ -178,6 +182,7 @@ def _reported(node: LinkedPeer) -> tuple[int, Mapping[str, float]]:
         "states": load.states_total,
         "preemptions": load.preemptions,
         "prefix_hits": load.prefix_hits / load.prefix_queries if load.prefix_queries else 0.0,
+        "acceptance": None if accepted is None else asdict(accepted),
     }
 
 

@@ -48,6 +48,8 @@ def test_an_option_of_vllm_that_changes_nothing_is_ignored_with_a_warning() -> N
 def test_defaults_of_sampling_are_given_as_in_vllm() -> None:
     model = configure(model="m", generation_config="vllm", override_generation_config={"top_k": np.int64(3)}).model
     assert (model.generation_config, model.override_generation_config) == ("none", '{"top_k": 3}')
+    speculation = configure(model="m", speculative_config={"method": "ngram", "num_speculative_tokens": np.int64(3)})
+    assert speculation.scheduler.speculative_config == '{"method": "ngram", "num_speculative_tokens": 3}'
 
 
 def test_weights_are_read_from_the_usual_files_whatever_vllm_calls_the_format() -> None:

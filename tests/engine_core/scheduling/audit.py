@@ -129,6 +129,9 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler._queue
     assert not scheduler._lifecycle._holding
     check_holders(scheduler)
+    if scheduler._speculation is not None:
+        assert not scheduler._speculation._drafted
+        assert scheduler._speculation._ngram is None or not scheduler._speculation._ngram._texts
     assert scheduler._encoder is None or not scheduler._encoder.num_held
     if scheduler._kv.states is not None:
         assert scheduler._kv.states.pool.num_free == scheduler._kv.states.pool.num_blocks

@@ -211,7 +211,7 @@ class CheckedExecutor(Executor):
         self.in_use: dict[int, set[int]] = {}
         """Blocks of the steps in flight, by step id, oldest first."""
         self.drafting: dict[int, set[int]] = {}
-        """Sequences with drafts in the steps in flight, by step id."""
+        """Sequences whose drafts the steps in flight compute, or ask for, by step id."""
         self.sampling: dict[int, set[int]] = {}
         """Sequences that the steps in flight sample a token of, by step id."""
         self.last_step_id = -1
@@ -241,7 +241,7 @@ class CheckedExecutor(Executor):
         # Last first: no sequence may rely on what another one computes in the same step.
         for index in reversed(range(len(plan.seq_ids))):
             self._compute(plan, index, result)
-        self.drafting[plan.step_id] = set(plan.draft_token_ids)
+        self.drafting[plan.step_id] = {*plan.draft_token_ids, *plan.proposals}
         self.sampling[plan.step_id] = {
             seq_id for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples
         }
@@ -341,6 +341,10 @@ class CheckedExecutor(Executor):
         assert plan.total_tokens <= self.limits.max_num_batched_tokens
         if not self.limits.enable_chunked_prefill:
             assert all(plan.samples)
+        assert plan.proposals.keys() <= {
+            each for each, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples
+        }
+        assert min(plan.proposals.values(), default=1) > 0
         assert sum(plan.samples) + sum(map(len, plan.draft_token_ids.values())) <= self.limits.max_num_seqs
         known = set(plan.seq_ids) - {new.seq_id for new in plan.new}
         assert all(known.isdisjoint(drafting) for drafting in self.drafting.values()), "what is accepted is not known"
@@ -350,6 +354,7 @@ class CheckedExecutor(Executor):
         assert known.issuperset(plan.draft_token_ids)
         for each in self.sampling.values():
             assert each.isdisjoint(plan.draft_token_ids), "drafts would take the place of a token on its way"
+            assert each.isdisjoint(plan.proposals), "drafts are asked for behind a token that is not known"
         writers: dict[int, int] = {}
         for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
             worker = self.workers[seq_id]

@@ -25,6 +25,7 @@ from engine_core.media import MediaItem, VisionShape
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler, drafting
 from engine_core.scheduling.fairness import LATELY
+from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 
 from ..drafters import DraftingExecutor, ScriptedDrafter
 from .audit import (
@@ -39,6 +40,16 @@ from .audit import (
 from .checked_executor import CheckedExecutor, failing, make_picture, model_spec
 
 MODEL = model_spec(vocab_size=12, max_model_len=32)
+
+SPECULATIVE_CONFIGS = {
+    None: None,
+    "ngram": '{"method": "ngram", "prompt_lookup_min": 1}',
+    "tenant": '{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_scope": "tenant"}',
+    "draft_model": '{"method": "draft_model", "model": "scripted"}',
+}
+FLAT = StepTimes((1,), (1.0,))
+"""A row costs nothing."""
+STEEP = StepTimes((1, 2, 4), (1.0, 1.5, 3.5), draft_seconds=(0.2, 0.2, 0.3))
 
 PICTURES = [make_picture(number, tokens) for number, tokens in enumerate([1, 2, 3, 3, MOST_PICTURE_TOKENS])]
 
@@ -109,6 +120,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts=st.sampled_from([None, None, "right", "wrong", "mixed"]),
         trusting=st.booleans(),
         num_speculative_tokens=st.sampled_from([0, 1, 8, 8, 64]),
+        speculation=st.sampled_from([None, "ngram", "ngram", "tenant", "draft_model"]),
+        proposals=st.sampled_from(["right", "wrong", "mixed"]),
+        step_times=st.sampled_from([FLAT, ASSUMED_STEP_TIMES, STEEP]),
         windows=st.sampled_from([(None,), (None,), (None, None), (1,), (5,), (9, None), (2, 8, None, 8)]),
         window_chunks=st.booleans(),
         stages=st.sampled_from([1, 1, 2, 3]),
@@ -132,6 +146,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts,
         trusting,
         num_speculative_tokens,
+        speculation,
+        proposals,
+        step_times,
         windows,
         window_chunks,
         stages,
@@ -145,8 +162,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     ):
         """``trusting``: drafts are computed however many came true. ``window_chunks``: windows do not slide.
 
-        ``states``: slots for states, if layers keep any; only then may no layer attend. ``milestone``: the first one.
-        ``sees``: the model takes pictures. ``encoder_spare``: room for embeddings behind the least.
+        ``speculation``: the method, or the scope of n-grams. ``states``: slots for states, if layers keep any; only
+        then may no layer attend. ``milestone``: the first one. ``sees``: the model takes pictures. ``encoder_spare``:
+        room for embeddings behind the least.
         """
         for module, name, value in (
             (drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS),
@@ -170,6 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             enable_chunked_prefill=chunked,
             num_speculative_tokens=num_speculative_tokens,
+            speculative_config=SPECULATIVE_CONFIGS[speculation] if min(budget, max_num_seqs) > 1 else None,
         )
         groups = group_layers(windows, chunked=window_chunks) if attends or not states else ()
         step_tokens = self.config.max_num_batched_tokens
@@ -179,7 +198,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache = CacheConfig(
             block_size=block_size, enable_prefix_caching=prefix_caching, encoder_cache_tokens=encoder_tokens
         )
-        self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, stages=stages)
+        self.scheduler = Scheduler(
+            self.config, cache, size, self.model, lambda: self.now, stages=stages, step_times=step_times
+        )
         self.executor = CheckedExecutor(
             self.model,
             size,
@@ -189,9 +210,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             encoder_tokens=encoder_tokens or 0,
         )
         self.submit = self.executor.submit
-        if drafts is not None:
-            drafter = ScriptedDrafter(lambda: texts(self.streams), MODEL.vocab_size, drafts)
-            self.submit = DraftingExecutor(self.executor, drafter).submit
+        self.submit = DraftingExecutor(self.executor, self.scripted(drafts), self.scripted(proposals)).submit
+
+    def scripted(self, way):
+        return None if way is None else ScriptedDrafter(lambda: texts(self.streams), MODEL.vocab_size, way)
 
     @rule(
         prompt=prompts,
@@ -204,8 +226,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         seconds=st.one_of(st.none(), st.none(), st.integers(0, 30)),
         resumed=st.dictionaries(st.integers(0, 4), st.lists(st.integers(2, 11), max_size=20), max_size=3),
         resume=st.sampled_from([False, False, False, True]),
+        speculation=st.sampled_from([True, True, True, False]),
     )
-    def add(self, prompt, pictures, params, min_tokens, priority, tenant, salt, seconds, resumed, resume):
+    def add(self, prompt, pictures, params, min_tokens, priority, tenant, salt, seconds, resumed, resume, speculation):
         longest = min(params.max_tokens, MODEL.max_model_len - len(prompt))
         self.bring(
             prompt,
@@ -216,6 +239,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline=None if seconds is None else self.now + seconds,
             resume={choice: tuple(ids[:longest]) for choice, ids in resumed.items() if resume and choice < params.n},
             pictures=pictures,
+            speculation=speculation,
         )
 
     def bring(self, prompt, params, *, tenant, pictures=(), media=(), **options):
@@ -345,7 +369,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if plan is not None:
             check_room_for_others(self.scheduler, plan, {tenant for tenant in self.came if self.expects_others(tenant)})
             self.check_prefixes(plan)
-            assert all(len(each) <= self.config.num_speculative_tokens for each in plan.draft_token_ids.values())
+            config, speculation = self.config, self.config.speculation
+            most = 0 if speculation is None else speculation.num_speculative_tokens
+            assert max(plan.proposals.values(), default=0) <= most
+            planned = self.scheduler._lifecycle.in_flight[plan.step_id].sequences
+            assert all(seq.group.request.speculation for seq in planned if seq.seq_id in plan.proposals)
+            most = max(most, config.num_speculative_tokens)
+            assert max(map(len, plan.draft_token_ids.values()), default=0) <= most
             self.results.append((plan, self.submit(plan)))
 
     def check_prefixes(self, plan):

@@ -17,10 +17,12 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.request import Finish, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_CHOICES, validate_request
-from services.engine.engine_messages import end_of, model_message, status_of, submission_of
+from services.common.rpc.shared_messages import read_end
+from services.engine.engine_messages import end_of, model_message, response_of, status_of, submission_of
 from services.engine.submit_limits import check_size, frame_limits
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.events import ChoiceEnd, FinishReason
+from services.ring.outbound_link import OutputFrame
 from text_core.grammar.constraints import Regex
 from text_core.grammar.grammar_text import grammar_of
 from text_core.grammar.lark import literal
@@ -235,6 +237,17 @@ def test_refusals_of_the_core_have_codes() -> None:
 @pytest.mark.parametrize("finish_reason", CoreFinishReason)
 def test_every_end_of_the_core_has_its_cause(finish_reason: CoreFinishReason) -> None:
     assert end_of(Finish(finish_reason, 7), 3) == ChoiceEnd(FinishReason[finish_reason.name], 3, stop_token_id=7)
+
+
+def test_drafts_are_told_with_the_end_and_speculation_with_the_request() -> None:
+    end = end_of(Finish(CoreFinishReason.LENGTH), 9, (4, 2))
+    assert (end.accepted_drafts, end.rejected_drafts) == (4, 2)
+    (finished,) = response_of(OutputFrame(ends=[("7-1", 1, 0, end)])).outputs.finished
+    assert (finished.accepted_draft_tokens, finished.rejected_draft_tokens) == (4, 2)
+    read = read_end(finished)
+    assert read == end
+    for fields, expected in (({}, True), ({"speculation": True}, True), ({"speculation": False}, False)):
+        assert submission_of(submit(**fields), MODEL, 0.0).core_request.core.speculation is expected
 
 
 def test_a_failure_of_a_choice_names_the_constraint_or_is_the_models() -> None:

@@ -30,6 +30,19 @@ def test_the_load_is_logged_while_steps_are_computed() -> None:
     assert (logs[0]["running_choices"], logs[0]["waiting_requests"], logs[0]["kv_usage"]) == (3, 1, 0.25)
 
 
+def test_guessed_tokens_are_logged_where_there_are_any() -> None:
+    first = engine_pb2.Load(steps=1, draft_tokens=10, accepted_draft_tokens=7, accepted_by_position=[5, 2])
+    later = engine_pb2.Load(steps=2, draft_tokens=14, accepted_draft_tokens=8, accepted_by_position=[6, 2])
+    idle = engine_pb2.Load(steps=3, draft_tokens=14, accepted_draft_tokens=8, accepted_by_position=[6, 2])
+    load_log = LoadLog(10.0, now=0.0)
+    with capture_logs() as logs:
+        for now, load in ((10.0, first), (20.0, later), (30.0, idle)):
+            load_log.beat(now, load)
+        LoadLog(10.0, now=0.0).beat(10.0, engine_pb2.Load(steps=1))
+    assert [line.get("accepted_drafts") for line in logs] == [0.7, 0.25, None, None]
+    assert ["accepted_drafts" in line for line in logs] == [True, True, True, False]
+
+
 def test_without_an_interval_nothing_is_logged() -> None:
     load_log = LoadLog(0.0, now=0.0)
     with capture_logs() as logs:

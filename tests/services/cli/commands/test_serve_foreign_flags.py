@@ -153,6 +153,12 @@ def test_an_answer_names_flags_that_are_there() -> None:
             "m --mm-processor-kwargs.size.longest_edge 5 --mm-processor-kwargs.size.mode crop",
             {"mm_processor_kwargs": '{"size": {"longest_edge": 5, "mode": "crop"}}'},
         ),
+        ("m -sc {}", {"speculative_config": "{}"}),
+        ("m --speculative_config={}", {"speculative_config": "{}"}),
+        (
+            "m -sc.method ngram --speculative-config.num_speculative_tokens 5 -sc.prompt_lookup_max=4",
+            {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'},
+        ),
     ],
 )
 def test_a_command_line_of_another_server_sets_our_options(line: str, options: dict[str, object]) -> None:
@@ -177,6 +183,15 @@ def test_a_command_line_of_another_server_sets_our_options(line: str, options: d
         ("--limit-mm-per-prompt.image 2 --limit-mm-per-prompt {}", "choose one"),
         ("--mm-processor-kwargs.size 2 --mm-processor-kwargs.size.longest_edge 5", "has a value already"),
         ("--mm-processor-kwargs.max_pixels", "requires an argument"),
+        ("-sc.method ngram -sc {}", "choose one"),
+        ("--speculative-model x", "--speculative-config"),
+        ("-md x", "draft_model"),
+        ("--spec-type ngram-simple", '"method": "…"'),
+        ("--draft-max 4", "num_speculative_tokens"),
+        ("--spec-ngram-simple-size-n 4", "prompt_lookup_max"),
+        ("--lookup-cache-dynamic x", "method ngram"),
+        ("--draft-p-min 0.5", "how many pay is measured"),
+        ("-ngld 9", "beside the model"),
     ],
 )
 def test_an_answer_says_what_counts_instead(flags: str, what_counts: str) -> None:

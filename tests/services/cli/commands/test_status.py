@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import click
 import grpc
@@ -46,7 +47,7 @@ def engine(
     running: int = 0,
     port: int = 0,
     state: HealthCheckResponse.ServingStatus = HealthCheckResponse.SERVING,
-    **load: float,
+    **load: Any,
 ) -> Iterator[int]:
     """Serve at one address of this machine; yields the port."""
     server = grpc.server(ThreadPoolExecutor(2))
@@ -102,6 +103,25 @@ def test_every_engine_that_a_name_leads_to_is_shown(monkeypatch: pytest.MonkeyPa
 def test_an_engine_shows_what_it_has_of_blocks_and_states(load: dict[str, float], shown: str) -> None:
     with engine("127.0.0.1", **load) as port:
         assert shown in " ".join(ask("--engine", f"127.0.0.1:{port}").output.split())
+
+
+@pytest.mark.parametrize(
+    ("load", "shown"),
+    [
+        (
+            {"drafts": 10, "draft_tokens": 30, "accepted_draft_tokens": 12, "accepted_by_position": [7, 4, 1]},
+            "guessed tokens 30, right 40% (by position 70% 40% 10%), tokens per such step 2.20",
+        ),
+        ({"accepted_by_position": [0, 0]}, "guessed tokens: none yet"),
+    ],
+)
+def test_an_engine_that_guesses_tokens_shows_how_many_are_right(load: dict[str, Any], shown: str) -> None:
+    with engine("127.0.0.1", **load) as port:
+        assert shown in " ".join(ask("--engine", f"127.0.0.1:{port}").output.split())
+        answer = json.loads(ask("--engine", f"127.0.0.1:{port}", "--json").stdout)
+        assert answer["stacks"][0]["services"][0]["load"]["accepted_by_position"] == load["accepted_by_position"]
+    with engine("127.0.0.1") as port:
+        assert "guessed" not in ask("--engine", f"127.0.0.1:{port}").output
 
 
 def test_lines_are_as_long_as_columns_allow() -> None:

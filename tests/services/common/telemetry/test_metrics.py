@@ -131,6 +131,10 @@ def test_an_engine_is_read_when_prometheus_asks():
         steps=9,
         computed_tokens=300,
         generated_tokens=99,
+        drafts=10,
+        draft_tokens=30,
+        accepted_draft_tokens=12,
+        accepted_by_position=(7, 4, 1),
     )
     metrics.step(0.012, 5)
     metrics.queued(0.2)
@@ -153,6 +157,11 @@ def test_an_engine_is_read_when_prometheus_asks():
         ("ringline_states_used",): 8,
         ("ringline_peers",): 2,
         ("ringline_ledgers",): 12,
+        ("vllm:spec_decode_num_drafts_total",): 10,
+        ("vllm:spec_decode_num_draft_tokens_total",): 30,
+        ("vllm:spec_decode_num_accepted_tokens_total",): 12,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "0"): 7,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "2"): 1,
     }
     assert {key: read[key] for key in expected} == expected
 
@@ -170,7 +179,7 @@ def test_every_series_is_documented():
     """And nothing else is: ``docs/metrics.md`` lists, service by service, what is exported."""
     page = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
     sections = re.split(r"^## ", page.partition("\n## Dashboard and alerts")[0], flags=re.MULTILINE)[1:]
-    reading = EngineReading(**dict.fromkeys(EngineReading.__annotations__, 0))
+    reading = EngineReading(**dict.fromkeys(EngineReading.__annotations__, 0) | {"accepted_by_position": (0,)})
     services = {
         "Processor": ProcessorMetrics(),
         "Engine": EngineMetrics(lambda: reading),

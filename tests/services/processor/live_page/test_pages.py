@@ -11,6 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ringline.inference.v1 import inference_pb2_grpc
 
+from services.common.telemetry.drafts import acceptance
 from services.common.telemetry.metrics_endpoint import MetricsEndpoint
 from services.detokenizer.metrics import DetokenizerMetrics
 from services.processor.live_page.pages import pages
@@ -192,6 +194,7 @@ def made_up_ring(engines: int = 1, detokenizers: int = 1, gateways: int = 1) -> 
         "states": 0,
         "preemptions": 0,
         "prefix_hits": 0.5,
+        "acceptance": None,
     }
     detokenizer = {"state": "serving", "tokens_per_second": 1234.5, "own": 1, "requests": 1, "linked": []}
     gateway = {"tokens_per_second": 1234.5, "live_requests": 2}
@@ -279,6 +282,25 @@ def test_engines_show_the_blocks_and_the_states_that_they_have(browser: Browser,
         "4,097 blocks, 422 states",
         "1,026 states",
         "0 blocks",
+    ]
+    inner, outer = browser.run(WIDTHS)
+    assert inner <= outer
+
+
+def test_engines_show_how_many_of_their_guesses_are_right(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
+    ring, page = made_up
+    ring.ring = made_up_ring(engines=3)
+    found = acceptance(10, 30, 12, [7, 4, 1, 0, 0, 0, 0, 0])
+    assert found is not None
+    ring.ring["engines"][0]["acceptance"] = asdict(found)
+    ring.ring["engines"][1]["acceptance"] = asdict(found) | {"drafts": 0}
+    browser.look(*PHONE)
+    browser.open(page)
+    labels = "[...document.querySelectorAll('#rows .guesses')].map(label => label.textContent)"
+    shares = "70 %, 40 %, 10 %, 0 %, 0 %, 0 %, 0 %, 0 %"
+    assert browser.wait(labels, lambda shown: len(shown) == 2) == [
+        f"40 % of 30 guessed tokens were right, 2.20 tokens a step; by position {shares}",
+        "No tokens guessed yet",
     ]
     inner, outer = browser.run(WIDTHS)
     assert inner <= outer
