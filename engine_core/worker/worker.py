@@ -471,7 +471,8 @@ class Worker:
         if self.rank.samples:
             return not self.launch(plan).result().failed
         self.follow(plan)
-        self.commit(plan.step_id, np.zeros(sum(plan.samples), np.int64))
+        rows = sum(plan.samples) + sum(map(len, plan.draft_token_ids.values()))
+        self.commit(plan.step_id, np.zeros(rows, np.int64))
         return True
 
     def _new_batch(self) -> InputBatch:
