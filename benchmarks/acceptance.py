@@ -205,7 +205,7 @@ def _pairs(choice: Choice, count: int) -> Iterator[_Pair]:
         twin = choice.models / "tiny-twin"
         questions = tasks.chats(tasks.tokenizer_of(_BUNDLED), tasks.bundled_questions())
         if not (twin / "config.json").exists():
-            twins.make_twin(_BUNDLED, twin, 2, questions[2 * count :], twins.Training(steps=300))
+            twins.make_twin(_BUNDLED, twin, 2, questions[2 * count :], twins.Training(steps=150))
         drafters = {"itself": str(_BUNDLED), "2 of 5 layers, trained": str(twin)}
         yield _Pair("the bundled model", str(_BUNDLED), drafters, {"chats": questions[: 2 * count]})
     if "smollm2" in choice.models_of and (file := find_smollm2(choice.smollm2)) is not None:

@@ -1,6 +1,6 @@
 """Makes a small twin of a model, to draft for it: some of its layers, trained a little to continue as the model does.
 
-    python -m benchmarks.twins checkpoints/tiny TWIN --layers 2 --steps 300
+    python -m benchmarks.twins checkpoints/tiny TWIN --layers 2 --steps 150
     python -m benchmarks.twins SmolLM2-135M.gguf TWIN.gguf --layers 15 --questions "Write a story." "What is rain?"
 
 Layers are left out one after the other: the one without which the model still agrees best with itself. A twin of a GGUF
