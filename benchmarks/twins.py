@@ -146,7 +146,7 @@ def write_texts(source: Path, count: int, length: int, prompts: Sequence[list[in
     drawn = Random(seed)
     with LLM(str(source), max_num_seqs=64, kv_cache_memory_bytes="256MiB", max_model_len=max(256, 2 * length)) as llm:
         if prompts:
-            begun = [drawn.choice(prompts) for _ in range(count)]
+            begun = [drawn.choice(prompts)[: length // 2] for _ in range(count)]
         else:
             begun = [[drawn.randrange(llm.model.vocab_size)] for _ in range(count)]
         params = [
