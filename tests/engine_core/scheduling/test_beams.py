@@ -10,7 +10,7 @@ from engine_core.sequence import SequenceState
 
 from .audit import check_idle
 from .checked_executor import failing
-from .harness import Harness
+from .harness import Harness, make_request
 
 SEARCH = {"temperature": 0.0, "beam_search": BeamSearch(4), "max_tokens": 8}
 
@@ -71,7 +71,7 @@ def test_a_beam_that_fails_ends_all_results():
 def test_more_beams_than_places_are_refused():
     harness = Harness(max_num_seqs=3)
     with pytest.raises(InvalidRequestError) as refused:
-        harness.add("a", **SEARCH)
+        harness.scheduler.check(make_request("a", **SEARCH))
     assert str(refused.value) == (
         "beam_search.width: is 4; expected at most 3, as many as run at a time (--max-num-seqs)"
     )
