@@ -300,6 +300,7 @@ class Startup:
                 self._of_largest_step(largest, max(each.encoding_seconds for each in ready), spec),
                 _STABLE if is_stable else _UNSTABLE % (advice and f" ({advice})"),
                 self._by_rank([each.memory_left for each in ready]),
+                "; ".join(each.step_times.describe() for each in ready if each.step_times is not None),
             )
             stage.detail = "; ".join(filter(None, details))
             times = next((each.step_times for each in ready if each.step_times is not None), ASSUMED_STEP_TIMES)

@@ -8,7 +8,9 @@ request_queue      the waiting queue: priority, deficit round-robin across tenan
 fairness           running places, blocks and tokens of a step reserved for other tenants
 pacing             when sequences with slow grammars go on
 lifecycle          state transitions of sequences: start, preempt, end; outputs: the outputs of a step
-drafting           how many drafts a step takes (speculative decoding); stats: load and counters
+drafting           how many drafts that grammars force a step takes; speculation: how many of drafters
+ngram              drafts that are looked up in the tokens so far
+stats              load and counters
 """
 
 from engine_core.scheduling.scheduler import Scheduler

@@ -14,7 +14,9 @@ A result may bring drafts: tokens that will probably follow. With drafts a step 
 ``drafting`` decides how many. Rejected drafts are rolled back as soon as the results arrive, before any block is
 published. Until then the sequence's end is unknown, so no other step computes it. Nor are drafts computed in a step
 that is planned while a token of their sequence is pending: if drafts follow the pending token, the sequence waits for
-it, because the step after computes them together and so makes up for the missed step.
+it, because the step after computes them together and so makes up for the missed step. Where drafts of a drafter are
+worth more than overlapping steps, no step is planned ahead at all: sequences that kept missing steps would lose more
+than they gain.
 
 With several stages (pipeline parallelism) a sequence is not planned while it has a pending token, because the first
 stage would need the token before the last stage has sampled it. All stages are busy only while each has a step, so a
@@ -170,11 +172,13 @@ class Scheduler:
         now = self._clock()
         for request_id in self._lifecycle.deadlines.expired(now):
             self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
+        if self._speculation is not None:
+            self._speculation.look_up(self._lifecycle.running)
+            if self._waits_for_results(self._speculation):
+                return None
         self._begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         others_only = self._pacing.is_turn_of_others(now)
-        if self._speculation is not None:
-            self._speculation.look_up(self._lifecycle.running)
         self._schedule_running(step, others_only)
         while step.short_of_blocks and not step.sequences and self._lifecycle.running and not self._lifecycle.in_flight:
             # All sequences whose turn it was (at least one) were preempted, so others get theirs: with stages, or with
@@ -234,9 +238,9 @@ class Scheduler:
                 continue
             outputs.append(output)
             self._counters.generated_tokens += len(output.token_ids)
+            if self._speculation is not None:
+                output.accepted_drafts, output.rejected_drafts = self._speculation.totals(seq)
             if output.finish is not None:
-                if self._speculation is not None:
-                    output.accepted_drafts, output.rejected_drafts = self._speculation.totals(seq)
                 self._lifecycle.remove(seq)
         if self._kv.states is not None:
             self._kv.states.release_left(step.state_uses.values())
@@ -381,7 +385,7 @@ class Scheduler:
 
         With stages, sequences with pending tokens do not get here.
         """
-        if seq.is_drafted or not seq.has_pending_token:
+        if seq.is_drafted or seq.is_proposed or not seq.has_pending_token:
             return seq.is_drafted
         rows, config = len(self._lifecycle.running), self._config
         room = min(
@@ -393,10 +397,28 @@ class Scheduler:
             room = min(room, seq.capacity - seq.num_computed - 1)
         if self._kv.states is not None:
             room = min(room, self._kv.states.num_spare)
-        if seq.is_proposed:
-            assert self._speculation is not None
-            return bool(self._speculation.choose([Offer(0, seq, room)], rows, rows, room))
         return self._num_drafts(seq, room, rows) > 0
+
+    def _waits_for_results(self, speculation: Speculation) -> bool:
+        """Whether no step is planned until the results of those in flight are known (the module's docstring says why).
+
+        With stages, sequences with pending tokens are not planned anyway.
+        """
+        flights = self._lifecycle.in_flight.values()
+        if self._stages > 1 or not flights:
+            return False
+        speculation.overlaps = True
+        if any(step.speculates for step in flights):
+            return True
+        running = self._lifecycle.running
+        offers = [
+            Offer(0, seq, room)
+            for seq in running
+            if seq.is_proposed
+            and (room := min(len(seq.drafts) - seq.num_pending, seq.group.max_computed - seq.num_computed - 1)) > 0
+        ]
+        most = min(self._config.max_num_seqs, self._config.max_num_batched_tokens) - len(running)
+        return bool(speculation.choose(offers, len(running), len(running), min(most, self._room_for_states())))
 
     def _num_drafts(self, seq: Sequence, most: int, rows: int) -> int:
         """How many forced drafts, of at most ``most``, a step with ``rows`` rows takes from ``seq``."""

@@ -23,10 +23,13 @@ from engine_core.speculation import SpeculativeConfig, StepTimes
 
 MARGIN = 1.02
 """Drafts must raise the tokens per second by this factor: estimates are rough, and drafts cost the scheduler time."""
+OVERLAP_MARGIN = 1.15
+"""As ``MARGIN``, where steps would overlap without drafts. The times of steps do not say what that saves."""
 PROBE_TOKENS = 128
 """Tokens after which a draft of a model is tried again where drafts did not pay."""
 _DECAY = 0.9
 """Weight of what is known of a sequence's drafts after another round."""
+_MOST_IDLE = 7
 _PRIOR = 0.5
 """Wrong drafts, and expected ones, that every sequence begins with."""
 _MEMORY = 500.0
@@ -70,7 +73,9 @@ class _Drafted:
     first: int = 0
     """Kind of its first draft; following ones are of the following kinds."""
     idle: int = 0
-    """Steps that computed no drafts for it since one was wrong, if a model computes drafts."""
+    """If a model computes drafts: steps without any, since the last was tried. Else steps until some are looked up."""
+    failures: int = 0
+    """Times in a row that nothing was found, or the first draft was wrong."""
     accepted: int = 0
     rejected: int = 0
 
@@ -78,6 +83,11 @@ class _Drafted:
     def ratio(self) -> float:
         """Wrong drafts for each expected one."""
         return self.misses / self.expected
+
+    def look_up_later(self) -> None:
+        """Look up less often where it keeps failing: it takes time, and a repetition lasts."""
+        self.failures += 1
+        self.idle = min(self.failures // 4, _MOST_IDLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,8 @@ class Speculation:
         self._kinds = [_Kind(0.3) for _ in range(2 * self._most)] if config.is_computed else _kinds_of_runs()
         self._drafted: dict[int, _Drafted] = {}
         """By seq_id, until the sequence ends."""
+        self.overlaps = False
+        """Whether steps overlap where there are no drafts."""
         counters.accepted_by_position = [0] * self._most
 
     @property
@@ -125,11 +137,17 @@ class Speculation:
                 continue
             if seq.is_drafted or (seq.drafts and not seq.is_proposed):
                 continue
+            drafted = self._of(seq)
+            if drafted.idle > 0 and not seq.drafts:
+                drafted.idle -= 1
+                continue
             # One more than a step takes, so that the token behind them is judged, too.
             seq.drafts, strength = self._ngram.look_up(seq, self._most + 1 + seq.num_pending)
             seq.is_proposed = bool(seq.drafts)
             if seq.drafts:
-                self._of(seq).first = strength
+                drafted.first = strength
+            else:
+                drafted.look_up_later()
 
     def choose(self, offers: list[Offer], rows: int, decoding: int, most: int) -> list[tuple[Offer, int]]:
         """The numbers of drafts to take, where there are any, at most ``most`` together.
@@ -156,6 +174,7 @@ class Speculation:
                 drafted = self._of(offer.seq)
                 drafted.idle += 1
                 if drafted.idle > PROBE_TOKENS and len(chosen) < most:
+                    drafted.idle = 0
                     chosen.append((offer, 1))
         return chosen
 
@@ -208,8 +227,13 @@ class Speculation:
     def _learn(self, drafted: _Drafted, right: int, *, is_wrong: bool) -> None:
         drafted.misses = _DECAY * drafted.misses + (1 - _DECAY) * _PRIOR + is_wrong
         drafted.expected = _DECAY * drafted.expected + (1 - _DECAY) * _PRIOR
-        if is_wrong:
-            drafted.idle = 0
+        if right:
+            drafted.failures = 0
+        elif self._ngram is not None:
+            drafted.look_up_later()
+        if self.is_computed:
+            # Where one came true, the next step tries another: some of these win a sequence back.
+            drafted.idle = 0 if is_wrong else PROBE_TOKENS
         for position in range(right + is_wrong):
             kind = self._kind(drafted.first + position)
             drafted.expected += kind.miss
@@ -229,13 +253,17 @@ class Speculation:
             chances.append(chance)
         return chances
 
+    @property
+    def _margin(self) -> float:
+        return OVERLAP_MARGIN if self.overlaps else MARGIN
+
     def _could_pay(self, rows: int, decoding: int, most: int, price: float = 0.0) -> bool:
         """Whether up to ``most`` drafts would pay if all came true; ``price``: seconds of each round of them."""
         value, rate = self._worth(rows, decoding)
         # Times are straight lines between those measured, so the best number is at an end of one.
         ends = [count for each in self._times.rows if 0 < (count := each - rows) < most]
         return any(
-            value + count > MARGIN * rate * (self._times.drafted(rows + count) + price * -(-count // decoding))
+            value + count > self._margin * rate * (self._times.drafted(rows + count) + price * -(-count // decoding))
             for count in (*ends, min(decoding, most), most)
         )
 
@@ -249,7 +277,7 @@ class Speculation:
             for position, chance in enumerate(self._chances(offer))
         )[:most]
         value, rate = self._worth(rows, decoding)
-        best, least, seconds = 0, MARGIN * rate, 0.0
+        best, least, seconds = 0, self._margin * rate, 0.0
         num_rounds = [0] * self._most
         for count, (chance, position, _) in enumerate(chances, 1):
             value -= chance

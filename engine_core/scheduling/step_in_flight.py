@@ -38,6 +38,8 @@ class StepInFlight:
     """Drafts by seq_id."""
     proposals: dict[int, int] = field(default_factory=dict)
     """As in ``StepPlan``."""
+    speculates: bool = False
+    """Whether it computes a drafter's drafts, or asks for some."""
     dropped: set[int] = field(default_factory=set)
     """seq_ids whose results are ignored."""
     deferred: list[BlockTables] = field(default_factory=list)
@@ -77,6 +79,7 @@ class StepInFlight:
         """Plan drafts after the tokens of the sequence at ``place``; they count as accepted until ``roll_back``."""
         seq, count = self.sequences[place], len(draft_token_ids)
         seq.is_drafted = True
+        self.speculates |= seq.is_proposed
         seq.num_computed += count
         seq.num_tokens += count
         self.budget -= count
@@ -87,7 +90,7 @@ class StepInFlight:
     def ask_for_drafts(self, place: int, most: int) -> None:
         """Ask for up to ``most`` drafts behind what the sequence at ``place`` samples."""
         seq = self.sequences[place]
-        seq.is_drafted = True
+        seq.is_drafted = self.speculates = True
         self.proposals[seq.seq_id] = most
 
     def plan_states(self, kv: KVCacheManager) -> None:

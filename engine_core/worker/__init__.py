@@ -7,5 +7,6 @@ caches             the memory of KV caches and states
 forward            hidden states and logits, on any device
 join               how a worker connects to the other ranks; numerics: what decides its bits; grammars: its compiler
 dummy_batches      steps for profiling and warming up; self_test: are a row's bits independent of its step?
+step_times         what steps of few rows take, with drafts and without, and a drafter for its drafts
 unsound_part       finds the part of a model that first puts out a NaN as it warms up
 """

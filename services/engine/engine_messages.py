@@ -23,7 +23,7 @@ from services.engine.grammar_queue import EngineRequest
 from services.engine.media_store import PictureHeader
 from services.engine.submit_limits import check_size
 from services.ring.errors import Code, Status, invalid_field
-from services.ring.events import ChoiceEnd, FinishReason, Prefill
+from services.ring.events import NO_DRAFTS, ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import ENGINE_CAPABILITIES, MEDIA, check_requires
 from services.ring.ledger import LedgerEntry, Submission
 from services.ring.outbound_link import OutputFrame
@@ -205,7 +205,7 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
 
 
 def end_of(
-    finish: Finish, position: int, drafts: tuple[int, int] = (0, 0), beam_score: float | None = None
+    finish: Finish, position: int, drafts: tuple[int, int] = NO_DRAFTS, beam_score: float | None = None
 ) -> ChoiceEnd:
     """The end of a choice that has ``position`` output tokens; ``drafts``: its accepted and its rejected ones."""
     error = None
@@ -218,8 +218,7 @@ def end_of(
         position,
         finish.stop_token_id,
         error=error,
-        accepted_drafts=drafts[0],
-        rejected_drafts=drafts[1],
+        drafts=drafts,
         beam_score=beam_score,
     )
 
@@ -301,6 +300,8 @@ def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
         write_logprobs(part.logprobs, scores)
     for entry, scores in frame.logprobs:
         write_logprobs(outputs.logprobs.add(entry=entry).logprobs, scores)
+    for entry, (accepted, rejected) in frame.drafts:
+        outputs.drafts.add(entry=entry, accepted_draft_tokens=accepted, rejected_draft_tokens=rejected)
     return outputs
 
 
@@ -333,7 +334,7 @@ def _finished(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engin
         finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),
         stop_token_id=end.stop_token_id,
         error=None if end.error is None else status_to_proto(end.error),
-        accepted_draft_tokens=end.accepted_drafts,
-        rejected_draft_tokens=end.rejected_drafts,
+        accepted_draft_tokens=end.drafts[0],
+        rejected_draft_tokens=end.drafts[1],
         beam_score=end.beam_score,
     )

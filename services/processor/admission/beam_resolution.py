@@ -47,9 +47,20 @@ def sampling_for_beams(given: inference_pb2.SamplingParams) -> inference_pb2.Sam
     return sampling
 
 
-def check_stop_tokens(stopping: inference_pb2.StoppingParams) -> None:
-    """Refuse stop tokens that count behind the reasoning alone, whose end only a detokenizer can tell."""
-    if stopping.stop_token_ids:
+def check_beside_beams(
+    stopping: inference_pb2.StoppingParams, *, has_form: bool, has_budget: bool, stops_in_answer_only: bool
+) -> None:
+    """Refuse what only shows once a request is resolved.
+
+    ``has_form``: the answer must have one, be it that of calls that are demanded. ``stops_in_answer_only``: stops count
+    behind the reasoning alone, whose end only a detokenizer can tell.
+    """
+    if has_form:
+        problem = "set beside beam_search, whose beams have no form: leave it out, or what demands calls of tools"
+        raise refuse("constraint", problem)
+    if has_budget:
+        raise refuse("stopping.max_reasoning_tokens", "set beside beam_search, which has no such limit: leave it out")
+    if stops_in_answer_only and stopping.stop_token_ids:
         problem = "set beside beam_search, whose beams they end within the reasoning, too: set stop_in_reasoning"
         raise refuse("stopping.stop_token_ids", problem)
 
@@ -72,15 +83,14 @@ def _check_others(request: inference_pb2.GenerateRequest) -> None:
             problem = f"set beside beam_search, which draws nothing: expected {value:g}, or leave it out"
             raise refuse(f"sampling.{name}", problem)
     asked = {
-        "sampling.seed": sampling.HasField("seed"),
-        "stopping.stop": bool(stopping.stop),
-        "output.logprobs": output.HasField("logprobs"),
+        "sampling.seed": (sampling.HasField("seed"), "which draws nothing"),
+        "sampling.frequency_penalty": (sampling.frequency_penalty != 0, "which has repetition_penalty alone"),
+        "sampling.presence_penalty": (sampling.presence_penalty != 0, "which has repetition_penalty alone"),
+        "sampling.no_repeat_ngram": (sampling.HasField("no_repeat_ngram"), "which has repetition_penalty alone"),
+        "stopping.stop": (bool(stopping.stop), "whose beams end with tokens (stop_token_ids) or at max_tokens"),
+        "output.logprobs": (output.HasField("logprobs"), "which reports the score of each choice alone"),
+        "output.prompt_logprobs": (output.HasField("prompt_logprobs"), "which reports the score of each choice alone"),
     }
-    reasons = {
-        "sampling.seed": "which draws nothing",
-        "stopping.stop": "whose beams end with tokens (stop_token_ids) or at max_tokens",
-        "output.logprobs": "which reports the score of each choice alone",
-    }
-    for field, is_set in asked.items():
+    for field, (is_set, reason) in asked.items():
         if is_set:
-            raise refuse(field, f"set beside beam_search, {reasons[field]}: leave it out")
+            raise refuse(field, f"set beside beam_search, {reason}: leave it out")
