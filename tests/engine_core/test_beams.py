@@ -232,6 +232,7 @@ WORDS = [
 
 
 @pytest.mark.wide
+@pytest.mark.timeout(900)
 @torch.inference_mode()
 def test_two_hundred_prompts_end_as_with_transformers() -> None:
     """Texts of a model that has learned some; of near ties float64 shows that either may win."""
