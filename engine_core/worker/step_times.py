@@ -20,7 +20,9 @@ _DRAFTS = 3
 _CONTEXT = 24
 _RUNS = 3
 _LONG = 0.25
-"""Seconds: a step that takes longer is timed once, and no larger one is."""
+"""Seconds: a step that takes longer is timed once, and no larger one is if it has more than ``_FEW_ROWS``."""
+_FEW_ROWS = 8
+"""Sizes up to this are always measured: here it turns out whether rows cost little."""
 _PRIMES = 7919, 104729
 
 Compute = Callable[[StepPlan], object]
@@ -43,7 +45,7 @@ def measure_step_times(runner: ModelRunner, limits: BatchLimits, compute: Comput
         drafted.append(measuring.seconds(count // (1 + num_drafts), num_drafts) if num_drafts else plain[-1])
         if proposes:
             drafts.append(max(0.0, measuring.seconds(count, 0, proposals=2) - plain[-1]) / 2)
-        if plain[-1] > _LONG:
+        if plain[-1] > _LONG and count >= _FEW_ROWS:
             break
     return StepTimes(tuple(rows), *map(_without_disturbance, (plain, drafted, drafts)))
 
@@ -79,14 +81,11 @@ class _Measuring:
     def seconds(self, count: int, num_drafts: int, *, proposals: int = 0) -> float:
         """The least seconds of a step of ``count`` sequences with so many drafts each; proposing as many, if any."""
         length = min(_CONTEXT, max(1, self._limits.max_model_len - (_RUNS + 2) * (1 + num_drafts) - 1))
-        self._run(self._introduction(count, length))
+        introduction = self._run(self._introduction(count, length))
         asked = dict.fromkeys(range(count), proposals) if proposals else {}
         runs = list[float]()
-        while len(runs) <= _RUNS:
-            plan = replace(self._plan(count, num_drafts), proposals=asked)
-            runs.append(self._run(plan))
-            if runs[-1] > _LONG:
-                break
+        while len(runs) < (1 if introduction > _LONG else _RUNS):
+            runs.append(self._run(replace(self._plan(count, num_drafts), proposals=asked)))
         self._release(count)
         return min(runs)
 

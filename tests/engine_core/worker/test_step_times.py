@@ -51,7 +51,7 @@ def test_every_row_has_a_token_of_its_own_and_long_steps_end_it(monkeypatch: pyt
         rows = [each for each in seen if len(each) == 16]
         assert all(len(set(each)) > 12 for each in rows)
         monkeypatch.setattr(step_times, "_LONG", 0.0)
-        assert measure_step_times(worker._runner, worker.limits, compute, proposes=False).rows == (1,)
+        assert measure_step_times(worker._runner, worker.limits, compute, proposes=False).rows == (1, 2, 4, 8)
         assert len(batch) == 0
 
 
