@@ -29,18 +29,21 @@ class Fleet:
         patience: float = 120.0,
         releases: Mapping[str, Release] | None = None,
         ranks: Mapping[str, Sequence[str]] | None = None,
+        speculation: Mapping[str, Sequence[str]] | None = None,
         divided: bool = False,
     ) -> None:
         """``model``: the flags that name it to engines; ``patience``: the processors', in seconds.
 
         ``releases``: what processes run, by their names. Default: all run this tree. ``ranks``: the flags of engines
-        of several ranks, by their names. ``divided``: engines divide the machine, as those of one ``serve`` do.
+        of several ranks, by their names; ``speculation``: of those that guess tokens. ``divided``: engines divide the
+        machine, as those of one ``serve`` do.
         """
         self._directory = directory
         self._model = model
         self._patience = patience
         self._divided = divided
         self.ranks = ranks or {}
+        self._speculation = speculation or {}
         counts = {"engine": engines, "detokenizer": detokenizers, "processor": processors}
         self.names = {kind: [f"{kind}-{index}" for index in range(count)] for kind, count in counts.items()}
         self.wires: dict[str, Wire] = {}
@@ -54,7 +57,8 @@ class Fleet:
     def _flags(self, name: str) -> list[str]:
         kind = name.partition("-")[0]
         if kind == "engine":
-            return [*engine_flags(self._model), *self.ranks.get(name, ()), *self._share(name)]
+            own = *self.ranks.get(name, ()), *self._speculation.get(name, ())
+            return [*engine_flags(self._model), *own, *self._share(name)]
         flags = [*COMMON_FLAGS, "--engines", self._wires(name, "engine")]
         if kind == "processor":
             # So many engines are killed that the limit for poisonous requests would hit innocent ones.

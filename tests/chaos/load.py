@@ -33,6 +33,10 @@ class Tally:
     cancelled: int = 0
     slow: int = 0
     cut: int = 0
+    guessing: int = 0
+    """Requests that let engines guess tokens."""
+    guessed: int = 0
+    """Tokens that engines had guessed right."""
     moved: int = 0
     not_identical: int = 0
     resumed: int = 0
@@ -51,13 +55,15 @@ def connect(addresses: str) -> AsyncClient:
     return AsyncClient(addresses, patience=PATIENCE, retries=RETRIES, retry_overloaded=True, wait_for_ready=True)
 
 
-async def record_answers(client: AsyncClient, specs: Sequence[RequestSpec], concurrency: int) -> dict[str, Outcome]:
+async def record_answers(
+    client: AsyncClient, specs: Sequence[RequestSpec], concurrency: int, *, guessing: bool | None = None
+) -> dict[str, Outcome]:
     """Record the right answers while nothing goes wrong, ``concurrency`` requests at a time."""
     free = asyncio.Semaphore(concurrency)
 
     async def answer(spec: RequestSpec) -> Outcome:
         async with free:
-            return await ask(client, spec)
+            return await ask(client, spec, guessing=guessing)
 
     answers = await asyncio.gather(*map(answer, specs))
     for spec, answer in zip(specs, answers, strict=True):
@@ -78,16 +84,19 @@ class ClosedLoop:
         concurrency: int,
         pause: float,
         cut_share: float = 0.0,
+        guessing_share: float | None = None,
     ) -> None:
         """``pause``: mean seconds between two requests of one of ``concurrency`` workers.
 
-        ``cut_share``: of requests whose client loses its stream, and resumes.
+        ``cut_share``: of requests whose client loses its stream, and resumes. ``guessing_share``: of requests that let
+        engines guess tokens, which the others forbid; None: no request says anything about that.
         """
         self._clients = clients
         self._specs = specs
         self._answers = answers
         self.pause = pause
         self._cut_share = cut_share
+        self._guessing_share = guessing_share
         self._stopping = asyncio.Event()
         self._workers = [asyncio.create_task(self._work(random.Random((seed << 8) + i))) for i in range(concurrency)]
         self.tally = Tally()
@@ -112,7 +121,9 @@ class ClosedLoop:
             cuts = self._cuts(spec, random_) if chance >= 1 - self._cut_share else ()
             client = random_.choice(self._clients)
             pause = random_.uniform(0, 2 * self.pause)
-            outcome = await ask(client, spec, cancel_after=cancel_after, slow=slow, cuts=cuts)
+            guessing = None if self._guessing_share is None else random_.random() < self._guessing_share
+            outcome = await ask(client, spec, cancel_after=cancel_after, slow=slow, cuts=cuts, guessing=guessing)
+            self.tally.guessing += guessing is True
             self._count(spec, outcome, cancelled=cancel_after is not None, slow=slow > 0, cut=bool(cuts))
             await asyncio.sleep(pause)
 
@@ -130,6 +141,7 @@ class ClosedLoop:
         tally.moved += outcome.moved
         tally.not_identical += outcome.not_identical
         tally.resumed += outcome.resumed
+        tally.guessed += outcome.usage.accepted_draft_tokens if outcome.usage is not None else 0
         tally.kinds[spec.name.partition("-")[0]] += 1
         if not slow and not cut:
             tally.pauses += outcome.pauses
@@ -149,15 +161,16 @@ async def ask(
     cancel_after: int | None = None,
     slow: float = 0.0,
     cuts: Sequence[int] = (),
+    guessing: bool | None = None,
 ) -> Outcome:
     """Send one request and read to its end, or cancel it after ``cancel_after`` tokens.
 
     ``slow``: seconds that the client waits after each delta. ``cuts``: numbers of tokens after which it loses its
-    stream, in order.
+    stream, in order. ``guessing``: whether engines may guess tokens; None: the request says nothing about that.
     """
-    outcome = Outcome()
+    outcome, own = Outcome(), {} if guessing is None else {"speculation": guessing}
     try:
-        async with asyncio.timeout(STUCK_AFTER), client.stream(**spec.arguments()) as stream:
+        async with asyncio.timeout(STUCK_AFTER), client.stream(**spec.arguments(), **own) as stream:
             if cuts:
                 cut(stream, cuts)
             async for event in stream.events():

@@ -71,6 +71,8 @@ class Report:
             found += [f"{phase.name}: {detail}" for detail in phase.tally.details]
             if phase.tally.not_identical:
                 found.append(f"{phase.name}: {phase.tally.not_identical} went on without being identical")
+        if self.phases and not any(phase.tally.guessed for phase in self.phases):
+            found.append("engines guessed no token right")
         found += [f"left at {name}: {held}" for name, held in self.left.items()]
         found += [f"{name} ended with {code}" for name, code in self.exit_codes.items()]
         return found + self.logs.errors
@@ -150,6 +152,8 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
         "cancelled": tally.cancelled,
         "slow_readers": tally.slow,
         "cut": tally.cut,
+        "guessing": tally.guessing,
+        "guessed": tally.guessed,
         "moved": tally.moved,
         "not_identical": tally.not_identical,
         **{defect.replace(" ", "_"): tally.defects[defect] for defect in Defect},
@@ -163,7 +167,8 @@ def _phase_lines(phase: Phase) -> list[str]:
     counts = ", ".join(f"{tally.defects[defect]} {defect}" for defect in Defect)
     lines = [
         f"{phase.name}: {phase.seconds:.0f} s, {tally.requests} requests ({tally.cancelled} cancelled, "
-        f"{tally.slow} read slowly, {tally.cut} cut), {tally.moved} times moved: {counts}"
+        f"{tally.slow} read slowly, {tally.cut} cut, {tally.guessing} with {tally.guessed} tokens guessed), "
+        f"{tally.moved} times moved: {counts}"
     ]
     for what, values in _pauses(tally).items():
         if values:

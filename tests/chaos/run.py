@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import budgets, pictures, ranks
+from tests.chaos import budgets, pictures, ranks, speculation
 from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import CUT_SHARE, ClosedLoop, connect, record_answers
@@ -71,13 +71,14 @@ async def run(options: Options) -> Report:
                 engines=options.engines,
                 model=[str(model), *(pictures.FLAGS if sees else ())],
                 ranks=ranks.OPTIONS if options.ranks else None,
+                speculation=speculation.flags(directory, drafts=not sees),
                 divided=options.divided,
             )
         )
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
         limited = [] if sees else budgets.pool(options.seed, options.per_kind)
         specs = (pictures.pool if sees else pool)(options.seed, options.per_kind) + limited
-        answers = await record_answers(clients[0], specs, options.concurrency)
+        answers = await record_answers(clients[0], specs, options.concurrency, guessing=False)
         budgets.check(limited, answers, model)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
         report.calm_gap = quantile([one.longest_gap for one in answers.values()], 0.5)
@@ -90,6 +91,7 @@ async def run(options: Options) -> Report:
             concurrency=options.concurrency,
             pause=options.pause,
             cut_share=CUT_SHARE,
+            guessing_share=speculation.SHARE,
         )
         async with ranks.restarted(fleet) as seen:
             if options.pauses:
