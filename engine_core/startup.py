@@ -32,6 +32,7 @@ from engine_core.progress import StartupProgress
 from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
 from engine_core.worker.input_batch import BatchLimits
+from engine_core.worker.step_times import TimedSize, step_times
 from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 
 _AS_IT_FILLS = "; only addresses are reserved, and memory is taken as the cache fills"
@@ -131,7 +132,7 @@ class Startup:
         loaded = self._load_weights(checkpoint)
         cache, step_bytes = self._size_cache(loaded.reports, limits, device)
         unwritten_bytes = self._allocate(cache, loaded.reports)
-        warm = self._warm_up(cache, checkpoint.spec, device.invariance_advice)
+        warm = self._warm_up(cache, checkpoint.spec, limits, device.invariance_advice)
         concurrent_steps = self._concurrent_steps(device)
         vision = vision_outline(checkpoint)
         self._workers.start_steps(concurrent_steps, warm.largest_step_seconds)
@@ -285,7 +286,7 @@ class Startup:
             stage.detail = described + (_AS_IT_FILLS if any(unwritten) else "")
             return sum(unwritten)
 
-    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> _Warm:
+    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, limits: BatchLimits, advice: str) -> _Warm:
         """``advice``: the device's, where a self-test fails. Raises ``CheckpointError`` if a part outputs NaN."""
         with self._progress.stage("warm up") as stage:
             ready: list[ReadyReport] = self._workers.collective_rpc("warm_up", cache)
@@ -302,8 +303,18 @@ class Startup:
                 self._by_rank([each.memory_left for each in ready]),
             )
             stage.detail = "; ".join(filter(None, details))
-            times = next((each.step_times for each in ready if each.step_times is not None), ASSUMED_STEP_TIMES)
-            return _Warm(is_stable, largest, max(each.picture_token_cost for each in ready), times)
+            return _Warm(is_stable, largest, max(each.picture_token_cost for each in ready), self._step_times(limits))
+
+    def _step_times(self, limits: BatchLimits) -> StepTimes:
+        """Measured if drafters propose tokens."""
+
+        def time_size(count: int, runs: int) -> TimedSize:
+            [found] = filter(None, self._workers.collective_rpc("time_steps", count, runs))
+            return found
+
+        if self._config.scheduler.speculation is None:
+            return ASSUMED_STEP_TIMES
+        return step_times(min(limits.max_num_seqs, limits.max_num_batched_tokens), time_size)
 
     def _of_largest_step(self, seconds: float, encoding: float, spec: ModelSpec) -> str:
         """How long it takes, for a person; where streams would stall, also which option shortens it.

@@ -1,10 +1,13 @@
-"""Measures what steps of few rows take, with drafts and without, and what a drafter takes for its drafts."""
+"""Measures what steps of few rows take, with drafts and without, and what a drafter takes for its drafts.
+
+All ranks compute a step together, so none decides by its own clock which one is next: they are told one size at a time.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine_core.kv_cache_interface import NO_STATE
 from engine_core.speculation import StepTimes
@@ -18,7 +21,7 @@ _MOST_ROWS = 128
 _DRAFTS = 3
 """Of each sequence whose drafts are timed."""
 _CONTEXT = 24
-_RUNS = 3
+_RUNS = 4
 _LONG = 0.25
 """Seconds: a step that takes longer is timed once, and no larger one is."""
 _PRIMES = 7919, 104729
@@ -27,25 +30,50 @@ Compute = Callable[[StepPlan], object]
 """Computes a plan, to the end."""
 
 
-def measure_step_times(runner: ModelRunner, limits: BatchLimits, compute: Compute, *, proposes: bool) -> StepTimes:
-    """Time steps with ``compute``; all ranks do so together. ``proposes``: whether the drafter is timed, too.
+@dataclass(frozen=True, slots=True)
+class TimedSize:
+    """Seconds of steps with one number of rows."""
+
+    plain: float
+    """Of a step of as many sequences."""
+    drafted: float
+    """Of a step of fewer sequences, with drafts."""
+    draft: float | None
+    """What one more draft for each of as many sequences takes; None without a drafter."""
+
+
+def step_times(most_rows: int, time_size: Callable[[int, int], TimedSize]) -> StepTimes:
+    """Times of steps with up to ``most_rows`` rows; ``time_size`` times steps of so many rows so often."""
+    rows, timed, runs = list[int](), list[TimedSize](), 1
+    for count in _sizes(most_rows):
+        found = time_size(count, runs)
+        if runs < _RUNS and found.plain <= _LONG:
+            runs = _RUNS
+            found = time_size(count, runs)
+        rows.append(count)
+        timed.append(found)
+        if found.plain > _LONG:
+            break
+    plain, drafted = [each.plain for each in timed], [each.drafted for each in timed]
+    drafts = [each.draft for each in timed if each.draft is not None]
+    return StepTimes(tuple(rows), *map(_without_disturbance, (plain, drafted, drafts)))
+
+
+def time_size(
+    runner: ModelRunner, limits: BatchLimits, compute: Compute, count: int, runs: int, *, proposes: bool
+) -> TimedSize:
+    """Time steps of ``count`` rows with ``compute``, ``runs`` times each; all ranks do so together.
 
     The steps are of sequences with few tokens, all in block 0, and slot 0 of the states. Their tokens differ, as those
-    of different texts do, so that experts are read as they will be.
+    of different texts do, so that experts are read as they will be. ``proposes``: whether the drafter is timed, too.
     """
-    measuring = _Measuring(runner, limits, compute)
-    rows, plain, drafted, drafts = list[int](), list[float](), list[float](), list[float]()
-    for count in _sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens)):
-        rows.append(count)
-        plain.append(measuring.seconds(count, 0))
-        # With drafts, the rows are of fewer sequences, each of which takes a larger part of attention.
-        num_drafts = min(_DRAFTS, count - 1)
-        drafted.append(measuring.seconds(count // (1 + num_drafts), num_drafts) if num_drafts else plain[-1])
-        if proposes:
-            drafts.append(max(0.0, measuring.seconds(count, 0, proposals=2) - plain[-1]) / 2)
-        if plain[-1] > _LONG:
-            break
-    return StepTimes(tuple(rows), *map(_without_disturbance, (plain, drafted, drafts)))
+    measuring = _Measuring(runner, limits, compute, runs)
+    plain = measuring.seconds(count, 0)
+    # With drafts, the rows are of fewer sequences, each of which takes a larger part of attention.
+    num_drafts = min(_DRAFTS, count - 1)
+    drafted = measuring.seconds(count // (1 + num_drafts), num_drafts) if num_drafts else plain
+    draft = max(0.0, measuring.seconds(count, 0, proposals=2) - plain) / 2 if proposes else None
+    return TimedSize(plain, drafted, draft)
 
 
 def _sizes(most: int) -> list[int]:
@@ -69,26 +97,23 @@ def _without_disturbance(seconds: list[float]) -> tuple[float, ...]:
 class _Measuring:
     """Plans the steps to be timed."""
 
-    def __init__(self, runner: ModelRunner, limits: BatchLimits, compute: Compute) -> None:
+    def __init__(self, runner: ModelRunner, limits: BatchLimits, compute: Compute, runs: int) -> None:
         self._runner = runner
         self._limits = limits
         self._compute = compute
+        self._runs = runs
         self._vocab_size = runner.model.vocab_size
         self._serial = 0
 
     def seconds(self, count: int, num_drafts: int, *, proposals: int = 0) -> float:
         """The least seconds of a step of ``count`` sequences with so many drafts each; proposing as many, if any."""
-        length = min(_CONTEXT, max(1, self._limits.max_model_len - (_RUNS + 2) * (1 + num_drafts) - 1))
+        length = min(_CONTEXT, max(1, self._limits.max_model_len - (self._runs + 1) * (1 + num_drafts) - 1))
         self._run(self._introduction(count, length))
         asked = dict.fromkeys(range(count), proposals) if proposals else {}
-        runs = list[float]()
-        while len(runs) <= _RUNS:
-            plan = replace(self._plan(count, num_drafts), proposals=asked)
-            runs.append(self._run(plan))
-            if runs[-1] > _LONG:
-                break
+        plans = (replace(self._plan(count, num_drafts), proposals=asked) for _ in range(self._runs))
+        seconds = min(map(self._run, plans))
         self._release(count)
-        return min(runs)
+        return seconds
 
     def _run(self, plan: StepPlan) -> float:
         start = time.perf_counter()

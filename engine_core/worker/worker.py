@@ -39,7 +39,6 @@ from engine_core.platforms.kv_cache_size import (
     size,
 )
 from engine_core.platforms.selector import choose_platform, is_for_cpu
-from engine_core.speculation import StepTimes
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
 from engine_core.worker.copied_blocks import copy_blocks
@@ -53,7 +52,7 @@ from engine_core.worker.join import join
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.numerics import numerics_of
 from engine_core.worker.self_test import is_bitwise_stable, is_encoding_stable
-from engine_core.worker.step_times import measure_step_times
+from engine_core.worker.step_times import TimedSize, time_size
 from engine_core.worker.unsound_part import first_unsound_part
 
 _P = ParamSpec("_P")
@@ -124,8 +123,6 @@ class ReadyReport:
     """Whether logits were numbers; unknown, and True, if another rank samples."""
     memory_left: str
     """The rest of the memory budget, and how to use it, for a person."""
-    step_times: StepTimes | None = None
-    """From the rank that samples, if drafters propose tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,16 +377,15 @@ class Worker:
             is_stable,
             is_sound and pictures.is_sound,
             device.memory_left(self._config.cache, kv_cache_config),
-            self._measure_step_times(),
         )
 
-    def _measure_step_times(self) -> StepTimes | None:
-        """None if no drafter proposes tokens, or another rank samples."""
-        speculation = self._config.scheduler.speculation
-        if speculation is None:
-            return None
-        times = measure_step_times(self._current_runner(), self.limits, self._compute, proposes=speculation.is_computed)
-        return times if self.rank.samples else None
+    @_on_device
+    def time_steps(self, count: int, runs: int) -> TimedSize | None:
+        """Time steps of ``count`` rows, ``runs`` times each, after the warm-up; None if another rank samples."""
+        speculation, runner = self._config.scheduler.speculation, self._current_runner()
+        proposes = speculation is not None and speculation.is_computed
+        found = time_size(runner, self.limits, self._compute, count, runs, proposes=proposes)
+        return found if self.rank.samples else None
 
     def _warm_up_pictures(self) -> _Pictures:
         """Compute a prompt with a picture, if any fits.
@@ -466,7 +462,8 @@ class Worker:
         if self.rank.samples:
             return not self.launch(plan).result().failed
         self.follow(plan)
-        self.commit(plan.step_id, np.zeros(sum(plan.samples), np.int64))
+        num_sampled = sum(plan.samples) + sum(map(len, plan.draft_token_ids.values()))
+        self.commit(plan.step_id, np.zeros(num_sampled, np.int64))
         return True
 
     def _new_batch(self) -> InputBatch:
