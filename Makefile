@@ -138,7 +138,7 @@ stubs: $(OLDEST)  ## generate clients/python/ringline/ from protos/
 proto-baseline: $(FULL)  ## take the protos as they are for what later ones must not break; at a release
 	.venv/bin/buf build protos --exclude-source-info -o protos/baseline.binpb
 
-bench: $(FULL)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
+bench: $(FULL) $(SMOLLM2)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
 	.venv/bin/python -m benchmarks.compare --peers "$(PEERS)" --report
 
 # Installs nothing outside this folder; see test-gpu for PYTHON.

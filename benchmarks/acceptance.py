@@ -7,36 +7,28 @@ the drafter draws one token after each beginning of the answer, once with the mo
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Row
+from benchmarks import tasks, twins
+from benchmarks.report import Row, print_table
+from benchmarks.shapes import find_smollm2
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
+from engine_core.scheduling.ngram import STRONGEST, RunIndex
+from engine_core.speculation import SpeculativeConfig
 
 TEMPERATURES = (0.0, 0.7, 1.0)
+_BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
+_SMOLLM2_LAYERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 26, 27, 28, 29)
+"""Of the twin that drafts for SmolLM2, as ``twins.choose_layers`` has found them."""
 _OTHER_SEED = 1 << 40
 """Added to a seed for noise of the drafter's own."""
 _MAX_MODEL_LEN = 1024
+_LOOKUP = SpeculativeConfig("ngram", num_speculative_tokens=8)
 _ENGINE: dict[str, Any] = {"max_model_len": _MAX_MODEL_LEN, "max_num_seqs": 64, "kv_cache_memory_bytes": 256 << 20}
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """N-grams: what followed the last time that the last tokens came, those of the longest run first."""
-
-    shortest: int = 2
-    longest: int = 5
-
-    def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
-        """At most ``count`` tokens that may follow."""
-        for run in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
-            wanted = tokens[-run:]
-            for end in range(len(tokens) - 1, run - 1, -1):
-                if tokens[end - run : end] == wanted:
-                    return list(tokens[end : end + count])
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +88,26 @@ def rounds_of(agreed: Sequence[bool], count: int) -> Rounds:
     return Rounds(steps, drafts, accepted)
 
 
-def looked_up(answer: Answer, lookup: Lookup, count: int) -> Rounds:
-    """The same with drafts that are looked up in the tokens so far; many steps have none."""
-    steps = drafts = accepted = place = 0
+def looked_up(answer: Answer, count: int) -> Rounds:
+    """The same with drafts that the engine's index finds in the tokens so far; many steps have none."""
+    index = RunIndex(_LOOKUP.prompt_lookup_min, 1 << 12)
+    index.extend(answer.prompt)
+    tokens, steps, drafts, accepted, place = list(answer.prompt), 0, 0, 0, 0
     while place < len(answer.tokens):
-        left = len(answer.tokens) - place - 1
-        proposed = lookup.drafts([*answer.prompt, *answer.tokens[:place]], min(count, left)) if left else []
-        follows = answer.tokens[place : place + len(proposed)]
-        right = next(
-            (n for n, pair in enumerate(zip(proposed, follows, strict=True)) if pair[0] != pair[1]), len(follows)
-        )
-        steps, drafts, accepted, place = steps + 1, drafts + len(proposed), accepted + right, place + right + 1
+        found, length = index.find(tuple(tokens[-STRONGEST:]), _LOOKUP.prompt_lookup_max)
+        most = min(count, len(answer.tokens) - place - 1)
+        proposed = index.following(found, most, repeat=True) if length and most else []
+        right = _num_equal(proposed, answer.tokens[place:])
+        steps, drafts, accepted = steps + 1, drafts + len(proposed), accepted + right
+        new = answer.tokens[place : place + right + 1]
+        index.extend(new)
+        tokens += new
+        place += right + 1
     return Rounds(steps, drafts, accepted)
+
+
+def _num_equal(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    return next((number for number, draft in enumerate(drafts) if draft != tokens[number]), len(drafts))
 
 
 def _sum(rounds: Sequence[Rounds]) -> Rounds:
@@ -147,7 +147,12 @@ def lookup_rows(target: str, tasks: Mapping[str, Sequence[list[int]]], tokens: i
     with LLM(target, **_ENGINE) as llm:
         for name, prompts in tasks.items():
             for temperature in TEMPERATURES:
-                found = _sum([looked_up(each, Lookup(), 8) for each in answers(llm, prompts, temperature, tokens)])
+                found = _sum(
+                    [
+                        looked_up(each, _LOOKUP.num_speculative_tokens)
+                        for each in answers(llm, prompts, temperature, tokens)
+                    ]
+                )
                 rows.append(
                     {
                         "text": name,
@@ -159,17 +164,59 @@ def lookup_rows(target: str, tasks: Mapping[str, Sequence[list[int]]], tokens: i
     return rows
 
 
-def engine_row(target: str, drafter: str, prompts: Sequence[list[int]], tokens: int, temperature: float) -> Row:
-    """The same drafts in an engine that speculates, which decides by itself how many it computes."""
-    import json
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which models are asked."""
 
-    config: dict[str, Any] = {"method": "draft_model", "model": drafter, "num_speculative_tokens": 4}
-    with LLM(target, speculative_config=json.dumps(config), **_ENGINE) as llm:
-        answers(llm, prompts, temperature, tokens)
-        stats = llm.stats()
-    return {
-        "temperature": temperature,
-        "rounds": stats.drafts,
-        "drafts": stats.draft_tokens,
-        "accepted": stats.accepted_draft_tokens / max(1, stats.draft_tokens),
-    }
+    models: Path
+    """Where twins are made and kept."""
+    models_of: Sequence[str] = ("bundled", "smollm2")
+    smollm2: str = "smollm2"
+    """Its GGUF file, or the name of the installed package's."""
+    twin: Path | None = None
+    """What drafts for SmolLM2; None: some of its layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A model, those that draft for it, and what it is asked."""
+
+    name: str
+    model: str
+    drafters: dict[str, str]
+    texts: dict[str, list[list[int]]]
+
+
+def measure(choice: Choice, answers_of_each: int) -> list[Row]:
+    """Rows of ``model_rows`` and ``lookup_rows`` for every model."""
+    rows: list[Row] = []
+    for pair in _pairs(choice, answers_of_each):
+        prompts = [prompt for of_text in pair.texts.values() for prompt in of_text]
+        own = [{"model": pair.name, **row} for row in model_rows(pair.model, pair.drafters, prompts, 64)]
+        print_table(own, f"{pair.name}: drafts of a model")
+        looked = [{"model": pair.name, **row} for row in lookup_rows(pair.model, pair.texts, 96)]
+        print_table(looked, f"{pair.name}: n-grams")
+        rows += [*own, *looked]
+    return rows
+
+
+def _pairs(choice: Choice, count: int) -> Iterator[_Pair]:
+    if "bundled" in choice.models_of:
+        twin = choice.models / "tiny-twin"
+        questions = tasks.chats(tasks.tokenizer_of(_BUNDLED), tasks.bundled_questions())
+        if not (twin / "config.json").exists():
+            twins.make_twin(_BUNDLED, twin, 2, questions[2 * count :], twins.Training(steps=300))
+        drafters = {"itself": str(_BUNDLED), "2 of 5 layers, trained": str(twin)}
+        yield _Pair("the bundled model", str(_BUNDLED), drafters, {"chats": questions[: 2 * count]})
+    if "smollm2" in choice.models_of and (file := find_smollm2(choice.smollm2)) is not None:
+        pruned = choice.twin or choice.models / "smollm2-twin.gguf"
+        if not pruned.exists():
+            choice.models.mkdir(parents=True, exist_ok=True)
+            twins.prune(file, _SMOLLM2_LAYERS, pruned)
+        drafters = {
+            "itself": str(file),
+            "a twin" if choice.twin else f"{len(_SMOLLM2_LAYERS)} of 30 layers": str(pruned),
+        }
+        tokenizer = tasks.tokenizer_of(file)
+        texts = {task.name: task.prompts(tokenizer, count) for task in tasks.TASKS}
+        yield _Pair("SmolLM2-135M", str(file), drafters, texts)

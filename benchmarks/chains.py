@@ -22,13 +22,14 @@ from benchmarks.shapes import SHAPES, write_tokenizer
 
 PERIOD = 1024
 """Tokens until a chain comes back to its first: more than any answer has."""
-_EMBEDDING = 0.05
-"""Standard deviation."""
+_LOGIT = 64.0
+"""Of a token's successor; others have at most half of it."""
 _LAYERS = 1e-3
 """What is left of what a layer adds."""
 _COMPLETE = "tokenizer.json"
 """The last file that is written."""
-_EDIT, _PHRASE = 0.1, 8
+_EDIT, _PHRASE = 0.05, 6
+"""The share of a prompt's tokens that the answer has otherwise, and tokens that it has in the same order."""
 
 
 def successors(vocabulary: int, share: float = 1.0) -> list[int]:
@@ -90,7 +91,7 @@ def write_chain(config: PretrainedConfig, directory: Path, share: float = 1.0) -
     after = torch.tensor(successors(config.vocab_size, share))
     with torch.no_grad():
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        embedding.normal_(std=_EMBEDDING)
+        embedding.normal_(std=_LOGIT / config.hidden_size)  # as norms make hidden states √H long
         head[after] = embedding
         for name, weight in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, kernels, serve, startup
-from benchmarks.contestants import TRANSFORMERS, Peers
+from benchmarks import engine, kernels, quantized, serve, speculation, startup
+from benchmarks.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Peers
 from benchmarks.limits import Gauge
 from benchmarks.offline import CONTESTS, contend, end_all_but, start_all
 from benchmarks.report import Row, document, print_table, write_json
@@ -140,13 +140,50 @@ def sweeps(setting: Setting) -> Tables:
     }
 
 
+def quantized_weights(setting: Setting) -> Tables:
+    """Weights of 4 bits, beside llama.cpp on the same GGUF file."""
+    engines = [f"{OURS} {_MIX}", f"{OURS} {_MIX}, 8-bit inputs", f"{OURS} int4", f"{LLAMA_CPP} {_MIX}"]
+    return _quantized(setting, _QUANTIZED, engines, ("batch 1", "batch 16", "prefill 1024"))
+
+
+def hybrids(setting: Setting) -> Tables:
+    """Models whose layers keep states, the same way."""
+    tables: Tables = {}
+    for shape in _HYBRIDS:
+        of_shape = _quantized(setting, shape, [f"{OURS} {_MIX}", f"{LLAMA_CPP} {_MIX}"], ("batch 1", "batch 16"))
+        for name, rows in of_shape.items():
+            tables.setdefault(name, []).extend({"model": shape, **row} for row in rows)
+    return tables
+
+
+def _quantized(setting: Setting, shape: str, engines: list[str], works: tuple[str, ...]) -> Tables:
+    rounds = max(2, setting.rounds // 2)
+    setup = quantized.Setup(setting.peers, setting.models, shape, (_MIX,), works, engines, rounds)
+    rows, ratios = quantized.measure(setup)
+    return {"figures": rows, "ratios": ratios}
+
+
+def drafts(setting: Setting) -> Tables:
+    """Speed with drafts and without."""
+    rows: list[Row] = []
+    rounds = max(2, setting.rounds // 2)
+    for subject in speculation.subjects(speculation.Choice(setting.peers, setting.models)):
+        rows += speculation.measure(subject, speculation.BATCHES, speculation.TEXTS, rounds)
+    return {"figures": rows}
+
+
 def all_kernels(_: Setting) -> Tables:
     """Every kernel separately, with one thread and with all threads."""
     return {"figures": kernels.measure_groups(list(kernels.GROUPS), (1, None))}
 
 
+_QUANTIZED, _HYBRIDS, _MIX = "qwen3-0.6b", ("qwen3.5-0.8b", "lfm2-1.2b"), "Q4_K_M"
+
 PARTS: dict[str, Callable[[Setting], Tables]] = {
     "offline": offline,
+    "quantized": quantized_weights,
+    "hybrids": hybrids,
+    "drafts": drafts,
     "served": served,
     "ring-cost": ring_cost,
     "starts": starts,
@@ -172,7 +209,7 @@ def main() -> None:
     parser.add_argument("--peers", default=os.environ.get("PEERS"), metavar="VENV", help="where peers are ($PEERS)")
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS), help="default: all")
     parser.add_argument("--report", action="store_true", help="write RESULTS.md and its plots")
-    parser.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, help="(%(default)s)")
     parser.add_argument("--model", default="qwen3-0.6b", help="whose weights decide (%(default)s)")
     parser.add_argument("--small-model", default="tiny-llama", help="whose overhead decides (%(default)s)")
     parser.add_argument("--models", type=Path, default=cache, help="where models are made and kept (%(default)s)")

@@ -15,6 +15,10 @@ OURS, OURS_INT8 = "Ringline", "Ringline int8"
 VLLM, VLLM_EAGER = "vLLM", "vLLM eager"
 LLAMA_CPP, LLAMA_CPP_Q8 = "llama.cpp", "llama.cpp Q8_0"
 TRANSFORMERS = "transformers"
+OURS_NGRAM, OURS_DRAFT_MODEL = "Ringline n-grams", "Ringline draft model"
+LLAMA_CPP_LOOKUP = "llama.cpp lookup"
+SMOLLM2, CHAINS = "SmolLM2-135M", "qwen3-0.6b"
+"""Models for which drafts are measured: a published one, and a shape that continues chains."""
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_CACHE_GIB = "2"

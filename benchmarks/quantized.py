@@ -15,13 +15,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import random_gguf, shapes
 from benchmarks.contestants import OURS, OURS_INT8, Peers
 from benchmarks.limits import Gauge
 from benchmarks.offline import Contest, contend, start_all
-from benchmarks.report import emit, output_options, print_table
+from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.roofline import ModelCost
 from benchmarks.work import Work
 from benchmarks.worker import WorkerSpec
@@ -37,13 +38,27 @@ _WORKS = {
 _MAX_MODEL_LEN = 2048
 
 
-def main() -> None:
-    """Run the command."""
-    arguments = _parser().parse_args()
-    peers, files = Peers.at(arguments.peers), _files(arguments)
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Which engines do which works on which files."""
+
+    peers: Peers
+    models: Path
+    """Where files are made and kept."""
+    shape: str
+    mixes: Sequence[str] = _MIXES
+    works: Sequence[str] = tuple(_WORKS)
+    engines: Sequence[str] | None = None
+    """Names of those that take part; None: all."""
+    rounds: int = 3
+
+
+def measure(setup: Setup) -> tuple[list[Row], list[Row]]:
+    """Figures of every engine, and ratios within the rounds."""
+    files = _files(setup)
     cost, gauge = ModelCost.of(next(iter(files.values()))), Gauge()
-    kv_cache_bytes = _kv_cache_bytes(cost, [_WORKS[name][0] for name in arguments.works])
-    specs, wanted = _specs(peers, files, arguments, kv_cache_bytes), arguments.engines
+    kv_cache_bytes = _kv_cache_bytes(cost, [_WORKS[name][0] for name in setup.works])
+    specs, wanted = _specs(setup, files, kv_cache_bytes), setup.engines
     specs = [spec for spec in specs if wanted is None or spec.name in wanted]
     weight_bytes = _weight_bytes(files, cost)
     ours = [spec.name for spec in specs if spec.name.startswith(OURS)]
@@ -51,14 +66,31 @@ def main() -> None:
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as logs:
         workers, started = start_all(specs, Path(logs), stack)
         print_table(started.rows, "starts")
-        for name in arguments.works:
+        for name in setup.works:
             work, decode = _WORKS[name]
             contest = Contest(name, work, tuple(spec.name for spec in specs), decode)
-            own, pairs = contend(contest, workers, cost, gauge, arguments.rounds, ours, weight_bytes)
+            own, pairs = contend(contest, workers, cost, gauge, setup.rounds, ours, weight_bytes)
             print_table(own, name)
             print_table(pairs, f"{name}: ratios")
             rows += own
             ratios += pairs
+    return rows, ratios
+
+
+def main() -> None:
+    """Run the command."""
+    arguments = _parser().parse_args()
+    rows, ratios = measure(
+        Setup(
+            Peers.at(arguments.peers),
+            arguments.models,
+            arguments.shape,
+            arguments.mixes,
+            arguments.works,
+            arguments.engines,
+            arguments.rounds,
+        )
+    )
     emit(arguments, "quantized", [*rows, *ratios])
 
 
@@ -75,15 +107,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _files(arguments: argparse.Namespace) -> dict[str, Path]:
+def _files(setup: Setup) -> dict[str, Path]:
     """A GGUF file of each mix, made if missing."""
-    directory = arguments.models / "gguf"
+    directory = setup.models / "gguf"
     directory.mkdir(parents=True, exist_ok=True)
-    files = {mix: directory / f"{arguments.shape}.{mix}.gguf" for mix in arguments.mixes}
+    files = {mix: directory / f"{setup.shape}.{mix}.gguf" for mix in setup.mixes}
     for mix, file in files.items():
         if not file.exists():
             print(f"making {file}", flush=True)
-            random_gguf.write(random_gguf.SHAPES[arguments.shape], mix, file)
+            random_gguf.write(random_gguf.SHAPES[setup.shape], mix, file)
     return files
 
 
@@ -95,9 +127,7 @@ def _kv_cache_bytes(cost: ModelCost, works: Sequence[Work]) -> int:
     return 2 * max(blocks, states) if states else blocks
 
 
-def _specs(
-    peers: Peers, files: dict[str, Path], arguments: argparse.Namespace, kv_cache_bytes: int
-) -> list[WorkerSpec]:
+def _specs(setup: Setup, files: dict[str, Path], kv_cache_bytes: int) -> list[WorkerSpec]:
     """Ringline's first."""
     usual = {"max_model_len": _MAX_MODEL_LEN, "kv_cache_memory_bytes": kv_cache_bytes}
     found = []
@@ -105,12 +135,13 @@ def _specs(
         options = {"model": str(file), **usual}
         found.append(_here(f"{OURS} {mix}", options))
         found.append(_here(f"{OURS} {mix}{_INT8_INPUTS}", options | {"int8_activations": True}))
-    if arguments.shape in shapes.SHAPES:
-        plain = {"model": str(shapes.find_model(arguments.shape, arguments.models)), **usual}
+    if setup.shape in shapes.SHAPES:
+        plain = {"model": str(shapes.find_model(setup.shape, setup.models)), **usual}
         found.append(_here(f"{OURS} int4", plain | {"quantization": "int4"}))
         found.append(_here(f"{OURS} int4{_INT8_INPUTS}", plain | {"quantization": "int4", "int8_activations": True}))
         found.append(_here(OURS_INT8, plain | {"quantization": "int8"}))
         found.append(_here(OURS, plain))
+    peers = setup.peers
     if peers.interpreter is not None and peers.has("llama_cpp"):
         for mix, file in files.items():
             options = {"model": str(file)}

@@ -23,6 +23,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
+
 _VOCABULARY = 16_000
 _SPECIAL_TOKENS = ["<|end|>"]
 _COMPLETE = "tokenizer.json"
@@ -200,6 +203,17 @@ def find_model(model: str, models: Path) -> Path:
         print(f"making {directory}", flush=True)
         _write_checkpoint(SHAPES[model](), directory)
     return directory
+
+
+def find_smollm2(given: str) -> Path | None:
+    """The GGUF file ``given``, or that of the installed package; None if it is not installed."""
+    if given not in PACKAGED_MODELS:
+        return Path(given)
+    try:
+        return packaged_file(given)
+    except CheckpointError as error:
+        print(f"SmolLM2 is left out: {error}", flush=True)
+        return None
 
 
 def _write_checkpoint(config: PretrainedConfig, directory: Path) -> None:

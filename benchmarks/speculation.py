@@ -23,22 +23,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import acceptance, chains, tasks, twins
-from benchmarks.contestants import Peers
+from benchmarks import acceptance, chains, shapes, tasks
+from benchmarks.contestants import (
+    CHAINS,
+    LLAMA_CPP,
+    LLAMA_CPP_LOOKUP,
+    OURS,
+    OURS_DRAFT_MODEL,
+    OURS_NGRAM,
+    SMOLLM2,
+    Peers,
+)
 from benchmarks.offline import start_all
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure, interleave, ratio
-from benchmarks.shapes import SHAPES
 from benchmarks.work import Outcome, Work
 from benchmarks.worker import Worker, WorkerSpec
-from engine_core.errors import CheckpointError
-from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
 
-OFF, NGRAM, DRAFT_MODEL = "Ringline", "Ringline n-grams", "Ringline draft model"
-LLAMA_CPP, LLAMA_CPP_LOOKUP = "llama.cpp", "llama.cpp lookup"
-SMOLLM2, CHAINS = "SmolLM2-135M", "qwen3-0.6b"
-
-_WITHOUT = {NGRAM: OFF, DRAFT_MODEL: OFF, LLAMA_CPP_LOOKUP: LLAMA_CPP}
+_WITHOUT = {OURS_NGRAM: OURS, OURS_DRAFT_MODEL: OURS, LLAMA_CPP_LOOKUP: LLAMA_CPP}
 """The engine with which one that drafts is compared."""
 _LOOKUP_DRAFTS = 10
 """Tokens that llama-cpp-python looks up unless told otherwise."""
@@ -53,9 +55,8 @@ _BATCHED_TEXTS = ("copies", "stories")
 
 _MODELS = ("bundled", "smollm2", "chains")
 """Of which the first is for ``--acceptance``, the last for speed."""
-_BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
-_SMOLLM2_LAYERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 26, 27, 28, 29)
-"""Of the twin that drafts for SmolLM2, as ``twins.choose_layers`` has found them."""
+BATCHES = (1, 16, 64)
+TEXTS = tuple(task.name for task in tasks.TASKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,9 @@ class _Taken:
 
 def smollm2(file: Path, peers: Peers, twin: Path | None) -> Subject:
     """The published model in the GGUF ``file``; ``twin`` drafts for it."""
-    drafts = {NGRAM: {"method": "ngram"}}
+    drafts = {OURS_NGRAM: {"method": "ngram"}}
     if twin is not None:
-        drafts[DRAFT_MODEL] = {"method": "draft_model", "model": str(twin)}
+        drafts[OURS_DRAFT_MODEL] = {"method": "draft_model", "model": str(twin)}
     specs = _ours(file, 1 << 30, drafts)
     if peers.interpreter is not None and peers.has("llama_cpp"):
         for name, count in ((LLAMA_CPP, 0), (LLAMA_CPP_LOOKUP, _LOOKUP_DRAFTS)):
@@ -129,7 +130,7 @@ def smollm2(file: Path, peers: Peers, twin: Path | None) -> Subject:
 def chains_of(shape: str, models: Path) -> Subject:
     """A model of ``shape`` that continues chains, and one that drafts for it."""
     directory, drafting = chains.find_chain(models, shape), chains.find_drafting_chain(models, _AGREEMENT, shape)
-    drafts = {NGRAM: {"method": "ngram"}, DRAFT_MODEL: {"method": "draft_model", "model": str(drafting)}}
+    drafts = {OURS_NGRAM: {"method": "ngram"}, OURS_DRAFT_MODEL: {"method": "draft_model", "model": str(drafting)}}
 
     def works(task: chains.ChainTask) -> Callable[[int, int, int], Work]:
         def work(batch: int, count: int, skipped: int) -> Work:
@@ -153,7 +154,7 @@ def _ours(model: Path, kv_cache_bytes: int, drafts: Mapping[str, dict[str, Any]]
         "kv_cache_memory_bytes": kv_cache_bytes,
         "enable_prefix_caching": False,
     }
-    options = {OFF: usual} | {name: usual | {"speculative_config": json.dumps(of)} for name, of in drafts.items()}
+    options = {OURS: usual} | {name: usual | {"speculative_config": json.dumps(of)} for name, of in drafts.items()}
     return [WorkerSpec(name, sys.executable, "ringline_engine", given, {}) for name, given in options.items()]
 
 
@@ -186,9 +187,9 @@ def _contest(subject: Subject, text: str, batch: int, workers: Mapping[str, Work
     for name in takers:
         workers[name].run(_round(subject, text, batch, rounds)[0])  # warm-up
     taken = interleave(rounds, takers)
-    for name in (NGRAM, DRAFT_MODEL):
-        if name in taken and [each.answers for each in taken[name]] != [each.answers for each in taken[OFF]]:
-            raise SystemExit(f"{subject.name}, {text}, batch {batch}: the answers of {name} are not those of {OFF}")
+    for name in (OURS_NGRAM, OURS_DRAFT_MODEL):
+        if name in taken and [each.answers for each in taken[name]] != [each.answers for each in taken[OURS]]:
+            raise SystemExit(f"{subject.name}, {text}, batch {batch}: the answers of {name} are not those of {OURS}")
     return [_row(subject.name, text, batch, name, taken) for name in taken]
 
 
@@ -216,108 +217,70 @@ def _row(model: str, text: str, batch: int, engine: str, taken: Mapping[str, lis
         "low": None,
         "high": None,
         "decode ratio": None,
+        "to llama.cpp lookup": None,
     }
     if without is not None:
         whole = ratio([each.rate for each in rounds], [each.rate for each in without])
         decode = ratio([each.decode_rate for each in rounds], [each.decode_rate for each in without])
         row |= {"ratio": whole.median, "low": whole.lowest, "high": whole.highest, "decode ratio": decode.median}
+    if engine == OURS_NGRAM and LLAMA_CPP_LOOKUP in taken:
+        row["to llama.cpp lookup"] = ratio(
+            [each.rate for each in rounds], [e.rate for e in taken[LLAMA_CPP_LOOKUP]]
+        ).median
     return row
 
 
-def find_smollm2(given: str) -> Path | None:
-    """The GGUF file ``given``, or that of the installed package; None if it is not installed."""
-    if given not in PACKAGED_MODELS:
-        return Path(given)
-    try:
-        return packaged_file(given)
-    except CheckpointError as error:
-        print(f"{SMOLLM2} is left out: {error}", flush=True)
-        return None
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is measured."""
+
+    peers: Peers
+    models: Path
+    """Where models are made and kept."""
+    models_of: Sequence[str] = ("smollm2", "chains")
+    smollm2: str = "smollm2"
+    """Its GGUF file, or the name of the installed package's."""
+    twin: Path | None = None
+    """A model that drafts for SmolLM2; None: none does."""
+    shape: str = CHAINS
+    """Of the model that continues chains."""
 
 
-def subjects(
-    wanted: Sequence[str], models: Path, peers: Peers, given: str, twin: Path | None, shape: str
-) -> list[Subject]:
-    """Those that are ``wanted`` and can be computed here."""
-    found = []
-    if "smollm2" in wanted and (file := find_smollm2(given)) is not None:
-        found.append(smollm2(file, peers, twin))
-    if "chains" in wanted:
-        found.append(chains_of(shape, models))
-    return found
+def subjects(choice: Choice) -> Iterator[Subject]:
+    """Those that are chosen and can be computed here."""
+    if "smollm2" in choice.models_of and (file := shapes.find_smollm2(choice.smollm2)) is not None:
+        yield smollm2(file, choice.peers, choice.twin)
+    if "chains" in choice.models_of:
+        yield chains_of(choice.shape, choice.models)
 
 
 def main() -> None:
     """Run the command."""
     arguments = _parser().parse_args()
     if arguments.acceptance:
-        rows = accepted(arguments)
+        wanted = acceptance.Choice(arguments.models, arguments.models_of, arguments.smollm2, arguments.twin)
+        rows = acceptance.measure(wanted, arguments.answers)
     else:
-        peers, rows = Peers.at(arguments.peers), []
-        for subject in subjects(
-            arguments.models_of, arguments.models, peers, arguments.smollm2, arguments.twin, arguments.shape
-        ):
+        names = ("models", "models_of", "smollm2", "twin", "shape")
+        rows, given = [], {name: getattr(arguments, name) for name in names}
+        for subject in subjects(Choice(Peers.at(arguments.peers), **given)):
             own = measure(subject, arguments.batches, arguments.texts, arguments.rounds)
             print_table(own, subject.name)
             rows += own
     emit(arguments, "speculation", rows)
 
 
-def accepted(arguments: argparse.Namespace) -> list[Row]:
-    """How often drafts are accepted: of twins, beside drafts with noise of their own, and of n-grams."""
-    rows: list[Row] = []
-    for pair in _pairs(arguments):
-        prompts = [prompt for of_text in pair.texts.values() for prompt in of_text]
-        own = [{"model": pair.name, **row} for row in acceptance.model_rows(pair.model, pair.drafters, prompts, 64)]
-        print_table(own, f"{pair.name}: drafts of a model")
-        looked = [{"model": pair.name, **row} for row in acceptance.lookup_rows(pair.model, pair.texts, 96)]
-        print_table(looked, f"{pair.name}: n-grams")
-        rows += [*own, *looked]
-    return rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A model, those that draft for it, and what it is asked."""
-
-    name: str
-    model: str
-    drafters: dict[str, str]
-    texts: dict[str, list[list[int]]]
-
-
-def _pairs(arguments: argparse.Namespace) -> Iterator[_Pair]:
-    count, models = arguments.answers, arguments.models
-    if "bundled" in arguments.models_of:
-        twin = models / "tiny-twin"
-        questions = tasks.chats(tasks.tokenizer_of(_BUNDLED), tasks.bundled_questions())
-        if not (twin / "config.json").exists():
-            twins.make_twin(_BUNDLED, twin, 2, questions[2 * count :], twins.Training(steps=300))
-        drafters = {"itself": str(_BUNDLED), "2 of 5 layers, trained": str(twin)}
-        yield _Pair("the bundled model", str(_BUNDLED), drafters, {"chats": questions[: 2 * count]})
-    if "smollm2" in arguments.models_of and (file := find_smollm2(arguments.smollm2)) is not None:
-        pruned = arguments.twin or models / "smollm2-twin.gguf"
-        if not pruned.exists():
-            models.mkdir(parents=True, exist_ok=True)
-            twins.prune(file, _SMOLLM2_LAYERS, pruned)
-        drafters = {"itself": str(file), f"{len(_SMOLLM2_LAYERS)} of 30 layers": str(pruned)}
-        tokenizer = tasks.tokenizer_of(file)
-        texts = {task.name: task.prompts(tokenizer, count) for task in tasks.TASKS}
-        yield _Pair(SMOLLM2, str(file), drafters, texts)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringline-benchmarks"
-    names = [task.name for task in tasks.TASKS]
     parser.add_argument("--peers", default=os.environ.get("PEERS"), help="the virtual environment that has llama_cpp")
     parser.add_argument("--models-of", nargs="+", choices=_MODELS, default=_MODELS, help="(all)")
     parser.add_argument("--smollm2", default="smollm2", metavar="FILE", help="its GGUF file; default: the package's")
-    parser.add_argument("--shape", choices=SHAPES, default=CHAINS, help="that continues chains (%(default)s)")
+    parser.add_argument("--shape", choices=shapes.SHAPES, default=CHAINS, help="that continues chains (%(default)s)")
     parser.add_argument("--twin", type=Path, help="a model that drafts for SmolLM2 (benchmarks.twins)")
     parser.add_argument("--models", type=Path, default=cache, metavar="DIR", help="where others are kept (%(default)s)")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64], help="(%(default)s)")
-    parser.add_argument("--texts", nargs="+", choices=names, default=names, help="(all)")
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="(%(default)s)")
+    parser.add_argument("--texts", nargs="+", choices=TEXTS, default=list(TEXTS), help="(all)")
     parser.add_argument("--rounds", type=int, default=4, help="(%(default)s)")
     parser.add_argument("--acceptance", action="store_true", help="count accepted drafts instead of seconds")
     parser.add_argument("--answers", type=int, default=8, help="of each text, for --acceptance (%(default)s)")

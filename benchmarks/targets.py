@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.contestants import LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, VLLM
+from benchmarks.contestants import CHAINS, LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, OURS_NGRAM, SMOLLM2, VLLM
 from benchmarks.report import Row
 
 Parts = Mapping[str, Mapping[str, Any]]
@@ -23,12 +23,16 @@ _RATIOS = (
     ("prefill 1024", "prompt tok/s", OURS, LLAMA_CPP, 1.5),
 )
 
+_DRAFTED = (("copies", 2.0), ("edits", 2.0), ("summaries", 1.3), ("stories", 0.98))
+
 
 def verdicts(parts: Parts) -> list[Row]:
     """A row for each target whose part was measured; values are None if a peer was not installed."""
     rows: list[Row] = []
     if "offline" in parts:
         rows += _offline(parts["offline"]["figures"])
+    if "drafts" in parts:
+        rows += _drafts(parts["drafts"]["figures"]["figures"])
     if "kernels" in parts:
         decode = _find(parts["kernels"]["figures"]["figures"], kernel="attention decode 16 × 1024", threads=1)
         rows.append(_verdict("decode attention 16 × 1024, one thread, GB/s", 20.0, decode, "GB/s"))
@@ -50,6 +54,20 @@ def _offline(tables: Mapping[str, list[Row]]) -> list[Row]:
         rows.append(_verdict(f"{work}: {counted}, {ours} / {theirs}", wanted, found, "ratio"))
     share = _find(tables["figures"], work="batch 1", engine=OURS)
     rows.insert(2, _verdict("batch 1: decode, share of the stream bandwidth", 0.8, share, "of stream"))
+    return rows
+
+
+def _drafts(figures: list[Row]) -> list[Row]:
+    """The ratios to the same engine without drafts; of large batches, the worst."""
+    rows = []
+    for model in (SMOLLM2, CHAINS):
+        of_model = [row for row in figures if row["model"] == model]
+        for text, wanted in _DRAFTED:
+            found = _find(of_model, text=text, batch=1, engine=OURS_NGRAM)
+            rows.append(_verdict(f"{model}, {text}, batch 1: n-grams / none", wanted, found, "ratio"))
+        batched = [row for row in of_model if row["batch"] > 1 and row["ratio"] is not None]
+        worst = min(batched, key=lambda row: float(row["ratio"]), default=None)
+        rows.append(_verdict(f"{model}, batch 16 and 64: the worst with drafts / none", 0.97, worst, "ratio"))
     return rows
 
 

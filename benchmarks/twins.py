@@ -211,7 +211,7 @@ def make_twin(
     source: Path, output: Path, layers: int, prompts: Sequence[list[int]], training: Training | None
 ) -> list[int]:
     """Write a twin of ``source`` to ``output``; returns the layers that it has."""
-    texts = write_texts(source, 4, 96, prompts, seed=1)
+    texts = write_texts(source, 2, 96, prompts, seed=1)
     kept = choose_layers(load(source, torch.bfloat16), texts, layers)
     if training is None:
         prune(source, kept, output)

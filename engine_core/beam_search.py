@@ -1,8 +1,8 @@
 """Beam search over outputs: which of them grow, which have ended, and when the search is over; tokens and scores alone.
 
 Scores, ends and the order of equals are those of transformers' ``generate`` (``num_beams``, ``do_sample=False``), in
-float32: a beam's score is the sum of its log probabilities, that of an ended one divided by a power of its length. Where
-bans leave fewer continuations than beams, fewer grow: transformers then repeats some, which no caller wants twice.
+float32: a beam's score is the sum of its log probabilities, that of an ended one divided by a power of its length.
+Where bans leave fewer continuations than beams, fewer grow; transformers repeats some then, and none is of use twice.
 """
 
 from __future__ import annotations

@@ -386,6 +386,16 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` where options of two sections exclude each other."""
+        speculation = self.scheduler.speculation
+        if speculation is not None and speculation.method == "eagle3" and self.parallel.pipeline_parallel_size > 1:
+            accepted = (
+                "another method than eagle3 with --pipeline-parallel-size: a head reads early and late layers, which "
+                "no stage has together"
+            )
+            raise ConfigError("speculative_config", self.scheduler.speculative_config, accepted)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:

@@ -29,6 +29,13 @@ from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.logprobs import Logprobs
 from engine_core.model_loader.location import EXPECTED, bundled_model
+from engine_core.offline.beam_search import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    BeamSearchSequence,
+    output_of,
+)
+from engine_core.offline.best_of import best_choices
 from engine_core.offline.call_thread import Call, CallThread
 from engine_core.offline.conversations import as_json, read_conversations
 from engine_core.offline.forms import form_of
@@ -49,6 +56,9 @@ from engine_core.validation import validate_request
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "Completion",
     "CompletionOutput",
     "RequestMetrics",
@@ -77,6 +87,8 @@ class _Live:
     result: RequestOutput
     texts: list[ChoiceText] = field(default_factory=list)
     """By choice; empty if no text is needed."""
+    best: SamplingParams | None = None
+    """Those with ``best_of``: fewer choices are returned than are generated."""
     searched: bool = False
     """Whether each step's text is searched for stop strings; otherwise text is made at the end."""
     queued_ts: float = 0.0
@@ -89,6 +101,7 @@ class _Live:
     def take(self, output: SequenceOutput, core: EngineCore, now: float) -> int:
         """Add a choice's output, and end the choice at a complete stop string; returns the number of added ids."""
         choice = self.result.outputs[output.choice]
+        choice.beam_score = output.beam_score
         before = len(choice.token_ids)
         choice.token_ids += output.token_ids
         choice.logprobs = _joined(choice.logprobs, output.logprobs, choice.token_ids)
@@ -123,6 +136,8 @@ class _Live:
             if not self.searched:
                 text.add(choice.token_ids, choice.finish)
             choice.text = text.text
+        if self.best is not None:
+            result.outputs = best_choices(result.outputs, self.best)
         result.prompt = self.prompt.text
         if text_of is not None:
             for choice in result.outputs:
@@ -276,6 +291,24 @@ class LLM:
         read = [self._text.with_pictures(one) if one.pictures else one for one in read_prompts(prompts)]
         return self._generate(read, sampling_params, arrival, use_tqdm=use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """The ``beam_width`` best continuations of each prompt, found as transformers' ``generate`` finds them.
+
+        Prompts, errors and order as in ``generate``, to which ``SamplingParams(beam_search=…)`` gives the same search.
+        """
+        read = read_prompts(prompts)
+        results = self.generate(prompts, params.for_generate(), use_tqdm=use_tqdm)
+        return [
+            output_of(result, params, None if prompt.text is None else self.tokenizer)
+            for prompt, result in zip(read, results, strict=True)
+        ]
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -419,6 +452,7 @@ class LLM:
         choices = [CompletionOutput(index=index) for index in range(for_engine.n)]
         result = RequestOutput(list(token_ids), choices, request_id=request.request_id)
         live = _Live(request, prompt, result, searched=bool(params.stop_strings))
+        live.best = None if params.best_of is None else params
         if prompt.text is not None or live.searched:
             live.texts = [self._text.choice(token_ids, params) for _ in range(for_engine.n)]
         return live

@@ -127,6 +127,17 @@ class StepTimes:
         """Seconds of a step with ``rows`` rows, between and beyond the measured ones in a straight line."""
         return _between(self.rows, self.seconds, rows)
 
+    def describe(self) -> str:
+        """For a person."""
+        told = [
+            (rows, seconds)
+            for rows, seconds in zip(self.rows, self.drafted_seconds, strict=True)
+            if rows in (4, 16, 64)
+        ]
+        rows = ", ".join(f"{1e3 * seconds:.3g} ms with {count} rows" for count, seconds in told)
+        drafts = f", a draft of the drafting model {1e3 * self.draft(1):.2g} ms" if self.draft_seconds else ""
+        return f"a step takes {1e3 * self.step(1):.3g} ms, with drafts {rows}{drafts}" if told else ""
+
     def drafted(self, rows: int) -> float:
         """As ``step``, where some of the rows are drafts."""
         return _between(self.rows, self.drafted_seconds or self.seconds, rows)

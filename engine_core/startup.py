@@ -301,6 +301,7 @@ class Startup:
                 self._of_largest_step(largest, max(each.encoding_seconds for each in ready), spec),
                 _STABLE if is_stable else _UNSTABLE % (advice and f" ({advice})"),
                 self._by_rank([each.memory_left for each in ready]),
+                "; ".join(each.step_times.describe() for each in ready if each.step_times is not None),
             )
             stage.detail = "; ".join(filter(None, details))
             return _Warm(is_stable, largest, max(each.picture_token_cost for each in ready), self._step_times(limits))

@@ -191,6 +191,6 @@ class SequenceOutput:
     beam_score: float | None = None
     """The choice's score in a beam search, set with its tokens and ``finish``."""
     accepted_drafts: int = 0
-    """Tokens of the choice that drafters proposed, besides those that a grammar forces; set with ``finish``."""
+    """Tokens of the choice that drafters proposed, besides those that a grammar forces; so far."""
     rejected_drafts: int = 0
-    """Proposed tokens that were computed and are not in the output; set with ``finish``."""
+    """Proposed tokens that were computed and are not in the output; so far."""

@@ -377,8 +377,14 @@ def _tensors(path: Path, text_of: str | None, load: LoadConfig) -> dict[str, Sto
 
 
 def _of_text(found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors of a multimodal checkpoint's text model, by their names there."""
-    return {multimodal.text_name(name): tensor for name, tensor in found.items() if multimodal.is_of_text(name)}
+    """The tensors of a multimodal checkpoint's text model, and of a layer beside it that predicts further tokens, by
+    their names there.
+    """
+    return {
+        multimodal.text_name(name): tensor
+        for name, tensor in found.items()
+        if multimodal.is_of_text(name) or name.startswith("mtp.")
+    }
 
 
 def read_by_transformers(path: Path, fields: Mapping[str, Any] | None = None) -> PretrainedConfig:

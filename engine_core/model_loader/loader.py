@@ -21,7 +21,7 @@ from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.gguf.weights import GgufWeights
 from engine_core.model_loader.multimodal import is_of_text, text_name
-from engine_core.model_loader.safetensors_reader import SafetensorsWeights
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights, find_tensors
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.vision_model import VisionModel
 from engine_core.ops.base import OpsBackend
@@ -112,7 +112,7 @@ def further_weights(
         return DummyWeights(shapes, checkpoint.dtype, device, checkpoint.seed, on_progress)
 
     def renamed(name: str) -> str:
-        return checkpoint.choice.model.renamed(name if checkpoint.text_of is None else text_name(name))
+        return _name_in_model(name, checkpoint)
 
     def is_left_out(name: str) -> bool:
         return renamed(name) not in shapes
@@ -120,6 +120,20 @@ def further_weights(
     quantized = checkpoint.stored_quantization is not None
     expected = ExpectedTensors(shapes, renamed=renamed, is_left_out=is_left_out, quantized=quantized)
     return _open_weights(checkpoint, expected, device, on_progress, None)
+
+
+def stored_names(checkpoint: Checkpoint) -> set[str]:
+    """The names of all tensors in the checkpoint's safetensors or PyTorch files, those that its model leaves out, too.
+
+    Raises ``CheckpointError``.
+    """
+    found = find_tensors(checkpoint.path, checkpoint.load_format)
+    return {_name_in_model(name, checkpoint) for name in found}
+
+
+def _name_in_model(name: str, checkpoint: Checkpoint) -> str:
+    """The name that the model, without what is around it, has for a tensor's ``name`` in a file."""
+    return checkpoint.choice.model.renamed(name if checkpoint.text_of is None else text_name(name))
 
 
 def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
@@ -134,7 +148,7 @@ def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
     def renamed(name: str) -> str:
         if (own := of_vision(name)) is not None:
             return own
-        return model.renamed(name if checkpoint.text_of is None else text_name(name))
+        return _name_in_model(name, checkpoint)
 
     def is_left_out(name: str) -> bool:
         return checkpoint.text_of is not None and not is_of_text(name) and of_vision(name) is None

@@ -194,7 +194,7 @@ class LayersAndNorm:
         self,
         layers: Sequence[tuple[DecoderLayer, LayerPlace]],
         norm: Callable[[torch.Tensor], torch.Tensor] | None,
-        kept: Callable[[torch.Tensor], torch.Tensor],
+        kept: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
     ) -> None:
         """``kept`` is ``OpsBackend.kept``."""
         self._layers = layers

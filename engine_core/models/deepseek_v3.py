@@ -145,7 +145,7 @@ def deepseek_mlp(
 
 
 class DeepseekV3ForCausalLM(CausalLM):
-    """Multi-token prediction layers are skipped."""
+    """Layers for multi-token prediction are left to ``mtp``."""
 
     model_type = "deepseek_v3"
     layer_class = DeepseekLayer
@@ -180,7 +180,7 @@ def check_only(raw: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 
 
 def is_unused(name: str, config: ArchitectureConfig) -> bool:
-    """Whether a tensor belongs to the multi-token prediction layers after the last, which are not run."""
+    """Whether a tensor belongs to the multi-token prediction layers after the last, which only draft: ``mtp``."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return found is not None and int(found[1]) >= config.num_layers
 

@@ -42,7 +42,7 @@ class Glm4MoeLayer:
 
 
 class Glm4MoeForCausalLM(CausalLM):
-    """Experts as in DeepSeek V3; multi-token prediction layers are skipped."""
+    """Experts as in DeepSeek V3; layers for multi-token prediction are left to ``mtp``."""
 
     model_type = "glm4_moe"
     layer_class = Glm4MoeLayer

@@ -137,6 +137,16 @@ class MultiTokenPredictor:
         self._rotaries: list[Rotary] = []
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of hidden states."""
+        return self._factory.dtype
+
+    @property
+    def hidden_width(self) -> int:
+        """That of hidden states: H."""
+        return self._factory.backend.padded(self.config.hidden_size)
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """Its own, in loading order."""
         return tuple(self._factory.parts)
@@ -151,6 +161,11 @@ class MultiTokenPredictor:
             part.load(weights)
         of_target = dict(zip(self._target.config.distinct_ropes, self._target.rotaries, strict=True))
         self._rotaries = [of_target[rope] for rope in self.config.distinct_ropes]
+
+    @property
+    def expected_weight_bytes(self) -> int:
+        """As in ``LanguageModel``."""
+        return sum(part.weight_bytes(self._factory.dtype.itemsize) for part in self.parts)
 
     @property
     def weight_bytes(self) -> int:

@@ -39,7 +39,7 @@ class QwenHybridLayer:
 
 
 class QwenHybrid(CausalLM):
-    """What Qwen3.5 and Qwen3-Next share: layers for multi-token prediction are skipped."""
+    """What Qwen3.5 and Qwen3-Next share; their layers for multi-token prediction are left to ``mtp``."""
 
     layer_class = QwenHybridLayer
     config: GatedDeltaNetConfig

@@ -168,6 +168,8 @@ class CompletionOutput:
     """The stop string, or the one of ``stop_token_ids``, that ended it; None for eos and other ends."""
     index: int = 0
     """Its number among the choices of the prompt."""
+    beam_score: float | None = None
+    """Its score, if a beam search found it."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -196,7 +198,7 @@ class RequestOutput:
 
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    """``n`` of its parameters, by choice."""
+    """``n`` of its parameters, by choice; with ``best_of`` or a beam search the best first."""
     prompt: str | None = None
     """The prompt, if it was text."""
     num_cached_tokens: int = 0

@@ -9,17 +9,17 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from engine_core import request
-from engine_core.errors import InvalidRequestError
+from engine_core.errors import InvalidRequestError, written
 from engine_core.offline.numpy_to_python import plain
 from engine_core.request import NoRepeatNgram
+from engine_core.validation import MAX_CHOICES
 
 _OF_VLLM = {
-    "best_of": "n gives several choices",
     "bad_words": "bad_words_token_ids has the words as token ids",
     "logits_processors": "logit_bias, bad_words_token_ids and allowed_token_ids change what may be sampled",
     "output_kind": "results are whole; the ring's client streams",
     "spaces_between_special_tokens": "no spaces are put between special tokens",
-    "use_beam_search": "n gives several choices",
+    "use_beam_search": "beam_search=BeamSearch(width) searches with beams, as LLM.beam_search does",
     "detokenize": "results of prompts that are token ids have no text",
     "truncate_prompt_tokens": "a prompt may be a list of token ids, of which you leave out what you like",
     **dict.fromkeys(
@@ -68,6 +68,9 @@ class SamplingParams(request.SamplingParams):
     ``whitelist_token_ids`` are ``no_repeat_ngram``."""
     any_whitespace: bool = False
     """The model chooses JSON's white space. Default: one blank after each comma and colon."""
+    best_of: int | None = None
+    """At least ``n``: so many choices are generated, and the ``n`` whose tokens are the most likely on average are
+    returned, the best first. None: ``n``. Not with ``beam_search``."""
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         """Raise TypeError for an unsupported parameter of vLLM's, naming the alternative."""
@@ -87,6 +90,8 @@ class SamplingParams(request.SamplingParams):
         """
         values = {f.name: getattr(self, f.name) for f in fields(request.SamplingParams)}
         values |= {"grammar": grammar, "seed": secrets.randbits(64) if self.seed is None else self.seed}
+        if self.best_of is not None:
+            values |= {"n": self.best_of, "logprobs": self.logprobs or 0}
         return request.SamplingParams(**values)
 
 
@@ -113,7 +118,27 @@ def read_params(given: request.SamplingParams, place: str) -> SamplingParams:
     for name in ("include_stop_str_in_output", "skip_special_tokens", "json_object", "any_whitespace"):
         if type(value := getattr(params, name)) is not bool:
             raise InvalidRequestError(f"{place}: {name}", f"is of type {type(value).__name__}; expected True or False")
+    _check_best(params, place)
     return params
+
+
+def _check_best(params: SamplingParams, place: str) -> None:
+    """Refuse what cannot be with several beams or choices of which the best are returned."""
+    best_of, n = params.best_of, params.n
+    if best_of is not None and (type(best_of) is not int or (type(n) is int and not n <= best_of <= MAX_CHOICES)):
+        problem = f"is {written(best_of)}; expected an integer from n ({written(n)}) to {MAX_CHOICES}, or none"
+        raise InvalidRequestError(f"{place}: best_of", problem)
+    if params.beam_search is None:
+        return
+    if best_of is not None:
+        problem = "is given together with beam_search, whose width it would be; expected none"
+        raise InvalidRequestError(f"{place}: best_of", problem)
+    if params.stop_strings:
+        problem = "is given together with beam_search, whose beams end with tokens; expected stop_token_ids"
+        raise InvalidRequestError(f"{place}: stop", problem)
+    if params.seed:
+        problem = f"is {written(params.seed)}; expected none with beam_search, which draws nothing"
+        raise InvalidRequestError(f"{place}: seed", problem)
 
 
 _OF_NGRAM = {"ngram_size": "ngram_size", "window_size": "window_size", "whitelist_token_ids": "allowed_token_ids"}

@@ -1,9 +1,9 @@
 """From logits to sampled tokens.
 
-In this order, each only if some row asks for it: log-softmax for beams; logits processors, in the order of their list; then the argmax for
-greedy rows, for others temperature, min-p, top-k, top-p and noise; log probabilities of the raw logits. Steps with only
-greedy rows do not come here (``ModelRunner._sample``). Nothing but the tokens is kept from step to step, and no row's
-result depends on another row.
+In this order, each only if some row asks for it: the log-softmax for beams; logits processors, in the order of their
+list; then the argmax for greedy rows, for others temperature, min-p, top-k, top-p and noise; log probabilities of the
+raw logits, for beams the likeliest of the processed ones. Steps with only greedy rows do not come here
+(``ModelRunner._sample``). Nothing but the tokens is kept from step to step, and no row's result depends on another row.
 """
 
 from __future__ import annotations

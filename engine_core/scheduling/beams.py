@@ -130,7 +130,7 @@ class Beams:
         return []
 
     def _fork(self, parent: Sequence, child: Sequence, token_id: int) -> None:
-        """Let an idle ``child`` continue the tokens of ``parent``, whose ``output`` is unchanged yet, by ``token_id``."""
+        """Let an idle ``child`` continue the output of ``parent``, still unchanged, by ``token_id``."""
         child.output = [*parent.output, token_id]
         child.num_tokens = child.num_known
         child.candidates = None

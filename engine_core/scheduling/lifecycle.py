@@ -7,9 +7,10 @@
                        preempt ▼   │ start
     siblings ──▶ PENDING ⇄ RETURNING
 
-Beams are never PENDING at first: they are forked from running ones. A beam that is preempted while it waits for others
-is IDLE, until the search goes on with it or without it. Siblings are the other choices of a request whose first choice was started; they are PENDING until it has computed the
-prompt. ``end`` ends a sequence in any state. The scheduler decides when to make which transition.
+Siblings are the other choices of a request whose first choice was started; they are PENDING until it has computed the
+prompt. Beams are forked from running ones instead. A beam that is preempted while it waits for others is IDLE, until
+its search goes on with it or without it. ``end`` ends a sequence in any state. The scheduler decides when to make which
+transition.
 """
 
 from __future__ import annotations

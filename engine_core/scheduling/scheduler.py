@@ -235,9 +235,9 @@ class Scheduler:
                 continue
             outputs.append(output)
             self._counters.generated_tokens += len(output.token_ids)
+            if self._speculation is not None:
+                output.accepted_drafts, output.rejected_drafts = self._speculation.totals(seq)
             if output.finish is not None:
-                if self._speculation is not None:
-                    output.accepted_drafts, output.rejected_drafts = self._speculation.totals(seq)
                 self._lifecycle.remove(seq)
         if self._kv.states is not None:
             self._kv.states.release_left(step.state_uses.values())

@@ -22,11 +22,11 @@ from engine_core.attention.base import AttentionMetadata
 from engine_core.forward_context import MediaRows
 from engine_core.kv_cache_interface import KVCacheGroup, blocks_of_longest
 from engine_core.media import Placeholder, VisionShape
+from engine_core.request import SamplingParams
 from engine_core.sampling.grammar_mask import Following
 from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
 from engine_core.sampling.logprobs import report_bytes
 from engine_core.sampling.metadata import TEMPORARY, SamplingMetadata
-from engine_core.request import SamplingParams
 from engine_core.states.base import StateMetadata
 from engine_core.step import Fork, NewSequence, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler

@@ -20,7 +20,7 @@ from services.common.rpc.shared_messages import OutputEntry, read_end, read_entr
 from services.common.telemetry.tracing import MAX_TRACEPARENT, Tracing
 from services.detokenizer.subscribers import Subscriber, Subscribers
 from services.ring.errors import Code, Status, invalid_field
-from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, TypedParts, fit
+from services.ring.events import NO_DRAFTS, ChoiceEnd, FinishReason, Fit, Prefill, TypedParts, fit
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
 from text_core.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 class _Choice:
     """One choice: its decoder, the parser of its text, and the log probabilities of held-back ids."""
 
-    __slots__ = ("_to_restore", "decoder", "logprobs", "parser")
+    __slots__ = ("_to_restore", "decoder", "drafts", "logprobs", "parser")
 
     def __init__(self, decoder: ChoiceDecoder, parser: ChoiceParser | None) -> None:
         """``parser``: None if the answer is not divided into parts."""
@@ -43,6 +43,8 @@ class _Choice:
         self._to_restore = decoder.delivered
         """Count of delivered ids that the parser has not seen."""
         self.logprobs: PackedLogprobs | None = None
+        self.drafts = NO_DRAFTS
+        """Accepted and rejected ones so far, as the engine told."""
 
     def feed(self, ids: Sequence[int]) -> tuple[Delta | None, TypedParts | None]:
         """Decode the next ids; returns the deliverable delta and its parts."""
@@ -140,10 +142,13 @@ class EngineDecoder:
             self._open(opened)
         self._prompts(outputs)
         finishes = {(finish.request_id, finish.choice): finish for finish in outputs.finished}
-        for entry in read_entries(outputs):
+        drafts = {one.entry: (one.accepted_draft_tokens, one.rejected_draft_tokens) for one in outputs.drafts}
+        for index, entry in enumerate(read_entries(outputs)):
             request = self._find(entry)
             if request is not None and entry.choice in request.choices:
                 finish = finishes.pop((entry.request_id, entry.choice), None) if finishes else None
+                if index in drafts:
+                    request.choices[entry.choice].drafts = drafts[index]
                 self._advance(request, entry, finish, stops)
         for finish in finishes.values():
             request = self._find(finish)
@@ -272,9 +277,8 @@ class EngineDecoder:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))
             token, text = (delta.stop, None) if isinstance(delta.stop, int) else (None, delta.stop)
-            self._end(
-                request_id, request, choice, ChoiceEnd(FinishReason.STOP, delta.end, token, text, parts=end_parts)
-            )
+            end = ChoiceEnd(FinishReason.STOP, delta.end, token, text, parts=end_parts, drafts=state.drafts)
+            self._end(request_id, request, choice, end)
         elif finish is not None:
             self._end(request_id, request, choice, replace(read_end(finish), parts=end_parts))
 

@@ -227,13 +227,13 @@ class AsyncEngine:
         if output.prompt_logprobs is not None:
             registry.prompt_logprobs(core_id, output.prompt_logprobs)
         if output.token_ids or output.finish is not None:
-            end = None
+            end, drafts = None, (output.accepted_drafts, output.rejected_drafts)
             if output.finish is not None:
                 if output.finish.finish_reason is CoreFinishReason.ERROR:
                     self.metrics.failed(by_model=output.finish.error_field is None)
-                drafts = output.accepted_drafts, output.rejected_drafts
-                end = end_of(output.finish, output.first_position + len(output.token_ids), drafts)
-            registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
+                position = output.first_position + len(output.token_ids)
+                end = end_of(output.finish, position, drafts, output.beam_score)
+            registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end, drafts)
 
     def _removed(self, entry: LedgerEntry) -> None:
         log.debug(

@@ -13,7 +13,7 @@ from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.executor.base import RankPlace
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.media import MediaItem, Picture, PictureShape
-from engine_core.request import Finish, NoRepeatNgram, ReasoningBudget, Request, SamplingParams
+from engine_core.request import BeamSearch, Finish, NoRepeatNgram, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
 from services.common.rpc.constraint_messages import read_answer_form
@@ -23,7 +23,7 @@ from services.engine.grammar_queue import EngineRequest
 from services.engine.media_store import PictureHeader
 from services.engine.submit_limits import check_size
 from services.ring.errors import Code, Status, invalid_field
-from services.ring.events import ChoiceEnd, FinishReason, Prefill
+from services.ring.events import NO_DRAFTS, ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import ENGINE_CAPABILITIES, MEDIA, check_requires
 from services.ring.ledger import LedgerEntry, Submission
 from services.ring.outbound_link import OutputFrame
@@ -44,6 +44,11 @@ _FIELDS = {
     "grammar": "constraint",
 }
 """Maps fields of the core's request to their name in a Submit, where the two differ."""
+_EARLY_STOPPING: dict[int, bool | None] = {
+    sampling_pb2.BeamSearch.EARLY_STOPPING_YES: True,
+    sampling_pb2.BeamSearch.EARLY_STOPPING_NEVER: None,
+}
+"""False for all others."""
 _IDS_PER_PLACE = 8
 """Token ids that take as much memory as a picture's place."""
 
@@ -130,7 +135,8 @@ def _num_ids(submit: engine_pb2.Submit) -> int:
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
     """The core's sampling parameters; an absent scalar becomes its neutral value."""
     sampling = submit.sampling
-    neutral = SamplingParams()
+    beams = _beam_search_of(submit.beam_search) if submit.HasField("beam_search") else None
+    neutral = SamplingParams(temperature=1.0 if beams is None else 0.0)
 
     def scalar(name: str) -> float:
         return float(getattr(sampling if sampling.HasField(name) else neutral, name))  # type: ignore[arg-type]
@@ -156,7 +162,13 @@ def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
         prompt_logprobs=submit.prompt_logprobs if submit.HasField("prompt_logprobs") else None,
         no_repeat_ngram=_no_repeat_ngram_of(sampling.no_repeat_ngram) if sampling.HasField("no_repeat_ngram") else None,
         reasoning_budget=_budget_of(submit.reasoning_budget) if submit.HasField("reasoning_budget") else None,
+        beam_search=beams,
     )
+
+
+def _beam_search_of(search: sampling_pb2.BeamSearch) -> BeamSearch:
+    penalty = search.length_penalty if search.HasField("length_penalty") else 1.0
+    return BeamSearch(search.width, penalty, _EARLY_STOPPING.get(search.early_stopping, False))
 
 
 def _no_repeat_ngram_of(rule: sampling_pb2.NoRepeatNgram) -> NoRepeatNgram:
@@ -192,7 +204,9 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
             return Status(Code.INTERNAL, str(error))
 
 
-def end_of(finish: Finish, position: int, drafts: tuple[int, int] = (0, 0)) -> ChoiceEnd:
+def end_of(
+    finish: Finish, position: int, drafts: tuple[int, int] = NO_DRAFTS, beam_score: float | None = None
+) -> ChoiceEnd:
     """The end of a choice that has ``position`` output tokens; ``drafts``: its accepted and its rejected ones."""
     error = None
     if finish.error is not None and finish.error_field is not None:
@@ -204,8 +218,8 @@ def end_of(finish: Finish, position: int, drafts: tuple[int, int] = (0, 0)) -> C
         position,
         finish.stop_token_id,
         error=error,
-        accepted_drafts=drafts[0],
-        rejected_drafts=drafts[1],
+        drafts=drafts,
+        beam_score=beam_score,
     )
 
 
@@ -286,6 +300,8 @@ def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
         write_logprobs(part.logprobs, scores)
     for entry, scores in frame.logprobs:
         write_logprobs(outputs.logprobs.add(entry=entry).logprobs, scores)
+    for entry, (accepted, rejected) in frame.drafts:
+        outputs.drafts.add(entry=entry, accepted_draft_tokens=accepted, rejected_draft_tokens=rejected)
     return outputs
 
 
@@ -318,7 +334,7 @@ def _finished(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engin
         finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),
         stop_token_id=end.stop_token_id,
         error=None if end.error is None else status_to_proto(end.error),
-        accepted_draft_tokens=end.accepted_drafts,
-        rejected_draft_tokens=end.rejected_drafts,
+        accepted_draft_tokens=end.drafts[0],
+        rejected_draft_tokens=end.drafts[1],
         beam_score=end.beam_score,
     )

@@ -13,8 +13,15 @@ from engine_core.config import ModelSpec
 from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS, MAX_MARKER_TOKENS
 from services.common.rpc.message_limits import MessageLimits
 from services.ring.errors import invalid_field
-from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, MEDIA, NO_REPEAT_NGRAM, check_requires
-from services.ring.limits import MAX_ALLOWED_BY_NGRAM, MAX_CHOICES, MAX_STOP_TOKEN_IDS
+from services.ring.identity import (
+    BEAM_SEARCH,
+    CONSTRAINT,
+    ENGINE_CAPABILITIES,
+    MEDIA,
+    NO_REPEAT_NGRAM,
+    check_requires,
+)
+from services.ring.limits import MAX_ALLOWED_BY_NGRAM, MAX_BEAM_WIDTH, MAX_CHOICES, MAX_STOP_TOKEN_IDS
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
@@ -56,6 +63,9 @@ def check_size(
         check_requires([NO_REPEAT_NGRAM], capabilities)
         allowed = len(sampling.no_repeat_ngram.allowed_token_ids)
         _check("sampling.no_repeat_ngram.allowed_token_ids", allowed, "ids", 0, MAX_ALLOWED_BY_NGRAM)
+    if submit.HasField("beam_search"):
+        check_requires([BEAM_SEARCH], capabilities)
+        _check("beam_search.width", submit.beam_search.width, "beams", 1, MAX_BEAM_WIDTH)
     n = sampling.n if sampling.HasField("n") else 1
     _check("sampling.n", n, "", 1, MAX_CHOICES)
     _check("prompt_token_ids", len(submit.prompt_token_ids), "ids", 1, model.max_model_len - 1)

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
-from services.ring.events import ChoiceEnd, FinishReason, Prefill
+from services.ring.events import NO_DRAFTS, ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, CoreRequest, LedgerEntry, Ledgers, Submission
 from services.ring.logprobs import LogprobArrays, PackedLogprobs
@@ -201,8 +201,12 @@ class AttachRegistry(Generic[CoreRequest]):
         ids: Sequence[int],
         logprobs: LogprobArrays | None,
         end: ChoiceEnd | None,
+        drafts: tuple[int, int] = NO_DRAFTS,
     ) -> None:
-        """The core computed tokens of a choice, or ended it. Tokens after an end or a Done are dropped."""
+        """The core computed tokens of a choice, or ended it. Tokens after an end or a Done are dropped.
+
+        ``drafts``: those of the choice that were accepted and rejected so far.
+        """
         if end is not None:
             self.released(core_id, choice)
         entry = self._ledgers.find_submission(core_id)
@@ -210,6 +214,7 @@ class AttachRegistry(Generic[CoreRequest]):
             return
         log = entry.choices[choice]
         log.append(ids, logprobs)
+        log.drafts = drafts
         if end is not None:
             log.finish(end)
         self._mark(entry)

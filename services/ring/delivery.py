@@ -67,12 +67,12 @@ class Delivery:
     def accepted_drafts(self) -> int:
         """Of the output tokens, those that the engines on which choices ended had guessed ahead."""
         ends = ((state.end, len(state.ids)) for state in self.choices.values())
-        return sum(min(end.accepted_drafts, count) for end, count in ends if end is not None)
+        return sum(min(end.drafts[0], count) for end, count in ends if end is not None)
 
     @property
     def rejected_drafts(self) -> int:
         """Tokens that these engines had guessed wrong."""
-        return sum(state.end.rejected_drafts for state in self.choices.values() if state.end is not None)
+        return sum(state.end.drafts[1] for state in self.choices.values() if state.end is not None)
 
     def next_epoch(self) -> int:
         """Begin a new epoch, for a Submit or a Redirect: frames of earlier ones are dropped from now on."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from services.ring.errors import Status
 
+NO_DRAFTS = 0, 0
+
 
 class FinishReason(enum.IntEnum):
     """Why a choice ended, with the numbers of ``ringline.types.v1.FinishReason``."""
@@ -43,10 +45,8 @@ class ChoiceEnd:
     error: Status | None = None
     parts: TypedParts | None = None
     """The last typed parts; None if the answer is not divided into parts."""
-    accepted_drafts: int = 0
-    """Of its output tokens, those that the engine had guessed ahead."""
-    rejected_drafts: int = 0
-    """Tokens that the engine had guessed wrong."""
+    drafts: tuple[int, int] = NO_DRAFTS
+    """Tokens that the engine had guessed ahead, those accepted and those rejected."""
     beam_score: float | None = None
     """None unless beams were searched."""
 

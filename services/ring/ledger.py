@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from services.ring.errors import UNKNOWN_MS, Code, Reason, Refused, invalid_field
-from services.ring.events import ChoiceEnd, FinishReason, Prefill
+from services.ring.events import NO_DRAFTS, ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId, is_ring_id_of
 from services.ring.logprobs import LogprobArrays, PackedLogprobs, memory_bytes
 from services.ring.tenant_quota import TenantMemoryQuota
@@ -88,7 +88,7 @@ class Submission(Generic[CoreRequest]):
 class ChoiceLog:
     """One choice's output so far."""
 
-    __slots__ = ("end", "ids", "logprobs", "resumed")
+    __slots__ = ("drafts", "end", "ids", "logprobs", "resumed")
 
     def __init__(self, resumed_ids: Sequence[int], keeps_logprobs: bool) -> None:
         """``resumed_ids`` begin the log and have no log probabilities."""
@@ -97,6 +97,8 @@ class ChoiceLog:
         self.logprobs = PackedLogprobs() if keeps_logprobs else None
         """One per id from ``resumed`` on."""
         self.end: ChoiceEnd | None = None
+        self.drafts = NO_DRAFTS
+        """Accepted and rejected ones so far."""
 
     def append(self, ids: Sequence[int], logprobs: LogprobArrays | None) -> None:
         """Add computed ids; ignored after an end."""
@@ -120,7 +122,7 @@ class ChoiceLog:
         del self.ids[position:]
         if self.logprobs is not None:
             self.logprobs.truncate(max(0, position - self.resumed))
-        self.end = ChoiceEnd(FinishReason.STOP, position)
+        self.end = ChoiceEnd(FinishReason.STOP, position, drafts=self.drafts)
         return True
 
 

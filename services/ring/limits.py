@@ -4,6 +4,7 @@ MAX_CHOICES = 128
 """Per request."""
 MAX_BEAM_WIDTH = 64
 """Per request."""
+MAX_LENGTH_PENALTY = 5.0
 MAX_STOP_TOKEN_IDS = 64
 """Per request."""
 MAX_ALLOWED_BY_NGRAM = 1024

@@ -12,7 +12,7 @@ from itertools import islice
 
 from services.ring.attached_peers import PeerChange, PeerListSender
 from services.ring.errors import Status
-from services.ring.events import ChoiceEnd, Prefill
+from services.ring.events import NO_DRAFTS, ChoiceEnd, Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
 from services.ring.logprobs import PackedLogprobs
@@ -51,6 +51,8 @@ class OutputFrame:
     """(entry index, logprobs), aligned to the entry's last tokens: resumed tokens have none."""
     ends: list[tuple[str, int, int, ChoiceEnd]] = field(default_factory=list)
     """(request id, epoch, choice, end)."""
+    drafts: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
+    """(entry index, its choice's accepted and rejected drafts so far), where there are any."""
     closed: list[tuple[str, int]] = field(default_factory=list)
     rejections: list[RejectedCommand] = field(default_factory=list)
     peers: PeerChange | None = None
@@ -226,6 +228,8 @@ def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int)
         if log.logprobs and stop > log.resumed:
             scores = log.logprobs.part(max(0, start - log.resumed), stop - log.resumed)
             frame.logprobs.append((len(frame.request_ids), scores))
+        if log.drafts != NO_DRAFTS:
+            frame.drafts.append((len(frame.request_ids), log.drafts))
         frame.request_ids.append(entry.request_id)
         frame.epochs.append(entry.epoch)
         frame.choices.append(choice)

@@ -48,7 +48,7 @@ class DraftingExecutor:
         self._drafter = drafter
         self._proposer = proposer
         self._token_ids: dict[int, list[int]] = {}
-        """Prompt and output of each sequence since it was introduced last, by seq_id."""
+        """Prompt and output of each sequence since it was introduced last, by seq_id; without those of beams."""
         self.planned = 0
         """Drafts in plans."""
 
@@ -58,10 +58,11 @@ class DraftingExecutor:
     def submit(self, plan: StepPlan) -> PendingResult:
         self.planned += sum(map(len, plan.draft_token_ids.values()))
         for seq_id in plan.released:
-            del self._token_ids[seq_id]
+            self._token_ids.pop(seq_id, None)
         for new in plan.new:
-            self._token_ids[new.seq_id] = list(new.token_ids)
-        known = [self._token_ids[seq_id] for seq_id in plan.seq_ids]
+            if new.params.beam_search is None:
+                self._token_ids[new.seq_id] = list(new.token_ids)
+        known = [self._token_ids.get(seq_id) for seq_id in plan.seq_ids]
         return _Drafted(self._executor.submit(plan), self._drafter, self._proposer, plan, known)
 
 
@@ -71,15 +72,15 @@ class _Drafted:
     drafter: ScriptedDrafter | None
     proposer: ScriptedDrafter | None
     plan: StepPlan
-    known: list[list[int]]
+    known: list[list[int] | None]
 
     def result(self) -> StepResult:
         result = self.pending.result()
         forced, proposed = dict[int, list[int]](), dict[int, list[int]]()
         for seq_id, known, token_ids in zip(self.plan.seq_ids, self.known, result.token_ids, strict=True):
-            known += token_ids
-            if not token_ids or seq_id in result.failed:
+            if known is None or not token_ids or seq_id in result.failed:
                 continue
+            known += token_ids
             if self.drafter is not None and (drafts := self.drafter.propose(known)):
                 forced[seq_id] = drafts
             elif self.proposer is not None and (most := self.plan.proposals.get(seq_id)):

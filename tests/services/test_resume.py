@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2
+from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2, sampling_pb2
 
 from services.common.rpc.shared_messages import read_logprobs
 from tests.ring import MODEL
@@ -80,6 +80,7 @@ CASES = {
     "log probabilities of the prompt": asked(prompt_logprobs=1),
     "characters of several tokens": asked(**BROKEN_CHARACTERS),
     "more of them": asked(**BROKEN_CHARACTERS, seed=4, n=4),
+    "beams": ask(n=3, max_tokens=20, return_prompt_token_ids=True, beam_search=sampling_pb2.BeamSearch(width=4)),
     "a stop string after them": asked(**BROKEN_CHARACTERS, stop=["x\ufffd", "xx"], seed=5, n=4),
 }
 
@@ -126,6 +127,8 @@ def rest_of(name: str, whole: Transcript, had: Transcript, cut: Cut) -> Generate
     rest.token_ids.ids.extend(taken.prompt_token_ids)
     if taken.HasField("constraint"):
         rest.constraint.CopyFrom(taken.constraint)
+    if taken.HasField("beam_search"):
+        rest.beam_search.CopyFrom(taken.beam_search)
     for choice in set(whole.ends) - cut.ended:
         rest.resume.choices.add(choice=choice, token_ids=had.ids.get(choice, ()))
     if had.started:
@@ -153,6 +156,7 @@ async def test_it_goes_on_as_if_it_had_not_been_cut(front, request_: GenerateReq
             assert rest.parts.get(choice) == whole.parts.get(choice), name
             assert rest.ends[choice].reasoning_tokens == end.reasoning_tokens, name
             assert rest.ends[choice].finish_reason == end.finish_reason, name
+            assert rest.ends[choice].beam_score == end.beam_score, name
             assert rest.ends[choice].WhichOneof("stop") == end.WhichOneof("stop"), name
             assert (rest.ends[choice].stop_string, rest.ends[choice].stop_token_id) == (
                 end.stop_string,

@@ -46,11 +46,6 @@ def load_drafter(config: SpeculativeConfig, target: Target, on_progress: LoadPro
     def refused(accepted: str) -> ConfigError:
         return ConfigError("speculative_config", target.config.scheduler.speculative_config, accepted)
 
-    if target.config.parallel.pipeline_parallel_size > 1:
-        raise refused(
-            "another method with --pipeline-parallel-size: an EAGLE-3 head reads early and late layers, which are on "
-            "different stages"
-        )
     if not isinstance(target.model, CausalLM) or not target.model.gives_taps:
         architecture = target.checkpoint.choice.architecture
         raise refused(f"another method: an EAGLE-3 head cannot read the layers of {architecture}")

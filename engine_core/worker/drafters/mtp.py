@@ -21,11 +21,10 @@ from engine_core.async_copy import upload
 from engine_core.errors import ConfigError
 from engine_core.forward_context import ForwardContext
 from engine_core.layers.part_factory import PartFactory
-from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.loader import further_weights
-from engine_core.model_loader.safetensors_reader import find_tensors
+from engine_core.model_loader.loader import further_weights, stored_names
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.mtp import MultiTokenPredictor, mtp_config, mtp_names
+from engine_core.platforms.kv_cache_size import require_room_for_weights
 from engine_core.sampling.sampler import Sampler
 from engine_core.speculation import SpeculativeConfig
 from engine_core.worker.drafters.base import Drafter
@@ -41,28 +40,27 @@ _MOST_WAITING = 16
 def load_drafter(config: SpeculativeConfig, target: Target, on_progress: Callable[[int, int], None]) -> MtpDrafter:
     """As ``registry.LoadDrafter``."""
     checkpoint, device, model = target.checkpoint, target.device, target.model
-    names = mtp_names(model) if isinstance(model, CausalLM) else None
-    if names is None or not isinstance(model, CausalLM):
-        raise _refusal(f"another method than mtp, as {checkpoint.choice.architecture} has no layer for it here")
-    stored = _stored(checkpoint)
-    if checkpoint.load_format != "dummy" and names.witness not in stored:
-        raise _refusal(f"another method than mtp, as {checkpoint.path} has no layer for it (no {names.witness})")
-    layer = mtp_config(model.config, names, stored)
-    parts = PartFactory(device.ops, device.attention, checkpoint.dtype, device.torch_device, device.quantization)
-    predictor = MultiTokenPredictor(layer, names, parts, model, shares=not model.is_part)
-    predictor.load(further_weights(checkpoint, predictor.tensors(), device.torch_device, on_progress))
-    return MtpDrafter(predictor, target)
 
+    def refused(reason: str) -> ConfigError:
+        return ConfigError(
+            "speculative_config", target.config.scheduler.speculative_config, f"another method: {reason}"
+        )
 
-def _refusal(accepted: str) -> ConfigError:
-    return ConfigError("speculative_config", "mtp", accepted)
-
-
-def _stored(checkpoint: Checkpoint) -> set[str]:
-    """The names of the checkpoint's tensors; none with dummy weights."""
+    if not isinstance(model, CausalLM) or (names := mtp_names(model)) is None:
+        raise refused(f"{checkpoint.choice.architecture} has no such layer, or none that is known")
     if checkpoint.is_gguf:
-        raise _refusal("another method than mtp with a GGUF file, whose layer for it is not read")
-    return set() if checkpoint.load_format == "dummy" else set(find_tensors(checkpoint.path, checkpoint.load_format))
+        raise refused("such layers are not read from GGUF files")
+    is_dummy = checkpoint.load_format == "dummy"
+    stored = set[str]() if is_dummy else stored_names(checkpoint)
+    if not is_dummy and names.witness not in stored:
+        raise refused(f"{checkpoint.path} is without such a layer (no {names.witness})")
+    config_of_layer = mtp_config(model.config, names, stored)
+    parts = PartFactory(device.ops, device.attention, checkpoint.dtype, device.torch_device, device.quantization)
+    predictor = MultiTokenPredictor(config_of_layer, names, parts, model, shares=not model.is_part)
+    kept_as = f"{checkpoint.kept_as}, with the layer for --speculative-config"
+    require_room_for_weights(model.weight_bytes + predictor.expected_weight_bytes, kept_as, device.usable, device.limit)
+    predictor.load(further_weights(checkpoint, predictor.tensors(), device.torch_device, on_progress))
+    return MtpDrafter(predictor, target, config.num_speculative_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +94,11 @@ class _Chunk:
 class MtpDrafter(Drafter):
     """Its positions are those of the tokens that the layer's rows take: 1 and later."""
 
-    def __init__(self, predictor: MultiTokenPredictor, target: Target) -> None:
+    def __init__(self, predictor: MultiTokenPredictor, target: Target, num_drafts: int) -> None:
+        """``num_drafts``: the most of a sequence and step."""
         limits = target.limits
+        self._most_kept = _MOST_WAITING + 1 + max(num_drafts, limits.num_speculative_tokens)
+        """Hidden states of a sequence that are kept between steps."""
         self.predictor = predictor
         self._attention = target.device.attention
         self._device = target.device.torch_device
@@ -131,6 +132,24 @@ class MtpDrafter(Drafter):
         )
         self._batch = batch
         self._drawer = Drawer(batch, sampler, self.predictor)
+
+    def rehearse(self, batch: InputBatch, sampler: Sampler) -> None:
+        """As many rows as may be, in block 0, while as many hidden states wait."""
+        self.allocate(1, batch, sampler)
+        limits, model = self._limits, self.predictor
+        seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        counts, left = np.ones(seqs, np.int64), limits.max_num_batched_tokens - seqs
+        for slot in range(seqs):
+            counts[slot] += min(left, limits.max_model_len - 2)
+            left -= int(counts[slot]) - 1
+        waiting = torch.zeros(
+            limits.max_num_seqs * self._most_kept + int(counts.sum()),
+            model.hidden_width,
+            dtype=model.dtype,
+            device=self._device,
+        )
+        hidden = self._compute(np.arange(seqs), counts, waiting[: counts.sum()])
+        self._drawer.draw(np.arange(seqs), 0, hidden)
 
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:
         is_small = len(hidden) <= self._limits.max_num_seqs

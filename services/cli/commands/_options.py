@@ -14,6 +14,7 @@ import grpc
 import ringline
 from ringline.connect_errors import connection_failure
 
+from services.cli.commands._beams import BEAM_FLAGS
 from services.cli.commands._connection import Connection
 from services.common.config.addresses import PROCESSOR_PORT, valid_address
 from services.common.config.flags import Command, write_sections
@@ -35,6 +36,7 @@ _CONNECTION_FLAGS = {
     "token": "--token-file",
 }
 """Flags, keyed by the client library's option names."""
+_OTHER_FLAGS = _CONNECTION_FLAGS | BEAM_FLAGS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
@@ -78,6 +80,7 @@ SECTIONS = {
         "allowed_token_ids",
         "bad_words",
     ),
+    "Beams": ("beams", "length_penalty", "early_stopping"),
     "Stopping": (
         "min_tokens",
         "include_stop_str_in_output",
@@ -87,7 +90,7 @@ SECTIONS = {
         "ignore_eos",
     ),
     "Prompt and text": ("add_special_tokens", "skip_special_tokens", "truncate_prompt_tokens"),
-    "Scheduling": ("priority", "cache_salt"),
+    "Scheduling": ("priority", "cache_salt", "speculation"),
     "Connection": ("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name", "token_file"),
 }
 """Sections of the help, after the common options."""
@@ -226,6 +229,11 @@ _GENERATION_OPTIONS = (
     ),
     click.option("--priority", type=int, help="Requests with a lower number run first. Default: 0."),
     click.option("--cache-salt", help="Share cached prompt prefixes only with requests that have the same salt."),
+    click.option(
+        "--speculation/--no-speculation",
+        default=None,
+        help="Let the engine guess tokens ahead, if it does. The tokens are the same. Default: yes.",
+    ),
     click.option("--timeout", type=float, help="Seconds after which the request ends, finished or not."),
 )
 
@@ -287,8 +295,8 @@ def _as_flag(error: ringline.InvalidRequest | TypeError) -> str | None:
     field = str(error).partition(": ")[0] if isinstance(error, TypeError) else error.field
     path = (field or "").partition("[")[0]
     name, problem = path.rpartition(".")[2], str(error).removeprefix(path)
-    if path in _CONNECTION_FLAGS:
-        return f"{_CONNECTION_FLAGS[path]}{problem}"
+    if path in _OTHER_FLAGS:
+        return f"{_OTHER_FLAGS[path]}{problem}"
     if path.startswith("output.parse."):
         name = next((flag for flag, parsed in _PARSE_FIELDS.items() if parsed == name), "")
         return f"--{name.replace('_', '-')}{problem}" if name else None

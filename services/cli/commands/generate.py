@@ -13,6 +13,7 @@ from typing import Any
 import click
 import ringline
 
+from services.cli.commands._beams import beam_options, with_beam_search
 from services.cli.commands._connection import Connection, closed_by_interrupt
 from services.cli.commands._forms import TOOLS_FILE, check_form, form_options, has_form, tools_option
 from services.cli.commands._options import (
@@ -31,6 +32,7 @@ from services.cli.commands._parts import AnswerPrinter
 EXAMPLES = """\b
 Examples:
   ringline generate "Once upon a time" --max-tokens 32
+  ringline generate "Once upon a time" --max-tokens 32 --beams 4 --n 2
   ringline generate "Is 7 prime?" --chat --choice yes --choice no
   ringline generate "Name colours." --chat --json-schema '{"type": "array", "items": {"type": "string"}}'
   ringline generate "What is 3 plus 4?" --chat --tools tools.json --tool-choice required
@@ -64,6 +66,7 @@ Examples:
 @form_options
 @tools_option
 @click.option("--tool-choice", metavar="TEXT", help="auto, none, required, or the name of the tool to call.")
+@beam_options
 @generation_options
 def generate(
     prompt: str | None,
@@ -94,7 +97,7 @@ def generate(
     if flags["tools"] is None and flags["tool_choice"] is not None:
         raise click.UsageError("--tool-choice needs --tools.")
     check_form(flags)
-    options = to_options(flags)
+    options = to_options(with_beam_search(flags))
     if not as_json and not options.keys().isdisjoint(("logprobs", "prompt_logprobs")):
         raise click.UsageError("--logprobs and --prompt-logprobs need --json, which shows them.")
     if "max_reasoning_tokens" in options and "parse" not in options and flags["tools"] is None:
@@ -131,7 +134,7 @@ def _messages(system: str | None, images: Sequence[Path], text: str) -> list[rin
 def to_json(generation: ringline.Generation) -> dict[str, Any]:
     """The first choice's fields and the usage; all choices if there are several."""
     usage = asdict(generation.usage)
-    for name in ("reasoning_tokens", "media_tokens"):
+    for name in ("reasoning_tokens", "media_tokens", "accepted_draft_tokens", "rejected_draft_tokens"):
         if not usage[name]:
             del usage[name]
     document = _choice_json(generation.choices[0]) | {
@@ -159,6 +162,8 @@ def _choice_json(choice: ringline.Choice) -> dict[str, Any]:
         document["content"] = choice.content
         document["reasoning"] = choice.reasoning
         document["tool_calls"] = [asdict(call) for call in choice.tool_calls]
+    if choice.beam_score is not None:
+        document["beam_score"] = choice.beam_score
     if choice.logprobs is not None:
         document["logprobs"] = _logprobs_json(choice.token_ids, choice.logprobs)
     return document

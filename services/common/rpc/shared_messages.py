@@ -117,8 +117,7 @@ def read_end(finished: engine_pb2.Finished | detokenizer_pb2.TextFinished) -> Ch
         stop_string,
         error,
         parts,
-        finished.accepted_draft_tokens,
-        finished.rejected_draft_tokens,
+        (finished.accepted_draft_tokens, finished.rejected_draft_tokens),
         finished.beam_score if finished.HasField("beam_score") else None,
     )
 
@@ -138,8 +137,7 @@ def write_end(message: detokenizer_pb2.TextFinished | inference_pb2.ChoiceFinish
     if end.beam_score is not None:
         message.beam_score = end.beam_score
     if isinstance(message, detokenizer_pb2.TextFinished):  # a client is told in its request's usage
-        message.accepted_draft_tokens = end.accepted_drafts
-        message.rejected_draft_tokens = end.rejected_drafts
+        message.accepted_draft_tokens, message.rejected_draft_tokens = end.drafts
 
 
 def hello_message(me: PeerId) -> link_pb2.Hello:

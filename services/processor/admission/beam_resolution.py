@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
@@ -11,7 +9,7 @@ from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import BEAM_SEARCH
-from services.ring.limits import MAX_BEAM_WIDTH
+from services.ring.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
 
 _FIELD = "beam_search"
 _EarlyStopping = sampling_pb2.BeamSearch.EarlyStopping
@@ -29,8 +27,9 @@ def resolve_beams(request: inference_pb2.GenerateRequest, served_model: ServedMo
     given = request.beam_search
     _check_width(given.width, request.sampling.n if request.sampling.HasField("n") else 1, served_model)
     penalty = given.length_penalty if given.HasField("length_penalty") else 1.0
-    if not math.isfinite(penalty):
-        raise refuse(f"{_FIELD}.length_penalty", f"{penalty} is not finite: expected a number")
+    if not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
+        accepted = f"{-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+        raise refuse(f"{_FIELD}.length_penalty", f"{penalty:g} is out of range: expected {accepted}")
     if given.early_stopping not in _EarlyStopping.values():
         problem = f"{given.early_stopping} is unknown: expected {', '.join(_EarlyStopping.keys())}"
         raise refuse(f"{_FIELD}.early_stopping", problem)
@@ -48,9 +47,20 @@ def sampling_for_beams(given: inference_pb2.SamplingParams) -> inference_pb2.Sam
     return sampling
 
 
-def check_stop_tokens(stopping: inference_pb2.StoppingParams) -> None:
-    """Refuse stop tokens that count behind the reasoning alone, whose end only a detokenizer can tell."""
-    if stopping.stop_token_ids:
+def check_beside_beams(
+    stopping: inference_pb2.StoppingParams, *, has_form: bool, has_budget: bool, stops_in_answer_only: bool
+) -> None:
+    """Refuse what only shows once a request is resolved.
+
+    ``has_form``: the answer must have one, be it that of calls that are demanded. ``stops_in_answer_only``: stops count
+    behind the reasoning alone, whose end only a detokenizer can tell.
+    """
+    if has_form:
+        problem = "set beside beam_search, whose beams have no form: leave it out, or what demands calls of tools"
+        raise refuse("constraint", problem)
+    if has_budget:
+        raise refuse("stopping.max_reasoning_tokens", "set beside beam_search, which has no such limit: leave it out")
+    if stops_in_answer_only and stopping.stop_token_ids:
         problem = "set beside beam_search, whose beams they end within the reasoning, too: set stop_in_reasoning"
         raise refuse("stopping.stop_token_ids", problem)
 
@@ -73,15 +83,14 @@ def _check_others(request: inference_pb2.GenerateRequest) -> None:
             problem = f"set beside beam_search, which draws nothing: expected {value:g}, or leave it out"
             raise refuse(f"sampling.{name}", problem)
     asked = {
-        "sampling.seed": sampling.HasField("seed"),
-        "stopping.stop": bool(stopping.stop),
-        "output.logprobs": output.HasField("logprobs"),
+        "sampling.seed": (sampling.HasField("seed"), "which draws nothing"),
+        "sampling.frequency_penalty": (sampling.frequency_penalty != 0, "which has repetition_penalty alone"),
+        "sampling.presence_penalty": (sampling.presence_penalty != 0, "which has repetition_penalty alone"),
+        "sampling.no_repeat_ngram": (sampling.HasField("no_repeat_ngram"), "which has repetition_penalty alone"),
+        "stopping.stop": (bool(stopping.stop), "whose beams end with tokens (stop_token_ids) or at max_tokens"),
+        "output.logprobs": (output.HasField("logprobs"), "which reports the score of each choice alone"),
+        "output.prompt_logprobs": (output.HasField("prompt_logprobs"), "which reports the score of each choice alone"),
     }
-    reasons = {
-        "sampling.seed": "which draws nothing",
-        "stopping.stop": "whose beams end with tokens (stop_token_ids) or at max_tokens",
-        "output.logprobs": "which reports the score of each choice alone",
-    }
-    for field, is_set in asked.items():
+    for field, (is_set, reason) in asked.items():
         if is_set:
-            raise refuse(field, f"set beside beam_search, {reasons[field]}: leave it out")
+            raise refuse(field, f"set beside beam_search, {reason}: leave it out")

@@ -16,7 +16,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 
-from services.processor.admission.beam_resolution import check_stop_tokens, resolve_beams, sampling_for_beams
+from services.processor.admission.beam_resolution import check_beside_beams, resolve_beams, sampling_for_beams
 from services.processor.admission.budget_resolution import resolve_budget
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
@@ -159,8 +159,13 @@ def _resolve(
         budget,
         beams,
     )
-    if beams is not None and resolved.stops_in_answer_only:
-        check_stop_tokens(stopping)
+    if beams is not None:
+        check_beside_beams(
+            stopping,
+            has_form=constraint is not None,
+            has_budget=budget is not None,
+            stops_in_answer_only=resolved.stops_in_answer_only,
+        )
     return resolved
 
 

@@ -1,5 +1,5 @@
-"""Random EAGLE-3 heads as their publishers save them, and what such a head computes, written from the paper's description
-with transformers' parts of Llama: no cache, and one sequence at a time.
+"""Random EAGLE-3 heads as their publishers save them, and what such a head computes: written from the paper's
+description with transformers' parts of Llama, without a cache, and for one sequence at a time.
 """
 
 from __future__ import annotations
@@ -157,6 +157,37 @@ def make_head(
     if config.hidden_size == of_target.hidden_size:
         head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight)
     return head.eval()
+
+
+def make_exact_head(target: PreTrainedModel) -> ReferenceHead:
+    """Let the layers of ``target``, a Llama, add nothing, so that a token follows from the one before it alone; returns
+    a head that drafts exactly these, as its attention sees nothing but its own row's embedding.
+    """
+    with torch.no_grad():
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        hidden, width = target.config.hidden_size, target.config.head_dim
+        heads = hidden // width
+        head = make_head(
+            target,
+            draft_vocab_size=None,
+            norm_before_residual=True,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            attention_bias=True,
+        )
+        for parameter in [*head.fc.parameters(), *head.midlayer.parameters()]:
+            parameter.zero_()
+        of_layer = head.midlayer
+        of_layer.input_layernorm.weight.fill_(1.0)
+        for name in ("q_proj", "k_proj"):  # the first pair turns by one radian a position: far rows see little
+            of_layer.self_attn[name].bias.view(heads, width)[:, 0] = 2000.0
+        of_layer.self_attn["v_proj"].weight[:, :hidden] = torch.eye(hidden)
+        of_layer.self_attn["o_proj"].weight.copy_(torch.eye(hidden))
+        head.norm.weight.copy_(target.model.norm.weight)
+        head.lm_head.weight.copy_(target.lm_head.weight)
+    return head
 
 
 @torch.no_grad()

@@ -30,78 +30,98 @@ NAMES = (
 """Configurations of ``families`` that are tried with such a layer."""
 
 
-def save_with_mtp(name: str, directory: Path, seed: int = 0) -> Path:
-    """A checkpoint of the configuration ``name`` as its publisher would save it.
-
-    Its layer for multi-token prediction is made as one more decoder layer, which transformers saves in the family's
-    form.
-    """
-    config = _with_layer(configuration(name))
-    save_model(make_model(config, seed), directory)
-    file = directory / "model.safetensors"
-    tensors, last, hidden = load_file(file), config.num_hidden_layers - 1, config.hidden_size
-    names = _Names(config, last)
-    tensors = {names.of_block(key): tensor for key, tensor in tensors.items()}
-    generator = torch.Generator().manual_seed(seed)
-    offset = 1.0 if names.is_by_itself else 0.0  # those families add 1 to the weights of norms
-    for norm in (names.embedding_norm, names.hidden_norm, names.norm):
-        tensors[norm] = 1 - offset + 0.2 * torch.randn(hidden, generator=generator)
-    tensors[names.projection] = 0.2 * torch.randn(hidden, 2 * hidden, generator=generator)
-    save_file(tensors, file, metadata={"format": "pt"})
-    fields = json.loads((directory / "config.json").read_text())
-    fields["num_hidden_layers"] = last
-    for listed in ("layer_types", "mlp_layer_types"):
-        if fields.get(listed):
-            fields[listed] = fields[listed][:last]
-    (directory / "config.json").write_text(json.dumps(fields))
-    return directory
+def save_with_mtp(name: str, directory: Path) -> Path:
+    """A checkpoint of the configuration ``name`` as its publisher would save it."""
+    save_model(make_model(with_layer(configuration(name))), directory)
+    return move_layer(directory)
 
 
-def _with_layer(config: PretrainedConfig) -> PretrainedConfig:
+def with_layer(config: PretrainedConfig) -> PretrainedConfig:
     """``config`` with a further layer, which attends, and has experts if the family has any."""
     fields = copy.deepcopy(config.to_dict())
     fields["num_hidden_layers"] += 1
     if fields.get("layer_types"):  # the last one attends, as in published models
-        fields["layer_types"].sort(reverse=True)
-        fields["layer_types"] = [*fields["layer_types"], "full_attention"]
+        fields["layer_types"] = [*sorted(fields["layer_types"], reverse=True), "full_attention"]
     if fields.get("mlp_layer_types"):
         fields["mlp_layer_types"] = [*fields["mlp_layer_types"], "sparse"]
     return type(config).from_dict(fields)
 
 
+def move_layer(directory: Path) -> Path:
+    """Make the last layer of a checkpoint, which transformers saved in the family's form, the one that predicts further
+    tokens.
+    """
+    file, about = directory / "model.safetensors", directory / "config.json"
+    fields, tensors = json.loads(about.read_text()), load_file(file)
+    last, hidden = fields["num_hidden_layers"] - 1, fields["hidden_size"]
+    names = _Names(fields["model_type"], last)
+    tensors = {names.of_block(key): tensor for key, tensor in tensors.items()}
+    generator, dtype = torch.Generator().manual_seed(0), tensors["model.norm.weight"].dtype
+    offset = 1.0 if names.is_by_itself else 0.0  # these families add 1 to the weights of norms
+    for norm in (names.embedding_norm, names.hidden_norm, names.norm):
+        tensors[norm] = (1 - offset + 0.2 * torch.randn(hidden, generator=generator)).to(dtype)
+    tensors[names.projection] = (0.2 * torch.randn(hidden, 2 * hidden, generator=generator)).to(dtype)
+    save_file(tensors, file, metadata={"format": "pt"})
+    listed = {name: fields[name][:last] for name in ("layer_types", "mlp_layer_types") if fields.get(name)}
+    about.write_text(json.dumps(fields | listed | {"num_hidden_layers": last}))
+    return directory
+
+
 class _Names:
     """The layer's names in a published checkpoint."""
 
-    def __init__(self, config: PretrainedConfig, index: int) -> None:
-        self.is_by_itself = config.model_type.startswith("qwen")
+    def __init__(self, model_type: str, index: int) -> None:
+        self.is_by_itself = model_type.startswith("qwen")
         self._stored = f"model.layers.{index}."
         prefix = "mtp." if self.is_by_itself else self._stored
-        own = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
-        own |= {"shared_head.norm": "norm"}
-        short = own if self.is_by_itself else {each: each for each in own}
-        self.embedding_norm, self.hidden_norm, self.projection, self.norm = (
-            f"{prefix}{each}.weight" for each in short.values()
-        )
+        by_itself = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc"
+        behind_layers = "enorm", "hnorm", "shared_head.norm", "eh_proj"
+        own = by_itself if self.is_by_itself else behind_layers
+        self.embedding_norm, self.hidden_norm, self.norm, self.projection = (f"{prefix}{each}.weight" for each in own)
 
     def of_block(self, name: str) -> str:
         return name.replace(self._stored, "mtp.layers.0.") if self.is_by_itself else name
 
 
+def save_truthful(directory: Path) -> Path:
+    """A DeepSeek V3 whose layer mostly predicts what follows.
+
+    The model's blocks add nothing, so a token depends on the one before alone. The layer's neither, and it passes the
+    token's embedding on, with some noise.
+    """
+    save_with_mtp("deepseek_v3", directory)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for key, tensor in tensors.items():
+        if key.endswith((".o_proj.weight", ".down_proj.weight", ".down_proj")):
+            tensor.zero_()
+    config = configuration("deepseek_v3")
+    names, hidden = _Names(config.model_type, config.num_hidden_layers), config.hidden_size
+    tensors[names.norm] = tensors["model.norm.weight"].clone()
+    tensors[names.embedding_norm].fill_(1)
+    noise = 0.02 * torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(0))
+    tensors[names.projection] = torch.eye(hidden, 2 * hidden) + noise
+    save_file(tensors, file, metadata={"format": "pt"})
+    return directory
+
+
 class Reference:
     """Transformers' model and layer of a checkpoint from ``save_with_mtp``."""
 
-    def __init__(self, directory: Path) -> None:
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, dtype="float32", **EAGER).eval()
+    def __init__(self, directory: Path, kind: Any = AutoModelForCausalLM) -> None:
+        """``kind``: of automatic classes of models."""
+        self.model: PreTrainedModel = kind.from_pretrained(directory, dtype="float32", **EAGER).eval()
         compute_token_by_token(self.model)
-        config: Any = self.model.config
+        config: Any = self.model.config.get_text_config(decoder=True)
         if config.model_type.startswith("qwen"):  # which transformers knows only from newer configurations
             config.num_mtp_layers, config.mtp_layer_types = 1, ["full_attention"]
         elif getattr(config, "mlp_layer_types", None):
             config.num_mtp_layers, config.mtp_mlp_layer_types = 1, ["sparse"]
         else:  # it knows the layer only by the numbers of layers of published models
             config.num_mtp_layers = 1
-        if not config.model_type.startswith("qwen"):
-            self.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{config.num_hidden_layers}\..*"]
+        is_by_itself = config.model_type.startswith("qwen")
+        own = r"^mtp\." if is_by_itself else rf"model\.layers\.{config.num_hidden_layers}\..*"
+        self.model._keys_to_ignore_on_load_unexpected = [own]
         self.mtp: MtpModel = MtpModel.from_pretrained(self.model).eval()
 
     @torch.inference_mode()
@@ -110,19 +130,17 @@ class Reference:
         return self.model.model(ids[None]).last_hidden_state[0]  # type: ignore[no-any-return]
 
     @torch.inference_mode()
-    def drafts(self, ids: torch.Tensor, count: int, start: int = 1) -> tuple[list[int], torch.Tensor]:
-        """The ``count`` most likely tokens after ``ids`` [T], one after the other, and their logits [count, V].
+    def drafts(self, ids: torch.Tensor, count: int, start: int = 1) -> list[int]:
+        """The ``count`` most likely tokens after ``ids`` [T], one after the other.
 
         The layer sees the tokens from ``start`` on.
         """
         cache = MtpCache(config=self.model.config.get_mtp_config())
-        known, previous, first = ids, self.hidden(ids)[start - 1 : -1], start
-        drafts, logits = list[int](), list[torch.Tensor]()
+        known, previous, first, drafts = ids, self.hidden(ids)[start - 1 : -1], start, list[int]()
         for _ in range(count):
             places = torch.arange(first, len(known))[None]
             hidden = self.mtp.forward_layer(0, previous[None], places, cache, input_ids=known[None, first:])
-            logits.append(self.mtp._project_to_logits(hidden[:, -1])[0])
-            drafts.append(int(logits[-1].argmax()))
+            drafts.append(int(self.mtp._project_to_logits(hidden[:, -1]).argmax()))
             first, previous = len(known), hidden[0, -1:]
             known = torch.cat([known, torch.tensor(drafts[-1:])])
-        return drafts, torch.stack(logits)
+        return drafts

@@ -6,6 +6,7 @@ import gc
 import random
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from transformers import Qwen3Config
 
 from engine_core.attention.native import NativeAttention
+from engine_core.forward_context import ForwardContext, Taps
 from engine_core.kernels.capture import BufferPool
 from engine_core.kernels.library import load_kernels
 from engine_core.models.language_model import LanguageModel
@@ -99,6 +101,39 @@ def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: 
     for seed in range(4):
         assert torch.equal(steps(captured, seed), steps(plain, seed))
     assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
+
+
+class Tapping:
+    """Stands for ``model.forward``, and keeps the inputs of some of its layers."""
+
+    def __init__(self, model: LanguageModel, layers: tuple[int, ...]) -> None:
+        self._forward = model.forward
+        self._layers = layers
+        self.kept: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        taps = Taps(self._layers)
+        hidden = self._forward(input_ids, positions, replace(context, taps=taps))
+        self.kept += [each.clone() for each in taps.hidden]
+        assert [len(each) for each in taps.hidden] == [len(input_ids)] * len(self._layers)
+        return hidden
+
+
+@pytest.mark.parametrize("case", ["qwen3-tied-head-dim", "gemma4_text"])
+@torch.inference_mode()
+def test_inputs_of_layers_are_taken_without_a_trace(case: str, tmp_path: Path) -> None:
+    """Captured or not, they have the same bits, and so has all that is computed from them."""
+    directory = save_model(make_model(configuration(case)), tmp_path)
+    captured, plain, watched = pair(directory)
+    expected, again = steps(plain, 1), steps(captured, 1)
+    ways = [Tapping(model, (2, 0, 1, 1)) for model in (captured, plain)]
+    for model, way in zip((captured, plain), ways, strict=True):
+        model.forward = way  # type: ignore[method-assign]
+        assert torch.equal(steps(model, 1), expected)
+    assert torch.equal(again, expected)
+    assert ways[0].kept
+    assert all(torch.equal(*each) for each in zip(ways[0].kept, ways[1].kept, strict=True))
+    assert watched.calls <= 4, "captured with and without"
 
 
 QUICK = ("olmo2", "deepseek_v3", "gemma4_text")

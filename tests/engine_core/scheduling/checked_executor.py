@@ -10,16 +10,18 @@ tokens so far. A picture's "embeddings" are its pixels, which go into the hash o
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from math import inf
 
+from engine_core.beam_search import Beam, Candidates, Search
 from engine_core.config import ModelSpec, SchedulerConfig, encoder_portion_tokens
 from engine_core.executor.base import Executor
 from engine_core.kv_cache_interface import NO_BLOCK, NO_STATE, KVCacheConfig, first_seen
 from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.media import Picture, PictureShape, View, embedding_key
 from engine_core.request import Finish, FinishReason, Request, SamplingParams
-from engine_core.step import EncoderPortion, Failure, NewSequence, StepPlan, StepResult
+from engine_core.step import EncoderPortion, Failure, Fork, NewSequence, StepPlan, StepResult
 
 EOS = 1
 
@@ -87,6 +89,59 @@ def draw(state: bytes, params: SamplingParams, choice: int, position: int, model
         if token_id not in masked:
             return token_id
     raise AssertionError("everything is masked")
+
+
+def candidates(state: bytes, params: SamplingParams, position: int, model: ModelSpec) -> Candidates:
+    """What may follow a beam with this ``state``, the likeliest first, as many as a search needs."""
+    masked = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
+    logprobs = array("f")
+    for token_id in range(model.vocab_size):
+        noise = int.from_bytes(blake2b(f"{token_id}".encode() + state, digest_size=2).digest(), "little")
+        logprobs.append(-inf if token_id in masked and position < params.min_tokens else -noise / 7000)
+    order = sorted(range(model.vocab_size), key=lambda token_id: -logprobs[token_id])
+    order = order[: params.beam_search.width + len({*params.stop_token_ids, *model.eos_token_ids})]
+    return Candidates(order, [logprobs[token_id] for token_id in order])
+
+
+def expected_beams(request: Request, model: ModelSpec) -> dict[int, tuple[list[int], Finish]]:
+    """What the choices of a search must come to, computed without any scheduler, cache or batch."""
+    params, prompt = request.params, request.prompt_token_ids
+    most = min(params.max_tokens, model.max_model_len - len(prompt))
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
+
+    def stops_at(token_id: int, length: int) -> bool:
+        return token_id in stops and length > params.min_tokens
+
+    search, outputs = Search(params.beam_search, range(params.n), most), {0: list[int]()}
+    while not search.is_over:
+        after = {}
+        for member, output in outputs.items():
+            state, seen = b"", seen_by(request)
+            for at, token_id in enumerate((*prompt, *output)):
+                state = digest(state, token_id, seen.get(at, b""))
+            after[member] = candidates(state, params, len(output), model)
+        chosen = search.advance(outputs, after, lambda token_id, length: length >= most or stops_at(token_id, length))
+        search.beams = [Beam(number, each.score) for number, each in enumerate(chosen)]
+        outputs = {number: [*outputs[each.parent], each.token_id] for number, each in enumerate(chosen)}
+    found: dict[int, tuple[list[int], Finish]] = {}
+    for choice in sorted(request.resume) or range(params.n):
+        if choice < len(search.ended):
+            output = list(search.ended[choice].token_ids)
+            is_stop = stops_at(output[-1], len(output))
+            found[choice] = output, Finish(FinishReason.STOP, output[-1]) if is_stop else Finish(FinishReason.LENGTH)
+        else:
+            problem = f"the beam search found only {len(search.ended)} outputs, as so few are allowed"
+            finish = Finish(FinishReason.ERROR, error=f"{problem}; expected a smaller n", error_field="n")
+            found[choice] = [], finish
+    return found
+
+
+def expected_outputs(request: Request, model: ModelSpec) -> dict[int, tuple[list[int], Finish]]:
+    """What each choice must come to."""
+    if request.params.beam_search is not None:
+        return expected_beams(request, model)
+    choices = sorted(request.resume) or range(request.params.n)
+    return {choice: expected_output(request, choice, model) for choice in choices}
 
 
 def expected_output(request: Request, choice: int, model: ModelSpec) -> tuple[list[int], Finish]:
@@ -251,8 +306,16 @@ class CheckedExecutor(Executor):
     def _take_in(self, plan: StepPlan) -> None:
         handed_out: list[int] = []
         size = self.block_size
+        forked = [self._forked(fork) for fork in plan.forks if fork.parent != fork.seq_id]
+        self._copy_blocks(plan.copied_blocks)
         for seq_id in plan.released:
             del self.workers[seq_id]
+        for fork in plan.forks:
+            if fork.parent == fork.seq_id:
+                self.workers[fork.seq_id].tokens[-1] = fork.token_id
+        for worker in forked:
+            assert worker.new.seq_id not in self.workers
+            self.workers[worker.new.seq_id] = worker
         for new in plan.new:
             assert new.seq_id not in self.workers
             assert new.seq_id in plan.seq_ids
@@ -265,6 +328,7 @@ class CheckedExecutor(Executor):
             self.workers[new.seq_id] = _Worker(
                 new, list(new.token_ids), tables, new.num_computed_tokens, self.known_pictures
             )
+        assert len(self.workers) <= self.limits.max_num_seqs
         introduced = {new.seq_id for new in plan.new}
         for seq_id, blocks in plan.new_block_ids.items():
             assert any(blocks)
@@ -279,6 +343,31 @@ class CheckedExecutor(Executor):
             assert in_use.isdisjoint(handed_out), "a block of a step in flight was handed out"
         for block in handed_out:
             self.kv[block] = [None] * size
+
+    def _forked(self, fork: Fork) -> _Worker:
+        parent = self.workers[fork.parent]
+        assert parent.computed == len(parent.tokens) - 1
+        assert fork.num_blocks == parent.computed // self.block_size
+        assert all(len(own) == bool(parent.computed % self.block_size) for own in fork.block_ids)
+        tables = [
+            [*table[: fork.num_blocks], *own] for table, own in zip(parent.tables, fork.block_ids, strict=True)
+        ]
+        new = replace(parent.new, seq_id=fork.seq_id)
+        tokens, digests = [*parent.tokens[:-1], fork.token_id], parent.digests[: parent.computed]
+        return _Worker(new, tokens, tables, parent.computed, parent.pictures, digests)
+
+    def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        targets = {target for _, target in pairs}
+        assert len(targets) == len(pairs)
+        for in_use in self.in_use.values():
+            assert in_use.isdisjoint(targets), "a block of a step in flight is overwritten"
+        copied = [(target, list(self.kv[source]), source) for source, target in pairs]
+        rests_on = dict(self.rests_on)
+        for target, content, source in copied:
+            self.kv[target] = content
+            for offset in range(self.block_size):
+                if (source, offset) in rests_on:
+                    self.rests_on[target, offset] = rests_on[source, offset]
 
     def _encode(self, plan: StepPlan) -> None:
         if plan.encoder is not None:
@@ -469,6 +558,17 @@ class CheckedExecutor(Executor):
         """Sample from the ``states`` of the last rows, up to the first draft that is not sampled, or to a failure."""
         del worker.tokens[num_known:]
         params, choice, sampled = worker.new.params, worker.new.choice, result.token_ids[index]
+        if params.beam_search is not None:
+            after = candidates(states[-1], params, num_known - worker.new.num_prompt_tokens, self.model)
+            sampled.append(after.token_ids[0])
+            worker.tokens.append(after.token_ids[0])
+            first = array("f", after.logprobs[:1]), array("I", [1])
+            likeliest = array("I", after.token_ids), array("f", after.logprobs)
+            result.logprobs[worker.new.seq_id] = Logprobs(len(after.token_ids), *first, *likeliest)
+            if fails_at(params, choice) == num_known - worker.new.num_prompt_tokens:
+                del sampled[:]
+                result.failed[worker.new.seq_id] = Failure(params.grammar)
+            return
         failure = fails_at(params, choice)
         for state, draft in zip(states[len(states) - 1 - len(drafts) :], [*drafts, None], strict=True):
             position = len(worker.tokens) - worker.new.num_prompt_tokens

@@ -22,7 +22,7 @@ from engine_core.errors import QueueFullError
 from engine_core.kv_cache import state_slots
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, blocks_of_longest, group_layers
 from engine_core.media import MediaItem, VisionShape
-from engine_core.request import FinishReason, Request, SamplingParams
+from engine_core.request import BeamSearch, FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler, drafting
 from engine_core.scheduling.fairness import LATELY
 from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
@@ -37,7 +37,7 @@ from .audit import (
     decoding_seq_ids,
     texts,
 )
-from .checked_executor import CheckedExecutor, failing, make_picture, model_spec
+from .checked_executor import CheckedExecutor, expected_beams, failing, make_picture, model_spec
 
 MODEL = model_spec(vocab_size=12, max_model_len=32)
 
@@ -268,6 +268,47 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not stream.done:
             self.came[tenant] = self.now
 
+    @rule(
+        data=st.data(),
+        prompt=prompts,
+        pictures=pictures,
+        width=st.integers(1, 6),
+        max_tokens=st.integers(1, 12),
+        ignore_eos=st.booleans(),
+        stop_token_ids=st.frozensets(st.integers(0, 11), max_size=2),
+        min_tokens=st.integers(0, 4),
+        early_stopping=st.sampled_from([False, True, None]),
+        length_penalty=st.sampled_from([1.0, 0.0, -1.0, 2.5]),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from(["a", "b", ""]),
+        seconds=st.one_of(st.none(), st.none(), st.integers(0, 30)),
+        resume=st.sampled_from([False, False, True]),
+    )
+    def search(
+        self, data, prompt, pictures, width, max_tokens, early_stopping, length_penalty, tenant, resume, seconds, **others
+    ):
+        """``resume``: some choices are known in part from elsewhere."""
+        width = min(width, self.scheduler._places)
+        priority, min_tokens = others.pop("priority"), min(others.pop("min_tokens"), max_tokens)
+        params = SamplingParams(
+            temperature=0.0,
+            n=data.draw(st.integers(1, width)),
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            beam_search=BeamSearch(width, length_penalty, early_stopping),
+            **others,
+        )
+        known: dict[int, tuple[int, ...]] = {}
+        if resume:
+            found = expected_beams(Request("", prompt, params), MODEL) if not pictures else {}
+            for choice, (output, _) in found.items():
+                if data.draw(st.booleans()):
+                    known[choice] = tuple(output[: data.draw(st.integers(0, len(output)))])
+        deadline = None if seconds is None else self.now + seconds
+        self.bring(
+            prompt, params, priority=priority, tenant=tenant, deadline=deadline, resume=known, pictures=pictures
+        )
+
     @rule(data=st.data(), max_tokens=st.integers(1, 8))
     def follow(self, data, max_tokens):
         """The next turn of a conversation: a prompt and what came of it so far are the next prompt."""
@@ -426,6 +467,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             for choice, finish in stream.finish.items()
             if finish is None
         )
+        for stream in live:  # beams may have to make way for each other, and be computed again, at each token
+            if (beam_search := stream.request.params.beam_search) is not None:
+                bound += stream.request.params.max_tokens * beam_search.width * MODEL.max_model_len
         places = self.scheduler._places
         rows = min(self.config.max_num_batched_tokens, -(-places // self.stages))
         turns = 1 if self.stages == 1 else -(-places // rows)

@@ -426,3 +426,17 @@ def test_what_cannot_be_decoded_ends_alone() -> None:
     detokenizer.read(engine_pb2.StepOutputs(opened=[opened(epoch=3)]), goes_on)
     detokenizer.read(tokens(PARTS[:2], epoch=3), goes_on)
     assert goes_on[0].ids
+
+
+def test_a_stop_string_ends_a_choice_with_the_drafts_that_the_engine_told() -> None:
+    detokenizer, choices = Detokenizer(), dict[int, Read]()
+    ids = TOKENIZER.encode("ab", add_special_tokens=False)
+    detokenizer.read(engine_pb2.StepOutputs(opened=[opened(choices=(0, 1), stop_strings=["ab"])]), choices)
+    for choice in (0, 1):
+        outputs = tokens(ids, choice=choice)
+        if choice == 1:
+            outputs.drafts.add(entry=0, accepted_draft_tokens=3, rejected_draft_tokens=2)
+        detokenizer.read(outputs, choices)
+    assert [choices[choice].end for choice in (0, 1)] == [
+        ChoiceEnd(FinishReason.STOP, len(ids), stop_string="ab", drafts=drafts) for drafts in ((0, 0), (3, 2))
+    ]

@@ -241,7 +241,7 @@ def test_every_end_of_the_core_has_its_cause(finish_reason: CoreFinishReason) ->
 
 def test_drafts_are_told_with_the_end_and_speculation_with_the_request() -> None:
     end = end_of(Finish(CoreFinishReason.LENGTH), 9, (4, 2))
-    assert (end.accepted_drafts, end.rejected_drafts) == (4, 2)
+    assert end.drafts == (4, 2)
     (finished,) = response_of(OutputFrame(ends=[("7-1", 1, 0, end)])).outputs.finished
     assert (finished.accepted_draft_tokens, finished.rejected_draft_tokens) == (4, 2)
     read = read_end(finished)

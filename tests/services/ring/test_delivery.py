@@ -109,3 +109,15 @@ def test_reasoning_is_counted_as_far_as_it_was_reported() -> None:
     assert delivery.reasoning_tokens == 4
     ends = delivery.abort(FinishReason.CANCELLED)
     assert {choice: end.parts for choice, end in ends.items()} == {0: TypedParts(reasoning_tokens=2), 2: None}
+
+
+def test_accepted_drafts_are_no_more_than_the_tokens_that_were_delivered() -> None:
+    """An engine may have gone on behind a stop string; choices that did not end tell nothing."""
+    delivery = Delivery({0: (), 1: (), 2: ()})
+    epoch = delivery.next_epoch()
+    for choice, drafts in ((0, (2, 5)), (1, (9, 1))):
+        delivery.delta(epoch, choice, 0, [7, 7, 7])
+        assert delivery.end(epoch, choice, ChoiceEnd(FinishReason.STOP, 3, drafts=drafts)) is Verdict.ACCEPT
+    delivery.delta(epoch, 2, 0, [7])
+    delivery.abort(FinishReason.CANCELLED)
+    assert (delivery.accepted_drafts, delivery.rejected_drafts) == (2 + 3, 5 + 1)

@@ -153,3 +153,18 @@ def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     assert [bool(frame.token_ids) for frame in frames] == [False] * (len(frames) - 1) + [True]
     offsets = [offset for frame in frames for _, _, offset, _ in frame.prompt_logprobs]
     assert offsets == sorted(set(offsets))
+
+
+def test_drafts_come_with_the_entries_of_choices_that_had_any() -> None:
+    """A stop string ends a choice where its receiver is, so that it must know them before the end."""
+    link = OutboundLink(PEER)
+    one = entry("1-0", {0: [5], 1: [6]})
+    one.choices[1].drafts = 3, 2
+    link.add(one)
+    frame = link.take()
+    assert frame is not None
+    assert (frame.choices, frame.drafts) == ([0, 1], [(1, (3, 2))])
+    (told,) = response_of(frame).outputs.drafts
+    assert (told.entry, told.accepted_draft_tokens, told.rejected_draft_tokens) == (1, 3, 2)
+    one.choices[1].stop_at(1)
+    assert one.choices[1].end == ChoiceEnd(FinishReason.STOP, 1, drafts=(3, 2))

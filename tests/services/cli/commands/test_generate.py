@@ -11,6 +11,7 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.types.v1 import output_pb2, part_pb2
 from ringline.types.v1.constraint_pb2 import ChoiceOfTexts, Constraint
+from ringline.types.v1.sampling_pb2 import BeamSearch
 
 from services.cli.commands.generate import generate
 from tests.clients.scripted_server import Abort, admitted, call, delta, ended, forever, play, refusal
@@ -325,3 +326,33 @@ async def test_pictures_are_a_chat(scripted_processor, tmp_path):
         assert "media" in request.requires
     assert (await run(scripted_processor, "--image", str(tmp_path / "none.png"), "Hi")).exit_code == 2
     assert (await run(scripted_processor, *image, "--token-ids", "1")).exit_code == 2
+
+
+async def test_beams_are_searched_with_flags(scripted_processor):
+    message = admitted(n=2)
+    message.admitted.sampling.ClearField("seed")
+    ends = [ended(choice=0, beam_score=-0.5), ended(choice=1, completion=2, beam_score=-0.75)]
+    scripted_processor.plays(*[play(message, delta(0, [5], "a"), delta(0, [6], "b", choice=1), *ends)] * 2)
+    flags = ["--beams", "4", "--n", "2", "--length-penalty", "0.5", "--early-stopping", "never", "--no-speculation"]
+    result = await run(scripted_processor, "Hi", *flags)
+    assert (result.exit_code, result.stdout) == (0, "[0] a\n[1] b\n")
+    (request,) = scripted_processor.service.requests
+    assert request.beam_search == BeamSearch(width=4, length_penalty=0.5, early_stopping="EARLY_STOPPING_NEVER")
+    assert (request.HasField("speculation"), request.speculation) == (True, False)
+    document = json.loads((await run(scripted_processor, "Hi", *flags, "--json")).stdout)
+    assert [choice["beam_score"] for choice in document["choices"]] == [-0.5, -0.75]
+    assert document["seed"] is None
+
+
+async def test_wrong_beams_are_refused_by_their_flags(scripted_processor):
+    result = await run(scripted_processor, "Hi", "--length-penalty", "2")
+    assert result.exit_code == 2
+    assert "--length-penalty and --early-stopping need --beams." in result.output
+    result = await run(scripted_processor, "Hi", "--beams", "-1")
+    assert "--beams: -1 is out of range: expected at least 0" in result.output
+    field = error_details_pb2.BadRequest.FieldViolation(field="beam_search.width", description="99 is out of range")
+    details = error_details_pb2.BadRequest(field_violations=[field])
+    refused = refusal(grpc.StatusCode.INVALID_ARGUMENT, "beam_search.width: 99 is out of range", details)
+    scripted_processor.plays(play(refused))
+    result = await run(scripted_processor, "Hi", "--beams", "99")
+    assert (result.exit_code, "--beams: 99 is out of range" in result.output) == (1, True)

@@ -64,6 +64,26 @@ def test_best_of_returns_the_likeliest_of_more_choices(door: openai.OpenAI, nati
         assert (choice.logprobs is None) is (of_chat is None)
 
 
+def test_beams_are_the_same_by_every_door(door: openai.OpenAI, native: Client) -> None:
+    search: Any = {"width": 4, "length_penalty": 0.5, "early_stopping": True}
+    expected = native.generate(PROMPTS[0], n=3, max_tokens=8, beam_search=search).choices
+    scores = [choice.beam_score for choice in expected]
+    assert scores == sorted(scores, key=lambda score: -(score or 0))
+    assert len({choice.text for choice in expected}) == 3
+    fields = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.5, "early_stopping": True}
+    asked: Any = {"model": MODEL, "prompt": PROMPTS[0], "n": 3, "max_tokens": 8}
+    whole = door.completions.create(**asked, extra_body=fields)
+    assert [choice.text for choice in whole.choices] == [choice.text for choice in expected]
+    assert [choice.to_dict()["beam_score"] for choice in whole.choices] == scores
+    texts = ["", "", ""]
+    for chunk in door.completions.create(**asked, extra_body=fields, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in expected]
+    greedy = native.generate(PROMPTS[0], max_tokens=8, temperature=0).token_ids
+    assert native.generate(PROMPTS[0], max_tokens=8, beam_search={"width": 1}).token_ids == greedy
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "problem"),
     [
@@ -82,6 +102,13 @@ def test_best_of_returns_the_likeliest_of_more_choices(door: openai.OpenAI, nati
         ({"num_beams": 2, "seed": 7}, "seed", "set beside beam_search, which draws nothing"),
         ({"num_beams": 2, "temperature": 1}, "temperature", "set beside beam_search, which draws nothing: expected 0"),
         ({"num_beams": 2, "stop": "x"}, "stop", "set beside beam_search, whose beams end with tokens"),
+        ({"num_beams": 2, "frequency_penalty": 1}, "frequency_penalty", "set beside beam_search, which has repetition"),
+        ({"num_beams": 2, "prompt_logprobs": 1}, "prompt_logprobs", "set beside beam_search, which reports the score"),
+        (
+            {"num_beams": 2, "response_format": {"type": "json_object"}},
+            "response_format",
+            "set beside beam_search, whose beams have no form",
+        ),
         ({"speculation": "maybe"}, "speculation", "'maybe': expected on, off, true or false"),
     ],
 )

@@ -96,6 +96,19 @@ def test_a_resume_takes_what_admitted_said() -> None:
             {"output": {"logprobs": 0}},
             "output.logprobs: set beside beam_search, which reports the score of each choice alone: leave it out",
         ),
+        (
+            {"sampling": {"presence_penalty": 1}},
+            "sampling.presence_penalty: set beside beam_search, which has repetition_penalty alone: leave it out",
+        ),
+        (
+            {"sampling": {"no_repeat_ngram": {"ngram_size": 3, "window_size": 9}}},
+            "sampling.no_repeat_ngram: set beside beam_search, which has repetition_penalty alone: leave it out",
+        ),
+        (
+            {"output": {"prompt_logprobs": 0}},
+            "output.prompt_logprobs: set beside beam_search, which reports the score of each choice alone: leave it "
+            "out",
+        ),
         ({"beam_search": {}}, "beam_search.width: 0 is out of range: expected 1 to 64"),
         ({"beam_search": {"width": 65}}, "beam_search.width: 65 is out of range: expected 1 to 64"),
         (
@@ -105,7 +118,7 @@ def test_a_resume_takes_what_admitted_said() -> None:
         ),
         (
             {"beam_search": {"width": 2, "length_penalty": math.inf}},
-            "beam_search.length_penalty: inf is not finite: expected a number",
+            "beam_search.length_penalty: inf is out of range: expected -5 to 5",
         ),
         (
             {"beam_search": {"width": 2, "early_stopping": 9}},

@@ -791,6 +791,7 @@ class StepOutputs(google.protobuf.message.Message):
     LOGPROBS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
+    DRAFTS_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Opened]:
         """Requests that this stream carries for the first time; before anything else about them."""
@@ -839,6 +840,10 @@ class StepOutputs(google.protobuf.message.Message):
     def closed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Closed]:
         """Requests that this stream will say nothing more about, though choices were unfinished."""
 
+    @property
+    def drafts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EntryDrafts]:
+        """What was guessed ahead, for the entries whose choices had any of it so far."""
+
     def __init__(
         self,
         *,
@@ -854,8 +859,9 @@ class StepOutputs(google.protobuf.message.Message):
         logprobs: collections.abc.Iterable[global___EntryLogprobs] | None = ...,
         finished: collections.abc.Iterable[global___Finished] | None = ...,
         closed: collections.abc.Iterable[global___Closed] | None = ...,
+        drafts: collections.abc.Iterable[global___EntryDrafts] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "closed", b"closed", "epochs", b"epochs", "finished", b"finished", "first_positions", b"first_positions", "logprobs", b"logprobs", "opened", b"opened", "prefills", b"prefills", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "closed", b"closed", "drafts", b"drafts", "epochs", b"epochs", "finished", b"finished", "first_positions", b"first_positions", "logprobs", b"logprobs", "opened", b"opened", "prefills", b"prefills", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
 
 global___StepOutputs = StepOutputs
 
@@ -992,6 +998,32 @@ class EntryLogprobs(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["entry", b"entry", "logprobs", b"logprobs"]) -> None: ...
 
 global___EntryLogprobs = EntryLogprobs
+
+@typing.final
+class EntryDrafts(google.protobuf.message.Message):
+    """What was guessed ahead for the choice of one entry, so far. A choice that its receiver ends has no Finished to say it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    REJECTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    entry: builtins.int
+    """Index into the frame's arrays of entries, from 0."""
+    accepted_draft_tokens: builtins.int
+    """As in Finished."""
+    rejected_draft_tokens: builtins.int
+    """As in Finished."""
+    def __init__(
+        self,
+        *,
+        entry: builtins.int = ...,
+        accepted_draft_tokens: builtins.int = ...,
+        rejected_draft_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "entry", b"entry", "rejected_draft_tokens", b"rejected_draft_tokens"]) -> None: ...
+
+global___EntryDrafts = EntryDrafts
 
 @typing.final
 class Finished(google.protobuf.message.Message):

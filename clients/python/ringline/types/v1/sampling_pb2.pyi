@@ -138,8 +138,8 @@ class BeamSearch(google.protobuf.message.Message):
     width: builtins.int
     """Continuations kept side by side, at least n, in [1, 64], and at most what the engine computes in one step."""
     length_penalty: builtins.float
-    """A continuation's score is the sum of its tokens' log probabilities, divided by their number to this power; finite,
-    any sign. Default: 1.
+    """A continuation's score is the sum of its tokens' log probabilities, divided by their number to this power; in
+    [-5, 5]. Default: 1.
     """
     early_stopping: global___BeamSearch.EarlyStopping.ValueType
     """Default: no."""
