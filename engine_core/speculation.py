@@ -52,6 +52,11 @@ class SpeculativeConfig:
         """Whether drafts are computed from the target's hidden states behind its last layer."""
         return self.method == "mtp"
 
+    @property
+    def taps_layers(self) -> bool:
+        """Whether drafts are computed from the inputs of some of the target's layers."""
+        return self.method == "eagle3"
+
 
 _TYPES: dict[str, type] = {
     "method": str,

@@ -220,13 +220,13 @@ class ModelRunner:
                 return drafter.propose(wanted)
 
         self._drafter, self._propose = drafter, propose
-        self.forward.taps = Taps(drafter.tapped_layers) if drafter.tapped_layers else None
 
-    def compute_for_observer(self) -> None:
-        """Compute the final hidden states of all rows where a drafter observes them, on this rank or on another of its
-        stage.
+    def compute_for_observer(self, tapped_layers: tuple[int, ...] = ()) -> None:
+        """Compute what a drafter observes, on this rank or on another of its stage: the inputs of ``tapped_layers``, if
+        any, else the final hidden states of all rows.
         """
         self._observed = ObservedSteps()
+        self.forward.taps = Taps(tapped_layers) if tapped_layers else None
 
     @torch.inference_mode()
     def rehearse(self, drafter: Drafter) -> None:
@@ -308,12 +308,11 @@ class ModelRunner:
         rows = wanted if len(wanted) < plan.total_tokens else None
         scores_prompts = self.batch.sampling.asked & PROMPT_LOGPROBS
         is_observed = self._observed is not None and self._observed.includes(plan)
-        computes_all = scores_prompts or is_observed
+        taps = self.forward.taps
+        computes_all = scores_prompts or (is_observed and taps is None)
         hidden = self.forward(inputs, caches, pending, None if computes_all else rows)
         if self._drafter is not None and is_observed:
-            self._drafter.observe(inputs, hidden)
-        elif self._drafter is not None and (taps := self.forward.taps) is not None:
-            self._drafter.observe(inputs, torch.cat(taps.hidden, 1))
+            self._drafter.observe(inputs, hidden if taps is None else torch.cat(taps.hidden, 1))
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden, sampler) if scores_prompts else []
         if rows is None or not computes_all:
             return hidden, prompt_logprobs

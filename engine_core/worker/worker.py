@@ -43,7 +43,7 @@ from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
 from engine_core.worker.copied_blocks import copy_blocks
 from engine_core.worker.drafters.base import Drafter
-from engine_core.worker.drafters.registry import Target, load_drafter
+from engine_core.worker.drafters.registry import Target, load_drafter, tapped_layers
 from engine_core.worker.dummy_batches import attention_seconds, picture_warm_up, warm_up_steps
 from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.grammars import open_grammars
@@ -189,6 +189,8 @@ class Worker:
         """On the rank that samples, once the model is loaded; None if grammars cannot be used."""
         self.drafter: Drafter | None = None
         """On the rank that samples, once the model is loaded, if a model computes drafts."""
+        self._tapped_layers: tuple[int, ...] = ()
+        """Those whose inputs a drafter observes, on this rank or on another, once the model is loaded."""
         self._collectives: TensorCollectives | None = None
         self._links: StageLinks | None = None
         self._runner: ModelRunner | None = None
@@ -273,10 +275,12 @@ class Worker:
         bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
         if states is not None:
             layout += f" {states}"
-        if speculation is not None and speculation.is_computed and rank.samples:
+        if speculation is not None and speculation.is_computed:
             target = Target(self._config, checkpoint, model, self.limits, device)
-            self.drafter = load_drafter(speculation, target, on_progress)
-            bytes_per_block += self.drafter.bytes_per_block
+            self._tapped_layers = tapped_layers(speculation, target)
+            if rank.samples:
+                self.drafter = load_drafter(speculation, target, on_progress)
+                bytes_per_block += self.drafter.bytes_per_block
         device.trim()
         numerics = numerics_of(checkpoint, device, model, spec, rank)
         report = ModelReport(
@@ -336,8 +340,9 @@ class Worker:
         runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
         if self.drafter is not None:
             runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
-        if (speculation := self._config.scheduler.speculation) is not None and speculation.reads_final_states:
-            runner.compute_for_observer()
+        speculation = self._config.scheduler.speculation
+        if speculation is not None and (speculation.reads_final_states or speculation.taps_layers):
+            runner.compute_for_observer(self._tapped_layers)
         if now or not self.device.uses_host_memory:
             return 0
         spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec

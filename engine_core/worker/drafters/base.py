@@ -21,11 +21,6 @@ class Drafter(ABC):
     """
 
     @property
-    def tapped_layers(self) -> tuple[int, ...]:
-        """The target's layers whose inputs ``observe`` needs."""
-        return ()
-
-    @property
     @abstractmethod
     def weight_bytes(self) -> int:
         """Bytes of its own weights."""
@@ -49,9 +44,9 @@ class Drafter(ABC):
 
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:  # noqa: B027
         """See the target's hidden states [T, H] of a step, whose tokens are not known yet: the final ones, or, side by
-        side, the inputs of the ``tapped_layers``.
+        side, the inputs of ``registry.tapped_layers``.
 
-        Only if layers are tapped, or for the steps of ``ObservedSteps``; valid only during the call.
+        Only for the steps of ``ObservedSteps``, if the method reads any; valid only during the call.
         """
 
     @abstractmethod

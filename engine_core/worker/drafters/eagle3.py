@@ -40,27 +40,41 @@ _MOST_IDLE = 256
 _IDS_AT_ONCE = 4096
 
 
+def tapped_layers(config: SpeculativeConfig, target: Target) -> tuple[int, ...]:
+    """As ``registry.tapped_layers``."""
+    return _open(config, target).taps
+
+
 def load_drafter(config: SpeculativeConfig, target: Target, on_progress: LoadProgress) -> Eagle3Drafter:
     """As ``registry.LoadDrafter``."""
-
-    def refused(accepted: str) -> ConfigError:
-        return ConfigError("speculative_config", target.config.scheduler.speculative_config, accepted)
-
-    if not isinstance(target.model, CausalLM) or not target.model.gives_taps:
-        architecture = target.checkpoint.choice.architecture
-        raise refused(f"another method: an EAGLE-3 head cannot read the layers of {architecture}")
-    assert config.model is not None  # as the method needs one
+    checkpoint = _open(config, target)
+    assert isinstance(target.model, CausalLM)
     try:
-        checkpoint = open_head(config.model, config.revision, target.config.model, target.checkpoint.config)
         head, weight_bytes = _load(checkpoint, target, target.model, on_progress)
-    except (CheckpointError, UnsupportedModelError) as error:
-        raise refused(f"an EAGLE-3 head for this model: {error}") from error
+    except CheckpointError as error:
+        raise _other_head(target, str(error)) from error
     drafter = Eagle3Drafter(head, checkpoint.taps, target, config.num_speculative_tokens, weight_bytes)
     if not drafter.is_sound():
-        raise refused(
-            f"an EAGLE-3 head for this model: that in {checkpoint.path} is damaged, as it computes no numbers"
-        )
+        raise _other_head(target, f"that in {checkpoint.path} is damaged, as it computes no numbers")
     return drafter
+
+
+def _open(config: SpeculativeConfig, target: Target) -> HeadCheckpoint:
+    """The head's checkpoint. Raises ``ConfigError`` if it does not fit, or the target's layers cannot be read."""
+    if not isinstance(target.model, CausalLM) or not target.model.gives_taps:
+        architecture = target.checkpoint.choice.architecture
+        accepted = f"another method: an EAGLE-3 head cannot read the layers of {architecture}"
+        raise ConfigError("speculative_config", target.config.scheduler.speculative_config, accepted)
+    assert config.model is not None  # as the method needs one
+    try:
+        return open_head(config.model, config.revision, target.config.model, target.checkpoint.config)
+    except (CheckpointError, UnsupportedModelError) as error:
+        raise _other_head(target, str(error)) from error
+
+
+def _other_head(target: Target, problem: str) -> ConfigError:
+    accepted = f"an EAGLE-3 head for this model: {problem}"
+    return ConfigError("speculative_config", target.config.scheduler.speculative_config, accepted)
 
 
 def _load(
@@ -118,10 +132,6 @@ class Eagle3Drafter(Drafter):
         self._pending: PendingRows
         self._idle = np.zeros(target.limits.max_num_seqs, np.int64)
         """[slots]: rows since drafts were wanted."""
-
-    @property
-    def tapped_layers(self) -> tuple[int, ...]:
-        return self._taps
 
     @property
     def weight_bytes(self) -> int:

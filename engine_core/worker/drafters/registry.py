@@ -35,6 +35,17 @@ Raises ``ConfigError`` naming ``speculative_config`` where the two do not fit; `
 """
 
 
+def tapped_layers(config: SpeculativeConfig, target: Target) -> tuple[int, ...]:
+    """The layers of ``target`` whose inputs the drafter reads. All ranks take them, as all make the same calls.
+
+    Raises ``ConfigError`` naming ``speculative_config`` where the two do not fit.
+    """
+    if not config.taps_layers:
+        return ()
+    layers: tuple[int, ...] = import_module(f"{__package__}.{config.method}").tapped_layers(config, target)
+    return layers
+
+
 def load_drafter(config: SpeculativeConfig, target: Target, on_progress: Callable[[int, int], None]) -> Drafter:
     """The drafter for ``target`` that ``config`` describes, which computes its drafts. Raises as ``LoadDrafter``."""
     module = import_module(f"{__package__}.{config.method}")  # one for each of METHODS that computes drafts

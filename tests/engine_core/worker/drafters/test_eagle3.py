@@ -152,7 +152,7 @@ def test_drafts_are_those_of_transformers_parts(
             id="preemption",
             marks=pytest.mark.wide,
         ),
-        pytest.param({"max_num_batched_tokens": 16, "max_num_seqs": 4}, id="chunks", marks=pytest.mark.wide),
+        pytest.param({"max_num_batched_tokens": 16, "max_num_seqs": 5}, id="chunks", marks=pytest.mark.wide),
         pytest.param({"attention_backend": "torch"}, id="torch", marks=pytest.mark.wide),
     ],
 )
