@@ -296,21 +296,23 @@ class Startup:
             # Stages compute one after the other, the ranks of a stage at the same time.
             largest = sum(max(seconds[at : at + ranks]) for at in range(0, len(seconds), ranks))
             is_stable = all(each.is_bitwise_stable for each in ready)
+            times = self._step_times(limits)
             details = (
                 self._by_rank([each.made for each in ready]),
                 self._of_largest_step(largest, max(each.encoding_seconds for each in ready), spec),
                 _STABLE if is_stable else _UNSTABLE % (advice and f" ({advice})"),
                 self._by_rank([each.memory_left for each in ready]),
-                "; ".join(each.step_times.describe() for each in ready if each.step_times is not None),
+                "" if times is ASSUMED_STEP_TIMES else times.describe(),
             )
             stage.detail = "; ".join(filter(None, details))
-            return _Warm(is_stable, largest, max(each.picture_token_cost for each in ready), self._step_times(limits))
+            return _Warm(is_stable, largest, max(each.picture_token_cost for each in ready), times)
 
     def _step_times(self, limits: BatchLimits) -> StepTimes:
         """Measured if drafters propose tokens."""
 
         def time_size(count: int, runs: int) -> TimedSize:
-            [found] = filter(None, self._workers.collective_rpc("time_steps", count, runs))
+            ranks: list[TimedSize | None] = self._workers.collective_rpc("time_steps", count, runs)
+            [found] = filter(None, ranks)
             return found
 
         if self._config.scheduler.speculation is None:

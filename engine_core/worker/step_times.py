@@ -21,9 +21,11 @@ _MOST_ROWS = 128
 _DRAFTS = 3
 """Of each sequence whose drafts are timed."""
 _CONTEXT = 24
-_RUNS = 4
+_RUNS = 3
 _LONG = 0.25
-"""Seconds: a step that takes longer is timed once, and no larger one is."""
+"""Seconds: a step that takes longer is timed once, and no larger one is if it has more than ``_FEW_ROWS``."""
+_FEW_ROWS = 8
+"""Sizes up to this are always measured: here it turns out whether rows cost little."""
 _PRIMES = 7919, 104729
 
 Compute = Callable[[StepPlan], object]
@@ -47,12 +49,12 @@ def step_times(most_rows: int, time_size: Callable[[int, int], TimedSize]) -> St
     rows, timed, runs = list[int](), list[TimedSize](), 1
     for count in _sizes(most_rows):
         found = time_size(count, runs)
-        if runs < _RUNS and found.plain <= _LONG:
-            runs = _RUNS
-            found = time_size(count, runs)
+        if count == 1 and found.plain <= _LONG:
+            found = time_size(count, _RUNS)
+        runs = _RUNS if found.plain <= _LONG else 1
         rows.append(count)
         timed.append(found)
-        if found.plain > _LONG:
+        if found.plain > _LONG and count >= _FEW_ROWS:
             break
     plain, drafted = [each.plain for each in timed], [each.drafted for each in timed]
     drafts = [each.draft for each in timed if each.draft is not None]
