@@ -32,6 +32,7 @@ from engine_core.progress import StartupProgress
 from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
 from engine_core.worker.input_batch import BatchLimits
+from engine_core.worker.step_times import measure_step_times
 from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 
 _AS_IT_FILLS = "; only addresses are reserved, and memory is taken as the cache fills"
@@ -295,16 +296,30 @@ class Startup:
             # Stages compute one after the other, the ranks of a stage at the same time.
             largest = sum(max(seconds[at : at + ranks]) for at in range(0, len(seconds), ranks))
             is_stable = all(each.is_bitwise_stable for each in ready)
+            times = self._step_times()
             details = (
                 self._by_rank([each.made for each in ready]),
                 self._of_largest_step(largest, max(each.encoding_seconds for each in ready), spec),
                 _STABLE if is_stable else _UNSTABLE % (advice and f" ({advice})"),
                 self._by_rank([each.memory_left for each in ready]),
-                "; ".join(each.step_times.describe() for each in ready if each.step_times is not None),
+                "" if times is None else times.describe(),
             )
             stage.detail = "; ".join(filter(None, details))
-            times = next((each.step_times for each in ready if each.step_times is not None), ASSUMED_STEP_TIMES)
-            return _Warm(is_stable, largest, max(each.picture_token_cost for each in ready), times)
+            cost = max(each.picture_token_cost for each in ready)
+            return _Warm(is_stable, largest, cost, ASSUMED_STEP_TIMES if times is None else times)
+
+    def _step_times(self) -> StepTimes | None:
+        """None if no drafter proposes tokens."""
+        scheduler = self._config.scheduler
+        if (speculation := scheduler.speculation) is None:
+            return None
+
+        def time_steps(*steps: int) -> float:
+            seconds: list[float] = self._workers.collective_rpc("time_steps", *steps)
+            return max(seconds)  # only the rank that samples says how long it took
+
+        most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        return measure_step_times(time_steps, most, proposes=speculation.is_computed)
 
     def _of_largest_step(self, seconds: float, encoding: float, spec: ModelSpec) -> str:
         """How long it takes, for a person; where streams would stall, also which option shortens it.

@@ -20,30 +20,32 @@ _DRAFTS = 3
 _CONTEXT = 24
 _RUNS = 3
 _LONG = 0.25
-"""Seconds: a step that takes longer is timed once, and no larger one is."""
+"""Seconds: a step that takes longer is timed once, and no larger one is if it has more than ``_FEW_ROWS``."""
+_FEW_ROWS = 8
+"""Sizes up to this are always measured: here it turns out whether rows cost little."""
 _PRIMES = 7919, 104729
 
 Compute = Callable[[StepPlan], object]
 """Computes a plan, to the end."""
 
 
-def measure_step_times(runner: ModelRunner, limits: BatchLimits, compute: Compute, *, proposes: bool) -> StepTimes:
-    """Time steps with ``compute``; all ranks do so together. ``proposes``: whether the drafter is timed, too.
+TimeSteps = Callable[[int, int, int, int], float]
+"""Seconds of a step of so many sequences with so many drafts each, that proposes so many; the least of so many runs."""
 
-    The steps are of sequences with few tokens, all in block 0, and slot 0 of the states. Their tokens differ, as those
-    of different texts do, so that experts are read as they will be.
-    """
-    measuring = _Measuring(runner, limits, compute)
+
+def measure_step_times(time_steps: TimeSteps, most_rows: int, *, proposes: bool) -> StepTimes:
+    """Time steps of up to ``most_rows`` rows. ``proposes``: whether a drafter is timed, too."""
     rows, plain, drafted, drafts = list[int](), list[float](), list[float](), list[float]()
-    for count in _sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens)):
+    for count in _sizes(most_rows):
+        runs = 1 if plain and plain[-1] > _LONG else _RUNS
         rows.append(count)
-        plain.append(measuring.seconds(count, 0))
+        plain.append(time_steps(count, 0, 0, runs))
         # With drafts, the rows are of fewer sequences, each of which takes a larger part of attention.
         num_drafts = min(_DRAFTS, count - 1)
-        drafted.append(measuring.seconds(count // (1 + num_drafts), num_drafts) if num_drafts else plain[-1])
+        drafted.append(time_steps(count // (1 + num_drafts), num_drafts, 0, runs) if num_drafts else plain[-1])
         if proposes:
-            drafts.append(max(0.0, measuring.seconds(count, 0, proposals=2) - plain[-1]) / 2)
-        if plain[-1] > _LONG:
+            drafts.append(max(0.0, time_steps(count, 0, 2, runs) - plain[-1]) / 2)
+        if plain[-1] > _LONG and count >= _FEW_ROWS:
             break
     return StepTimes(tuple(rows), *map(_without_disturbance, (plain, drafted, drafts)))
 
@@ -66,8 +68,11 @@ def _without_disturbance(seconds: list[float]) -> tuple[float, ...]:
     return tuple(least)
 
 
-class _Measuring:
-    """Plans the steps to be timed."""
+class StepTimer:
+    """Times steps of sequences with few tokens, all in block 0, and slot 0 of the states; all ranks do so together.
+
+    Tokens differ, as those of different texts do, so that experts are read as they will be.
+    """
 
     def __init__(self, runner: ModelRunner, limits: BatchLimits, compute: Compute) -> None:
         self._runner = runner
@@ -76,19 +81,14 @@ class _Measuring:
         self._vocab_size = runner.model.vocab_size
         self._serial = 0
 
-    def seconds(self, count: int, num_drafts: int, *, proposals: int = 0) -> float:
-        """The least seconds of a step of ``count`` sequences with so many drafts each; proposing as many, if any."""
+    def seconds(self, count: int, num_drafts: int, proposals: int, runs: int) -> float:
+        """As ``TimeSteps``."""
         length = min(_CONTEXT, max(1, self._limits.max_model_len - (_RUNS + 2) * (1 + num_drafts) - 1))
         self._run(self._introduction(count, length))
         asked = dict.fromkeys(range(count), proposals) if proposals else {}
-        runs = list[float]()
-        while len(runs) <= _RUNS:
-            plan = replace(self._plan(count, num_drafts), proposals=asked)
-            runs.append(self._run(plan))
-            if runs[-1] > _LONG:
-                break
+        least = min(self._run(replace(self._plan(count, num_drafts), proposals=asked)) for _ in range(runs))
         self._release(count)
-        return min(runs)
+        return least
 
     def _run(self, plan: StepPlan) -> float:
         start = time.perf_counter()

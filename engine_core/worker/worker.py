@@ -39,7 +39,6 @@ from engine_core.platforms.kv_cache_size import (
     size,
 )
 from engine_core.platforms.selector import choose_platform, is_for_cpu
-from engine_core.speculation import StepTimes
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
 from engine_core.worker.copied_blocks import copy_blocks
@@ -53,7 +52,7 @@ from engine_core.worker.join import join
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.numerics import numerics_of
 from engine_core.worker.self_test import is_bitwise_stable, is_encoding_stable
-from engine_core.worker.step_times import measure_step_times
+from engine_core.worker.step_times import StepTimer
 from engine_core.worker.unsound_part import first_unsound_part
 
 _P = ParamSpec("_P")
@@ -124,8 +123,6 @@ class ReadyReport:
     """Whether logits were numbers; unknown, and True, if another rank samples."""
     memory_left: str
     """The rest of the memory budget, and how to use it, for a person."""
-    step_times: StepTimes | None = None
-    """From the rank that samples, if drafters propose tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,29 +326,31 @@ class Worker:
         """Allocate the caches and the batch; returns the bytes that the caches will still take as they fill.
 
         If ``kv_cache_memory_bytes`` is set, memory is taken now, so that no step waits for it; else, on a CPU, on
-        first write. Raises ``OutOfMemoryError``.
+        first write, as that of a drafter always is. Raises ``OutOfMemoryError``.
         """
         now = self._config.cache.kv_cache_memory_bytes is not None
         try:
             self._caches = self.device.allocate(self.model, kv_cache_config, now)
+            runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
+            if self.drafter is not None:
+                runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
         except RuntimeError as error:
             flag = "--kv-cache-memory-bytes" if now else "--gpu-memory-utilization, or set --kv-cache-memory-bytes"
             raise OutOfMemoryError(
                 f"the system refused {size(kv_cache_config.nbytes)} for the KV cache: {error}. "
                 f"Lower {flag}{f'; {self.device.limit}' if self.device.limit else ''}."
             ) from error
-        runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
-        if self.drafter is not None:
-            runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
         speculation = self._config.scheduler.speculation
         if speculation is not None and (speculation.reads_final_states or speculation.taps_layers):
             runner.compute_for_observer(self._tapped_layers)
-        if now or not self.device.uses_host_memory:
+        if not self.device.uses_host_memory:
             return 0
+        of_drafts = 0 if self.drafter is None else kv_cache_config.num_blocks * self.drafter.bytes_per_block
+        if now:
+            return of_drafts
         spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec
         of_blocks = kv_cache_config.num_blocks * self.device.attention.bytes_per_block(spec)
-        of_blocks += 0 if self.drafter is None else kv_cache_config.num_blocks * self.drafter.bytes_per_block
-        return of_blocks + (0 if states is None else kv_cache_config.num_states * states.bytes_per_state)
+        return of_drafts + of_blocks + (0 if states is None else kv_cache_config.num_states * states.bytes_per_state)
 
     @_on_device
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
@@ -385,16 +384,15 @@ class Worker:
             is_stable,
             is_sound and pictures.is_sound,
             device.memory_left(self._config.cache, kv_cache_config),
-            self._measure_step_times(),
         )
 
-    def _measure_step_times(self) -> StepTimes | None:
-        """None if no drafter proposes tokens, or another rank samples."""
-        speculation = self._config.scheduler.speculation
-        if speculation is None:
-            return None
-        times = measure_step_times(self._current_runner(), self.limits, self._compute, proposes=speculation.is_computed)
-        return times if self.rank.samples else None
+    @_on_device
+    def time_steps(self, count: int, num_drafts: int, proposals: int, runs: int) -> float:
+        """As ``TimeSteps``, after ``warm_up``; 0 if another rank samples."""
+        seconds = StepTimer(self._current_runner(), self.limits, self._compute).seconds(
+            count, num_drafts, proposals, runs
+        )
+        return seconds if self.rank.samples else 0.0
 
     def _warm_up_pictures(self) -> _Pictures:
         """Compute a prompt with a picture, if any fits.
@@ -471,8 +469,8 @@ class Worker:
         if self.rank.samples:
             return not self.launch(plan).result().failed
         self.follow(plan)
-        rows = sum(plan.samples) + sum(map(len, plan.draft_token_ids.values()))
-        self.commit(plan.step_id, np.zeros(rows, np.int64))
+        num_sampled = sum(plan.samples) + sum(map(len, plan.draft_token_ids.values()))
+        self.commit(plan.step_id, np.zeros(num_sampled, np.int64))
         return True
 
     def _new_batch(self) -> InputBatch:

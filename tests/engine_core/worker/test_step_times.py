@@ -9,7 +9,7 @@ import pytest
 from engine_core.executor.collective import CollectiveExecutor
 from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.worker import step_times
-from engine_core.worker.step_times import measure_step_times
+from engine_core.worker.step_times import StepTimer, measure_step_times
 
 from ..engines import StageDetails, started
 
@@ -47,11 +47,12 @@ def test_every_row_has_a_token_of_its_own_and_long_steps_end_it(monkeypatch: pyt
             seen.append(worker._runner._last.inputs.input_ids.tolist())
             assert inputs is not worker._runner._last
 
-        measure_step_times(worker._runner, worker.limits, compute, proposes=False)
+        timer = StepTimer(worker._runner, worker.limits, compute)
+        measure_step_times(timer.seconds, 24, proposes=False)
         rows = [each for each in seen if len(each) == 16]
         assert all(len(set(each)) > 12 for each in rows)
         monkeypatch.setattr(step_times, "_LONG", 0.0)
-        assert measure_step_times(worker._runner, worker.limits, compute, proposes=False).rows == (1,)
+        assert measure_step_times(timer.seconds, 24, proposes=False).rows == (1, 2, 4, 8)
         assert len(batch) == 0
 
 
