@@ -22,8 +22,8 @@ from engine_core.speculation import SpeculativeConfig
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 _BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
-_SMOLLM2_LAYERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 26, 27, 28, 29)
-"""Of the twin that drafts for SmolLM2, as ``twins.choose_layers`` has found them."""
+_SMOLLM2_LAYERS = 20
+"""Of the 30, in the twin that drafts for it."""
 _OTHER_SEED = 1 << 40
 """Added to a seed for noise of the drafter's own."""
 _MAX_MODEL_LEN = 1024
@@ -122,9 +122,8 @@ def model_rows(target: str, drafters: Mapping[str, str], prompts: Sequence[list[
     for name, checkpoint in drafters.items():
         with LLM(checkpoint, **_ENGINE) as drafter:
             for temperature, found in given.items():
-                own, other = (
-                    [agreements(drafter, answer, other_noise) for answer in found] for other_noise in (False, True)
-                )
+                own = [agreements(drafter, answer, other_noise=False) for answer in found]
+                other = [agreements(drafter, answer, other_noise=True) for answer in found] if temperature else own
                 rows.append(_row(name, temperature, own, other))
     return rows
 
@@ -205,18 +204,18 @@ def _pairs(choice: Choice, count: int) -> Iterator[_Pair]:
         twin = choice.models / "tiny-twin"
         questions = tasks.chats(tasks.tokenizer_of(_BUNDLED), tasks.bundled_questions())
         if not (twin / "config.json").exists():
-            twins.make_twin(_BUNDLED, twin, 2, questions[2 * count :], twins.Training(steps=300))
+            twins.make_twin(_BUNDLED, twin, 2, questions[2 * count :], twins.Training(steps=150))
         drafters = {"itself": str(_BUNDLED), "2 of 5 layers, trained": str(twin)}
         yield _Pair("the bundled model", str(_BUNDLED), drafters, {"chats": questions[: 2 * count]})
     if "smollm2" in choice.models_of and (file := find_smollm2(choice.smollm2)) is not None:
         pruned = choice.twin or choice.models / "smollm2-twin.gguf"
+        tokenizer = tasks.tokenizer_of(file)
         if not pruned.exists():
             choice.models.mkdir(parents=True, exist_ok=True)
-            twins.prune(file, _SMOLLM2_LAYERS, pruned)
+            twins.make_twin(file, pruned, _SMOLLM2_LAYERS, tasks.STORIES.prompts(tokenizer, 2, count), None)
         drafters = {
             "itself": str(file),
-            "a twin" if choice.twin else f"{len(_SMOLLM2_LAYERS)} of 30 layers": str(pruned),
+            "a twin" if choice.twin else f"{_SMOLLM2_LAYERS} of 30 layers": str(pruned),
         }
-        tokenizer = tasks.tokenizer_of(file)
         texts = {task.name: task.prompts(tokenizer, count) for task in tasks.TASKS}
         yield _Pair("SmolLM2-135M", str(file), drafters, texts)

@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--texts", nargs="+", choices=TEXTS, default=list(TEXTS), help="(all)")
     parser.add_argument("--rounds", type=int, default=4, help="(%(default)s)")
     parser.add_argument("--acceptance", action="store_true", help="count accepted drafts instead of seconds")
-    parser.add_argument("--answers", type=int, default=8, help="of each text, for --acceptance (%(default)s)")
+    parser.add_argument("--answers", type=int, default=6, help="of each text, for --acceptance (%(default)s)")
     output_options(parser)
     return parser
 

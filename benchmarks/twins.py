@@ -1,6 +1,6 @@
 """Makes a small twin of a model, to draft for it: some of its layers, trained a little to continue as the model does.
 
-    python -m benchmarks.twins checkpoints/tiny TWIN --layers 2 --steps 300
+    python -m benchmarks.twins checkpoints/tiny TWIN --layers 2 --steps 150
     python -m benchmarks.twins SmolLM2-135M.gguf TWIN.gguf --layers 15 --questions "Write a story." "What is rain?"
 
 Layers are left out one after the other: the one without which the model still agrees best with itself. A twin of a GGUF
@@ -146,7 +146,7 @@ def write_texts(source: Path, count: int, length: int, prompts: Sequence[list[in
     drawn = Random(seed)
     with LLM(str(source), max_num_seqs=64, kv_cache_memory_bytes="256MiB", max_model_len=max(256, 2 * length)) as llm:
         if prompts:
-            begun = [drawn.choice(prompts) for _ in range(count)]
+            begun = [drawn.choice(prompts)[: length // 2] for _ in range(count)]
         else:
             begun = [[drawn.randrange(llm.model.vocab_size)] for _ in range(count)]
         params = [

@@ -35,9 +35,14 @@ class EngineCore:
             config.scheduler, config.cache, kv_cache, model, clock, identity, stages, executor.step_times
         )
 
+    def check(self, request: Request) -> None:
+        """Raise ``InvalidRequestError`` for a request that this engine can never serve. Callable from any thread."""
+        validate_request(request, self.model, self._executor.grammar_support)
+        self._scheduler.check(request)
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``, without changes."""
-        validate_request(request, self.model, self._executor.grammar_support)
+        self.check(request)
         self._scheduler.add(request)
 
     def cancel(

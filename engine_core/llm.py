@@ -52,7 +52,6 @@ from engine_core.request import SamplingParams as EngineSamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.startup import StartedEngine, start_engine
 from engine_core.step import SequenceOutput
-from engine_core.validation import validate_request
 
 __all__ = [
     "LLM",
@@ -443,11 +442,11 @@ class LLM:
             for_engine = replace(for_engine, seed=secrets.randbits(64))
         request = Request(f"offline-{next(self._request_ids)}", token_ids, for_engine, media=prompt.media)
         try:
-            validate_request(request, self.model, self._engine.executor.grammar_support)
+            self._engine.core.check(request)
             for item in prompt.media:
                 self._engine.executor.check_picture(item.picture)
         except InvalidRequestError as error:
-            where = f"{place}: {error.field}" if error.field in _PARAMS else prompt.place
+            where = f"{place}: {error.field}" if error.field.partition(".")[0] in _PARAMS else prompt.place
             raise InvalidRequestError(where, error.problem) from None
         choices = [CompletionOutput(index=index) for index in range(for_engine.n)]
         result = RequestOutput(list(token_ids), choices, request_id=request.request_id)

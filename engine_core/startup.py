@@ -32,7 +32,7 @@ from engine_core.progress import StartupProgress
 from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError, grammar_numerics
 from engine_core.worker.input_batch import BatchLimits
-from engine_core.worker.step_times import TimedSize, step_times
+from engine_core.worker.step_times import measure_step_times
 from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 
 _AS_IT_FILLS = "; only addresses are reserved, and memory is taken as the cache fills"
@@ -132,7 +132,7 @@ class Startup:
         loaded = self._load_weights(checkpoint)
         cache, step_bytes = self._size_cache(loaded.reports, limits, device)
         unwritten_bytes = self._allocate(cache, loaded.reports)
-        warm = self._warm_up(cache, checkpoint.spec, limits, device.invariance_advice)
+        warm = self._warm_up(cache, checkpoint.spec, device.invariance_advice)
         concurrent_steps = self._concurrent_steps(device)
         vision = vision_outline(checkpoint)
         self._workers.start_steps(concurrent_steps, warm.largest_step_seconds)
@@ -286,7 +286,7 @@ class Startup:
             stage.detail = described + (_AS_IT_FILLS if any(unwritten) else "")
             return sum(unwritten)
 
-    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, limits: BatchLimits, advice: str) -> _Warm:
+    def _warm_up(self, cache: KVCacheConfig, spec: ModelSpec, advice: str) -> _Warm:
         """``advice``: the device's, where a self-test fails. Raises ``CheckpointError`` if a part outputs NaN."""
         with self._progress.stage("warm up") as stage:
             ready: list[ReadyReport] = self._workers.collective_rpc("warm_up", cache)
@@ -296,28 +296,30 @@ class Startup:
             # Stages compute one after the other, the ranks of a stage at the same time.
             largest = sum(max(seconds[at : at + ranks]) for at in range(0, len(seconds), ranks))
             is_stable = all(each.is_bitwise_stable for each in ready)
-            times = self._step_times(limits)
+            times = self._step_times()
             details = (
                 self._by_rank([each.made for each in ready]),
                 self._of_largest_step(largest, max(each.encoding_seconds for each in ready), spec),
                 _STABLE if is_stable else _UNSTABLE % (advice and f" ({advice})"),
                 self._by_rank([each.memory_left for each in ready]),
-                "" if times is ASSUMED_STEP_TIMES else times.describe(),
+                "" if times is None else times.describe(),
             )
             stage.detail = "; ".join(filter(None, details))
-            return _Warm(is_stable, largest, max(each.picture_token_cost for each in ready), times)
+            cost = max(each.picture_token_cost for each in ready)
+            return _Warm(is_stable, largest, cost, ASSUMED_STEP_TIMES if times is None else times)
 
-    def _step_times(self, limits: BatchLimits) -> StepTimes:
-        """Measured if drafters propose tokens."""
+    def _step_times(self) -> StepTimes | None:
+        """None if no drafter proposes tokens."""
+        scheduler = self._config.scheduler
+        if (speculation := scheduler.speculation) is None:
+            return None
 
-        def time_size(count: int, runs: int) -> TimedSize:
-            ranks: list[TimedSize | None] = self._workers.collective_rpc("time_steps", count, runs)
-            [found] = filter(None, ranks)
-            return found
+        def time_steps(*steps: int) -> float:
+            seconds: list[float] = self._workers.collective_rpc("time_steps", *steps)
+            return max(seconds)  # only the rank that samples says how long it took
 
-        if self._config.scheduler.speculation is None:
-            return ASSUMED_STEP_TIMES
-        return step_times(min(limits.max_num_seqs, limits.max_num_batched_tokens), time_size)
+        most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        return measure_step_times(time_steps, most, proposes=speculation.is_computed)
 
     def _of_largest_step(self, seconds: float, encoding: float, spec: ModelSpec) -> str:
         """How long it takes, for a person; where streams would stall, also which option shortens it.

@@ -12,7 +12,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from benchmarks.work import Outcome, Work
 from benchmarks.worker import Engine, serve_rounds
 
-_CONTEXT = 2048
+_CONTEXT = 1024
 
 
 class LlamaCppLookupEngine(Engine):

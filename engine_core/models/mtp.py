@@ -111,20 +111,26 @@ class MultiTokenPredictor:
     """
 
     def __init__(
-        self, config: ArchitectureConfig, names: MtpNames, parts: PartFactory, target: CausalLM, *, shares: bool
+        self, config: ArchitectureConfig, names: MtpNames, parts: PartFactory, target: CausalLM, *, has_shares: bool
     ) -> None:
-        """``config`` is from ``mtp_config``. ``shares``: ``target`` is whole, so its embedding and head are used."""
+        """``config`` is from ``mtp_config``. ``target`` is the last stage; its head is used, and its embedding, if it
+        has one, unless it ``has_shares`` of them, with other ranks.
+        """
         hidden, eps, offset = config.hidden_size, config.norm_eps, config.norm_offset
         self.config = config
         self._factory = parts
         self._target = target
-        if shares:
-            self.embed_tokens, self.lm_head = target.embed_tokens, target.lm_head
-        else:
-            embedding, tied = f"{target.prefix}.{target.embedding_name}", config.tie_word_embeddings
+        embedding, tied = f"{target.prefix}.{target.embedding_name}", config.tie_word_embeddings
+        if has_shares:
             self.lm_head = parts.parallel_lm_head(embedding if tied else "lm_head", config.vocab_size, hidden)
+        else:
+            self.lm_head = target.lm_head
+        if target.is_first_stage and not has_shares:
+            self.embed_tokens = target.embed_tokens
+        else:
+            tied_to = self.lm_head if tied else None
             self.embed_tokens = parts.vocab_parallel_embedding(
-                embedding, config.vocab_size, hidden, self.lm_head if tied else None, config.embedding_scale
+                embedding, config.vocab_size, hidden, tied_to, config.embedding_scale
             )
         self.enorm = parts.rms_norm(names.embedding_norm, hidden, eps, offset)
         self.hnorm = parts.rms_norm(names.hidden_norm, hidden, eps, offset)

@@ -62,9 +62,9 @@ class Sampler:
         for start in range(0, len(asked_of), step):
             part = slice(start, start + step)
             greatest.append(self._ops.greatest(array[part]))  # before bans, which might hide the NaN
-            sampled, reports = self._sample_part(array[part], rows.part(part), asked_of[part], start)
+            sampled, reported = self._sample_part(array[part], rows.part(part), asked_of[part], start)
             tokens.append(sampled)
-            logprobs += reports
+            logprobs += reported
         return SamplerOutput(self._ops.join(tokens), self._ops.join(greatest), logprobs)
 
     def prompt_logprobs(

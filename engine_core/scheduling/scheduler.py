@@ -108,12 +108,15 @@ class Scheduler:
         self._step_ids = count()
         self._pacing = Pacing()
 
+    def check(self, request: Request) -> None:
+        """Raise ``InvalidRequestError`` for a request with more beams than can run."""
+        self._beams.check(request)
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` if its id is live."""
         if request.request_id in self._lifecycle.groups:
             problem = f"{request.request_id!r} is in use; expected an id that no live request has"
             raise InvalidRequestError("request_id", problem)
-        self._beams.check(request)
         limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
         if waiting >= limit:
             raise QueueFullError(f"limit of {limit} waiting requests (max_num_queued_reqs) reached; retry later")

@@ -198,7 +198,8 @@ class InputBatch:
             if fork.parent == fork.seq_id:
                 slot = self._slot_of[fork.seq_id]
                 self.token_ids[slot, self._num_tokens[slot] - 1] = fork.token_id
-        for sequence in (*forked, *plan.new):
+        introduced: list[NewSequence | _ForkedSequence] = [*forked, *plan.new]
+        for sequence in introduced:
             self._introduce(sequence)
         for seq_id, block_ids in plan.new_block_ids.items():
             self._append_blocks(self._slot_of[seq_id], block_ids)

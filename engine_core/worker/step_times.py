@@ -1,13 +1,10 @@
-"""Measures what steps of few rows take, with drafts and without, and what a drafter takes for its drafts.
-
-All ranks compute a step together, so none decides by its own clock which one is next: they are told one size at a time.
-"""
+"""Measures what steps of few rows take, with drafts and without, and what a drafter takes for its drafts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from engine_core.kv_cache_interface import NO_STATE
 from engine_core.speculation import StepTimes
@@ -32,50 +29,25 @@ Compute = Callable[[StepPlan], object]
 """Computes a plan, to the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedSize:
-    """Seconds of steps with one number of rows."""
-
-    plain: float
-    """Of a step of as many sequences."""
-    drafted: float
-    """Of a step of fewer sequences, with drafts."""
-    draft: float | None
-    """What one more draft for each of as many sequences takes; None without a drafter."""
+TimeSteps = Callable[[int, int, int, int], float]
+"""Seconds of a step of so many sequences with so many drafts each, that proposes so many; the least of so many runs."""
 
 
-def step_times(most_rows: int, time_size: Callable[[int, int], TimedSize]) -> StepTimes:
-    """Times of steps with up to ``most_rows`` rows; ``time_size`` times steps of so many rows so often."""
-    rows, timed, runs = list[int](), list[TimedSize](), 1
+def measure_step_times(time_steps: TimeSteps, most_rows: int, *, proposes: bool) -> StepTimes:
+    """Time steps of up to ``most_rows`` rows. ``proposes``: whether a drafter is timed, too."""
+    rows, plain, drafted, drafts = list[int](), list[float](), list[float](), list[float]()
     for count in _sizes(most_rows):
-        found = time_size(count, runs)
-        if count == 1 and found.plain <= _LONG:
-            found = time_size(count, _RUNS)
-        runs = _RUNS if found.plain <= _LONG else 1
+        runs = 1 if plain and plain[-1] > _LONG else _RUNS
         rows.append(count)
-        timed.append(found)
-        if found.plain > _LONG and count >= _FEW_ROWS:
+        plain.append(time_steps(count, 0, 0, runs))
+        # With drafts, the rows are of fewer sequences, each of which takes a larger part of attention.
+        num_drafts = min(_DRAFTS, count - 1)
+        drafted.append(time_steps(count // (1 + num_drafts), num_drafts, 0, runs) if num_drafts else plain[-1])
+        if proposes:
+            drafts.append(max(0.0, time_steps(count, 0, 2, runs) - plain[-1]) / 2)
+        if plain[-1] > _LONG and count >= _FEW_ROWS:
             break
-    plain, drafted = [each.plain for each in timed], [each.drafted for each in timed]
-    drafts = [each.draft for each in timed if each.draft is not None]
     return StepTimes(tuple(rows), *map(_without_disturbance, (plain, drafted, drafts)))
-
-
-def time_size(
-    runner: ModelRunner, limits: BatchLimits, compute: Compute, count: int, runs: int, *, proposes: bool
-) -> TimedSize:
-    """Time steps of ``count`` rows with ``compute``, ``runs`` times each; all ranks do so together.
-
-    The steps are of sequences with few tokens, all in block 0, and slot 0 of the states. Their tokens differ, as those
-    of different texts do, so that experts are read as they will be. ``proposes``: whether the drafter is timed, too.
-    """
-    measuring = _Measuring(runner, limits, compute, runs)
-    plain = measuring.seconds(count, 0)
-    # With drafts, the rows are of fewer sequences, each of which takes a larger part of attention.
-    num_drafts = min(_DRAFTS, count - 1)
-    drafted = measuring.seconds(count // (1 + num_drafts), num_drafts) if num_drafts else plain
-    draft = max(0.0, measuring.seconds(count, 0, proposals=2) - plain) / 2 if proposes else None
-    return TimedSize(plain, drafted, draft)
 
 
 def _sizes(most: int) -> list[int]:
@@ -96,26 +68,27 @@ def _without_disturbance(seconds: list[float]) -> tuple[float, ...]:
     return tuple(least)
 
 
-class _Measuring:
-    """Plans the steps to be timed."""
+class StepTimer:
+    """Times steps of sequences with few tokens, all in block 0, and slot 0 of the states; all ranks do so together.
 
-    def __init__(self, runner: ModelRunner, limits: BatchLimits, compute: Compute, runs: int) -> None:
+    Tokens differ, as those of different texts do, so that experts are read as they will be.
+    """
+
+    def __init__(self, runner: ModelRunner, limits: BatchLimits, compute: Compute) -> None:
         self._runner = runner
         self._limits = limits
         self._compute = compute
-        self._runs = runs
         self._vocab_size = runner.model.vocab_size
         self._serial = 0
 
-    def seconds(self, count: int, num_drafts: int, *, proposals: int = 0) -> float:
-        """The least seconds of a step of ``count`` sequences with so many drafts each; proposing as many, if any."""
-        length = min(_CONTEXT, max(1, self._limits.max_model_len - (self._runs + 1) * (1 + num_drafts) - 1))
+    def seconds(self, count: int, num_drafts: int, proposals: int, runs: int) -> float:
+        """As ``TimeSteps``."""
+        length = min(_CONTEXT, max(1, self._limits.max_model_len - (_RUNS + 2) * (1 + num_drafts) - 1))
         self._run(self._introduction(count, length))
         asked = dict.fromkeys(range(count), proposals) if proposals else {}
-        plans = (replace(self._plan(count, num_drafts), proposals=asked) for _ in range(self._runs))
-        seconds = min(map(self._run, plans))
+        least = min(self._run(replace(self._plan(count, num_drafts), proposals=asked)) for _ in range(runs))
         self._release(count)
-        return seconds
+        return least
 
     def _run(self, plan: StepPlan) -> float:
         start = time.perf_counter()

@@ -52,7 +52,7 @@ from engine_core.worker.join import join
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.numerics import numerics_of
 from engine_core.worker.self_test import is_bitwise_stable, is_encoding_stable
-from engine_core.worker.step_times import TimedSize, time_size
+from engine_core.worker.step_times import StepTimer
 from engine_core.worker.unsound_part import first_unsound_part
 
 _P = ParamSpec("_P")
@@ -326,29 +326,31 @@ class Worker:
         """Allocate the caches and the batch; returns the bytes that the caches will still take as they fill.
 
         If ``kv_cache_memory_bytes`` is set, memory is taken now, so that no step waits for it; else, on a CPU, on
-        first write. Raises ``OutOfMemoryError``.
+        first write, as that of a drafter always is. Raises ``OutOfMemoryError``.
         """
         now = self._config.cache.kv_cache_memory_bytes is not None
         try:
             self._caches = self.device.allocate(self.model, kv_cache_config, now)
+            runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
+            if self.drafter is not None:
+                runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
         except RuntimeError as error:
             flag = "--kv-cache-memory-bytes" if now else "--gpu-memory-utilization, or set --kv-cache-memory-bytes"
             raise OutOfMemoryError(
                 f"the system refused {size(kv_cache_config.nbytes)} for the KV cache: {error}. "
                 f"Lower {flag}{f'; {self.device.limit}' if self.device.limit else ''}."
             ) from error
-        runner = self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
-        if self.drafter is not None:
-            runner.use_drafter(self.drafter, kv_cache_config.num_blocks, self.device.computing)
         speculation = self._config.scheduler.speculation
         if speculation is not None and (speculation.reads_final_states or speculation.taps_layers):
             runner.compute_for_observer(self._tapped_layers)
-        if now or not self.device.uses_host_memory:
+        if not self.device.uses_host_memory:
             return 0
+        of_drafts = 0 if self.drafter is None else kv_cache_config.num_blocks * self.drafter.bytes_per_block
+        if now:
+            return of_drafts
         spec, states = self.model.kv_cache_spec(self.limits.block_size), self.model.state_cache_spec
         of_blocks = kv_cache_config.num_blocks * self.device.attention.bytes_per_block(spec)
-        of_blocks += 0 if self.drafter is None else kv_cache_config.num_blocks * self.drafter.bytes_per_block
-        return of_blocks + (0 if states is None else kv_cache_config.num_states * states.bytes_per_state)
+        return of_drafts + of_blocks + (0 if states is None else kv_cache_config.num_states * states.bytes_per_state)
 
     @_on_device
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
@@ -385,12 +387,12 @@ class Worker:
         )
 
     @_on_device
-    def time_steps(self, count: int, runs: int) -> TimedSize | None:
-        """Time steps of ``count`` rows, ``runs`` times each, after the warm-up; None if another rank samples."""
-        speculation, runner = self._config.scheduler.speculation, self._current_runner()
-        proposes = speculation is not None and speculation.is_computed
-        found = time_size(runner, self.limits, self._compute, count, runs, proposes=proposes)
-        return found if self.rank.samples else None
+    def time_steps(self, count: int, num_drafts: int, proposals: int, runs: int) -> float:
+        """As ``TimeSteps``, after ``warm_up``; 0 if another rank samples."""
+        seconds = StepTimer(self._current_runner(), self.limits, self._compute).seconds(
+            count, num_drafts, proposals, runs
+        )
+        return seconds if self.rank.samples else 0.0
 
     def _warm_up_pictures(self) -> _Pictures:
         """Compute a prompt with a picture, if any fits.

@@ -74,6 +74,7 @@ def pool(seed: int, per_kind: int = 4) -> list[RequestSpec]:
             "penalties": {**seeded, **length, "repetition_penalty": 1.1, "presence_penalty": 0.3, "top_k": 40},
             "ends": {**seeded, "max_tokens": 300},
             "long": {**seeded, "ignore_eos": True, "max_tokens": 400},
+            "beams": {"beam_search": {"width": 4}, "n": 2, "max_tokens": 80},
         }
         specs += [RequestSpec(f"{kind}-{index}", text, options=options) for kind, options in kinds.items()]
         specs.append(RequestSpec(f"prefix-{index}", SHARED + f"One day she met {topic}", options={**seeded, **length}))

@@ -54,18 +54,23 @@ def load_drafter(
     return DraftModelDrafter(model, device, limits, target.limits.max_model_len, target.model.vocab_size)
 
 
-def _open(config: SpeculativeConfig, target: Target) -> Checkpoint:
-    """The drafting checkpoint. Raises ``ConfigError`` where it does not fit the target, ``CheckpointError``."""
+def drafting_model(config: SpeculativeConfig, target: ModelConfig) -> ModelConfig:
+    """How the drafting checkpoint is read, for the ``target`` that is read so."""
     assert config.model is not None  # this method needs it
-    given = target.config.scheduler.speculative_config
-    named = ModelConfig(
+    return ModelConfig(
         config.model,
         revision=config.revision,
-        download_dir=target.config.model.download_dir,
-        dtype=target.config.model.dtype,
+        download_dir=target.download_dir,
+        dtype=target.dtype,
         language_model_only=True,
-        seed=target.config.model.seed,
+        seed=target.seed,
     )
+
+
+def _open(config: SpeculativeConfig, target: Target) -> Checkpoint:
+    """The drafting checkpoint. Raises ``ConfigError`` where it does not fit the target, ``CheckpointError``."""
+    given = target.config.scheduler.speculative_config
+    named = drafting_model(config, target.config.model)
     checkpoint = open_checkpoint(named, target.config.load)
     longest = target.limits.max_model_len
     if checkpoint.spec.max_model_len > longest:

@@ -56,7 +56,8 @@ def load_drafter(config: SpeculativeConfig, target: Target, on_progress: Callabl
         raise refused(f"{checkpoint.path} is without such a layer (no {names.witness})")
     config_of_layer = mtp_config(model.config, names, stored)
     parts = PartFactory(device.ops, device.attention, checkpoint.dtype, device.torch_device, device.quantization)
-    predictor = MultiTokenPredictor(config_of_layer, names, parts, model, shares=not model.is_part)
+    has_shares = target.config.parallel.tensor_parallel_size > 1
+    predictor = MultiTokenPredictor(config_of_layer, names, parts, model, has_shares=has_shares)
     kept_as = f"{checkpoint.kept_as}, with the layer for --speculative-config"
     require_room_for_weights(model.weight_bytes + predictor.expected_weight_bytes, kept_as, device.usable, device.limit)
     predictor.load(further_weights(checkpoint, predictor.tensors(), device.torch_device, on_progress))

@@ -54,6 +54,8 @@ class Memory:
     """The part of ``weights`` that encodes pictures."""
     pictures: float = 0.0
     """Embeddings of pictures that are kept."""
+    drafts: float = 0.0
+    """A drafting model; ``block`` includes its cache."""
 
     @property
     def cache(self) -> float:
@@ -63,7 +65,7 @@ class Memory:
     @property
     def taken(self) -> float:
         """Everything but the KV cache."""
-        return self.weights + self.angles + self.activations + self.runtime + self.pictures
+        return self.weights + self.angles + self.activations + self.runtime + self.pictures + self.drafts
 
     @property
     def blocks(self) -> int:

@@ -16,6 +16,7 @@ from services.common.config.errors import ExitCode, FatalError, unusable_option
 from services.common.process.memory import collection_paused
 
 if TYPE_CHECKING:
+    from engine_core.attention.base import KVCacheSpec
     from engine_core.model_loader.checkpoint import Checkpoint
     from engine_core.models.language_model import LanguageModel
 
@@ -83,29 +84,28 @@ class Estimate:
 
 def estimate(config: EngineConfig, demand: Demand, budget: float, *, on_gpu: bool) -> Estimate:
     """``budget``: bytes that a rank may use. Raises ``FatalError``."""
-    checkpoint, outline, parts = _outlines(config, on_gpu=on_gpu)
+    checkpoint, outline, parts, sampling = _outlines(config, on_gpu=on_gpu)
     longest = checkpoint.spec.max_model_len
     if demand.input_len + demand.output_len > longest:
         lengths = f"--input-len {demand.input_len:,} and --output-len {demand.output_len:,}"
         raise FatalError(f"{lengths} are more than the model's context of {longest:,} tokens; lower one of them")
     runtime = _GPU_RUNTIME if on_gpu else _cpu_runtime(budget)
-    whole, *ranks = (
-        _with_states(
-            replace(
-                _memory(
-                    checkpoint, part, _block_bytes(part, config.cache, on_gpu=on_gpu), budget, runtime, config, demand
-                ),
-                state=_state_bytes(part, on_gpu=on_gpu),
-            ),
-            config,
-        )
-        for part in (outline, *parts.values())
-    )
-    return Estimate(checkpoint, outline, whole, dict(zip(parts, ranks, strict=True)))
+    drafts, block_of_drafts = _drafting(config, longest, on_gpu=on_gpu)
+
+    def memory(part: LanguageModel, drafts: float = 0.0, block_of_drafts: int = 0) -> Memory:
+        block = _block_bytes(part, config.cache, on_gpu=on_gpu) + block_of_drafts
+        of_part = _memory(checkpoint, part, block, budget, runtime, config, demand)
+        return _with_states(replace(of_part, state=_state_bytes(part, on_gpu=on_gpu), drafts=drafts), config)
+
+    ranks = {
+        name: memory(part, drafts, block_of_drafts) if name == sampling else memory(part)
+        for name, part in parts.items()
+    }
+    return Estimate(checkpoint, outline, memory(outline), ranks)
 
 
-def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel]]:
-    """The checkpoint, its model without weights, and each rank's part of it, by rank name."""
+def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel], str]:
+    """The checkpoint, its model without weights, each rank's part of it, by rank name, and the rank that samples."""
     with engine_extra(), collection_paused():  # they load torch
         from engine_core.distributed.ranks import ranks_on_one_host
         from engine_core.model_loader.checkpoint import open_checkpoint
@@ -121,7 +121,30 @@ def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, Langua
         raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
     except CheckpointError as error:
         raise FatalError(str(error)) from None
-    return checkpoint, model, parts
+    return checkpoint, model, parts, next(str(rank) for rank in ranks if rank.samples)
+
+
+def _drafting(config: EngineConfig, max_model_len: int, *, on_gpu: bool) -> tuple[float, int]:
+    """Bytes of a drafting model, and of its cache for each block of the target's, on the rank that samples.
+
+    None without one. Raises ``FatalError``.
+    """
+    from engine_core.model_loader.checkpoint import open_checkpoint
+    from engine_core.model_loader.loader import model_outline
+    from engine_core.worker.drafters.draft_cache import in_one_group
+    from engine_core.worker.drafters.draft_model import drafting_model
+
+    speculation = config.scheduler.speculation
+    if speculation is None or speculation.method != "draft_model":
+        return 0.0, 0
+    try:
+        checkpoint = open_checkpoint(drafting_model(speculation, config.model), LoadConfig(load_format="dummy"))
+    except CheckpointError as error:
+        raise FatalError(str(error)) from None
+    model, longest = model_outline(checkpoint), min(max_model_len, checkpoint.spec.max_model_len)
+    angles = sum(rope.nbytes(longest) for rope in checkpoint.config.distinct_ropes)
+    spec = in_one_group(_cache_spec(model, CacheConfig(block_size=config.cache.block_size), on_gpu=on_gpu))
+    return model.expected_weight_bytes + angles, _bytes_per_block(spec, on_gpu=on_gpu)
 
 
 def _cpu_runtime(budget: float) -> float:
@@ -133,17 +156,22 @@ def _cpu_runtime(budget: float) -> float:
 
 
 def _block_bytes(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> int:
-    """Bytes of a KV block: native kernels on CPU pad keys and values, those on GPU do not."""
-    from engine_core.attention.base import AttentionBackend
-    from engine_core.attention.native import NativeAttention
+    return _bytes_per_block(_cache_spec(model, cache, on_gpu=on_gpu), on_gpu=on_gpu)
+
+
+def _cache_spec(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> KVCacheSpec:
+    """Native kernels on CPU pad keys and values, those on GPU do not."""
     from engine_core.ops.native_packing import padded_width
 
     spec = replace(model.kv_cache_spec(cache.block_size), cache_dtype=cache.kv_cache_dtype)
-    if on_gpu:
-        return AttentionBackend.bytes_per_block(spec)
-    return NativeAttention.bytes_per_block(
-        replace(spec, layers=tuple(layer.padded(padded_width) for layer in spec.layers))
-    )
+    return spec if on_gpu else replace(spec, layers=tuple(layer.padded(padded_width) for layer in spec.layers))
+
+
+def _bytes_per_block(spec: KVCacheSpec, *, on_gpu: bool) -> int:
+    from engine_core.attention.base import AttentionBackend
+    from engine_core.attention.native import NativeAttention
+
+    return (AttentionBackend if on_gpu else NativeAttention).bytes_per_block(spec)
 
 
 def _state_bytes(model: LanguageModel, *, on_gpu: bool) -> int:

@@ -103,12 +103,14 @@ _OF_ENGINE = {setting.name: setting for setting in settings_of(EngineConfig())}
 
 def _engine_option(name: str) -> Callable[[Function], Function]:
     setting = _OF_ENGINE[name]
-    kind: click.Choice[str] | click.IntRange | _Number
+    kind: click.Choice[str] | click.IntRange | _Number | type[str]
     text = f"The engine's {setting.flag}."
     if isinstance(setting.default, bool):
         return click.option(setting.flag, is_flag=True, default=setting.default, help=text)
     if setting.choices is not None:
         kind = click.Choice(list(map(str, setting.choices)))
+    elif setting.kind is str:
+        kind = str
     elif isinstance(setting.default, float):
         assert setting.maximum is not None
         kind = _Number(setting.maximum, least=setting.minimum)
@@ -200,6 +202,7 @@ def _hardware_options(command: Callable[..., None]) -> Callable[..., None]:
 @_engine_option("block_size")
 @_engine_option("max_num_batched_tokens")
 @_engine_option("max_num_seqs")
+@_engine_option("speculative_config")
 @_engine_option("tensor_parallel_size")
 @_engine_option("pipeline_parallel_size")
 @_engine_option("enable_expert_parallel")
@@ -299,6 +302,7 @@ def _as_text(
         held.append(f"{slots}: one for a sequence, {spare_slots(memory.states)} to spare")
     tower = f" ({size(memory.tower)} of them encode pictures)" if memory.tower else ""
     pictures = f"embeddings of pictures {size(memory.pictures)}, " if memory.pictures else ""
+    drafts = f"drafting model {size(memory.drafts)}, " if memory.drafts else ""
     several = len(ranks) > 1
     total = f"{planned.engines * len(ranks):,} {'GPUs' if on_gpu else 'ranks'} in all"
     divided = f", each of {len(ranks):,} ranks ({total})" if several else ""
@@ -312,7 +316,7 @@ def _as_text(
             f"active for a token: {figure(model.active_weights)}; {_of_sequence(model)}",
             *([f"ranks      {_of_ranks(ranks)}"] if several else []),
             f"{f'rank       {tightest},' if several else 'engine    '} {size(memory.usable)}: "
-            f"weights {size(memory.weights)}{tower}, angles {size(memory.angles)}, "
+            f"weights {size(memory.weights)}{tower}, {drafts}angles {size(memory.angles)}, "
             f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, {pictures}"
             f"KV cache {size(memory.cache)} ({', '.join(held)})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "

@@ -59,7 +59,8 @@ def test_tokens_trained_on_other_texts_differ(tmp_path: Path) -> None:
     found = difference(tmp_path, trained(), trained(every=3))
     assert found is not None
     number = int(found.split()[1])
-    assert found.startswith(f"token {number} is ") and 256 <= number < 400
+    assert found.startswith(f"token {number} is ")
+    assert 256 <= number < 400
 
 
 def test_a_larger_vocabulary_is_another(tmp_path: Path) -> None:

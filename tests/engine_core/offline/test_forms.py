@@ -68,7 +68,7 @@ def test_what_is_no_form_is_refused(params: dict[str, Any], text: str) -> None:
         ("logits_processors", "logit_bias, bad_words_token_ids and"),
         ("output_kind", "results are whole"),
         ("spaces_between_special_tokens", "no spaces are put"),
-        ("use_beam_search", "n gives several choices"),
+        ("use_beam_search", "beam_search=BeamSearch"),
         ("detokenize", "results of prompts that are token ids"),
         ("truncate_prompt_tokens", "a prompt may be a list of token ids"),
     ],

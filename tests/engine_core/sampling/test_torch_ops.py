@@ -143,3 +143,19 @@ def test_no_batch_takes_more_memory_than_the_step_that_is_profiled(
         [*[nucleus] * 11, *[replace(nucleus, temperature=0.0)] * (max_num_seqs - 11)],
     ):
         assert peak_of(params, vocab) <= 1.01 * profiled  # some bytes are of the host's arrays
+
+
+@pytest.mark.parametrize("kind", [NumpyOps, TorchOps])
+def test_a_beams_log_probabilities_are_those_of_reports(kind: type[SamplingOps]) -> None:
+    ops = TorchOps() if kind is TorchOps else NumpyOps(300)
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(2)) * 4
+    logits[1, 7] = logits[1, 9] = torch.inf
+    logits[2, :200] = -torch.inf
+    token_ids, array = logits.argmax(1), ops.array(logits.clone())
+    _, expected_ids, expected = ops.logprobs(ops.array(logits), ops.array(token_ids), 12)
+    ops.normalize(array, np.array([0, 1, 2, 4]))
+    _, ids, values = ops.likeliest(array, 12)
+    normalized = [0, 1, 2, 4]
+    assert torch.equal(ids[normalized], expected_ids[normalized])
+    assert torch.equal(values[normalized], expected[normalized])
+    assert torch.equal(torch.as_tensor(array)[3], logits[3]), "another row has changed"

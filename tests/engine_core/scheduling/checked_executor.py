@@ -349,9 +349,7 @@ class CheckedExecutor(Executor):
         assert parent.computed == len(parent.tokens) - 1
         assert fork.num_blocks == parent.computed // self.block_size
         assert all(len(own) == bool(parent.computed % self.block_size) for own in fork.block_ids)
-        tables = [
-            [*table[: fork.num_blocks], *own] for table, own in zip(parent.tables, fork.block_ids, strict=True)
-        ]
+        tables = [[*table[: fork.num_blocks], *own] for table, own in zip(parent.tables, fork.block_ids, strict=True)]
         new = replace(parent.new, seq_id=fork.seq_id)
         tokens, digests = [*parent.tokens[:-1], fork.token_id], parent.digests[: parent.computed]
         return _Worker(new, tokens, tables, parent.computed, parent.pictures, digests)

@@ -285,7 +285,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         resume=st.sampled_from([False, False, True]),
     )
     def search(
-        self, data, prompt, pictures, width, max_tokens, early_stopping, length_penalty, tenant, resume, seconds, **others
+        self,
+        data,
+        prompt,
+        pictures,
+        width,
+        max_tokens,
+        early_stopping,
+        length_penalty,
+        tenant,
+        resume,
+        seconds,
+        **others,
     ):
         """``resume``: some choices are known in part from elsewhere."""
         width = min(width, self.scheduler._places)
@@ -305,9 +316,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if data.draw(st.booleans()):
                     known[choice] = tuple(output[: data.draw(st.integers(0, len(output)))])
         deadline = None if seconds is None else self.now + seconds
-        self.bring(
-            prompt, params, priority=priority, tenant=tenant, deadline=deadline, resume=known, pictures=pictures
-        )
+        self.bring(prompt, params, priority=priority, tenant=tenant, deadline=deadline, resume=known, pictures=pictures)
 
     @rule(data=st.data(), max_tokens=st.integers(1, 8))
     def follow(self, data, max_tokens):

@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 from engine_core.executor.collective import CollectiveExecutor
-from engine_core.llm import configure
-from engine_core.progress import StartupProgress
 from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
-from engine_core.startup import start_executor
-from engine_core.worker.step_times import TimedSize, _without_disturbance, step_times, time_size
+from engine_core.worker import step_times
+from engine_core.worker.step_times import StepTimer, measure_step_times
 
 from ..engines import StageDetails, started
-from ..executor.threaded_workers import ThreadedWorkers
 
 TINY = Path(__file__).parents[3] / "checkpoints" / "tiny"
 SIZES = {"num_threads": 1, "max_model_len": 64, "max_num_seqs": 24}
@@ -39,7 +36,7 @@ def test_an_engine_that_speculates_measures_its_steps_and_says_so() -> None:
     assert "a step takes" not in said.details["warm up"]
 
 
-def test_every_row_has_a_token_of_its_own() -> None:
+def test_every_row_has_a_token_of_its_own_and_long_steps_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with started(TINY, **SIZES) as engine:
         worker = engine.executor.workers._worker  # type: ignore[attr-defined]
         batch, seen = worker._runner.batch, []
@@ -50,48 +47,19 @@ def test_every_row_has_a_token_of_its_own() -> None:
             seen.append(worker._runner._last.inputs.input_ids.tolist())
             assert inputs is not worker._runner._last
 
-        for count in (1, 2, 16):
-            timed = time_size(worker._runner, worker.limits, compute, count, 2, proposes=False)
-            assert (timed.plain > 0, timed.drafted > 0, timed.draft) == (True, True, None)
+        timer = StepTimer(worker._runner, worker.limits, compute)
+        measure_step_times(timer.seconds, 24, proposes=False)
         rows = [each for each in seen if len(each) == 16]
-        assert len(rows) == 5
         assert all(len(set(each)) > 12 for each in rows)
+        monkeypatch.setattr(step_times, "_LONG", 0.0)
+        assert measure_step_times(timer.seconds, 24, proposes=False).rows == (1, 2, 4, 8)
         assert len(batch) == 0
 
 
-@pytest.mark.parametrize(("seconds", "sizes"), [(1e-3, 8), (0.02, 5), (9.0, 4)])
-def test_long_steps_end_it(seconds: float, sizes: int) -> None:
-    """Each row takes so many ``seconds``."""
-    asked = []
-
-    def time_size(count: int, runs: int) -> TimedSize:
-        asked.append((count, runs))
-        return TimedSize(count * seconds, 2 * count * seconds, seconds)
-
-    times = step_times(1000, time_size)
-    assert times.rows == tuple(2**each for each in range(sizes))
-    assert times.seconds == tuple(count * seconds for count in times.rows)
-    assert times.drafted_seconds == tuple(2 * count * seconds for count in times.rows)
-    assert times.draft_seconds == (seconds,) * sizes
-    often = max(runs for _, runs in asked)
-    assert often == (1 if seconds == 9.0 else 3)
-    assert asked[-sizes:] == [(count, often) for count in times.rows]
-
-
-@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
-def test_ranks_time_the_same_steps(ranks: dict[str, int]) -> None:
-    config = configure(model=str(TINY), dtype="float32", speculative_config='{"method": "ngram"}', **SIZES, **ranks)
-    executor = start_executor(ThreadedWorkers(config), StartupProgress())
-    try:
-        assert executor.step_times.rows == (1, 2, 4, 8, 16)
-    finally:
-        executor.close()
-
-
 def test_disturbed_measurements_are_bounded_by_those_of_other_sizes() -> None:
-    assert _without_disturbance([1.0, 9.0, 1.2, 2.0]) == (1.0, 1.2, 1.2, 2.0)
-    assert _without_disturbance([1.0, 1.1, 1.2, 9.0]) == (1.0, 1.1, 1.2, 2.4)
-    assert _without_disturbance([]) == ()
+    assert step_times._without_disturbance([1.0, 9.0, 1.2, 2.0]) == (1.0, 1.2, 1.2, 2.0)
+    assert step_times._without_disturbance([1.0, 1.1, 1.2, 9.0]) == (1.0, 1.1, 1.2, 2.4)
+    assert step_times._without_disturbance([]) == ()
 
 
 def test_times_are_straight_lines_between_and_beyond_the_measured_ones() -> None:

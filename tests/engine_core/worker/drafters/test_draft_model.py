@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from engine_core.worker.drafters.drawer import FittedHead
 from ...engines import StageDetails, speculating, started
 from ...models.tiny_models import SIZES, make_model, save_model
 from ...sampled_workload import WORKLOAD, Streams, streams
-from ...test_forced_tokens import TINY, Answers, answers
+from ...test_forced_tokens import TINY, answers
 
 
 def drafting_by(model: Path, count: int = 4) -> dict[str, object]:
@@ -51,7 +52,15 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def cases(*always: str) -> list[Any]:
+    """The ``OPTIONS``: ``always``, and those of the wide suite."""
+    return [
+        pytest.param(options, marks=() if name in always else pytest.mark.wide, id=name)
+        for name, options in OPTIONS.items()
+    ]
+
+
+@pytest.mark.parametrize("options", cases("alone", "preemption"))
 def test_the_target_drafts_for_itself_without_a_mistake(
     checkpoint: Path, expected: Streams, options: dict[str, object]
 ) -> None:
@@ -61,7 +70,7 @@ def test_the_target_drafts_for_itself_without_a_mistake(
     assert found.executor.accepted == found.executor.planned > 150
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", cases("chunks", "overlapping"))
 def test_drafts_of_another_model_change_nothing(
     checkpoint: Path, smaller: Path, expected: Streams, options: dict[str, object]
 ) -> None:
@@ -72,11 +81,8 @@ def test_drafts_of_another_model_change_nothing(
 
 def test_drafts_follow_grammars() -> None:
     """The bundled model drafts for itself: its drafts are masked as its tokens are."""
-    sizes: dict[str, object] = {"num_threads": 1, "max_model_len": 200}
-    with started(TINY, **sizes) as engine:
-        undrafted: Answers = answers(engine)
-    with speculating(TINY, drafting_by(TINY), **sizes) as found:
-        assert answers(found.engine) == undrafted
+    with speculating(TINY, drafting_by(TINY), num_threads=1, max_model_len=200) as found:
+        answers(found.engine)
     assert found.executor.accepted == found.executor.planned > 300
 
 

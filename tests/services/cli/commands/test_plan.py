@@ -496,6 +496,21 @@ def test_the_options_of_the_engine_count() -> None:
     assert memory("--max-model-len", "1024")["angles"] == usual["angles"] / 2
 
 
+def test_a_drafting_model_counts_on_the_rank_that_samples() -> None:
+    flags = ("--gpu", "h100", "--tensor-parallel-size", "2", "--json")
+    drafts = ("--speculative-config", json.dumps({"model": str(MODEL)}))
+    alone = json.loads(ringline_plan(str(MODEL), *flags))
+    found = json.loads(ringline_plan(str(MODEL), *flags, *drafts))
+    assert found["ranks"]["tp1/2 pp0/1"] == alone["ranks"]["tp1/2 pp0/1"]
+    rank, alone_there = (each["ranks"]["tp0/2 pp0/1"] for each in (found, alone))
+    whole = json.loads(ringline_plan(str(MODEL), "--gpu", "h100", "--json"))["memory"]
+    assert rank["drafts"] == whole["weights"] + whole["angles"]
+    assert rank["block"] == alone_there["block"] + whole["block"]
+    assert rank["cache"] < alone_there["cache"]
+    assert found["model"] == alone["model"]
+    assert "drafting model 5.9" in ringline_plan(str(MODEL), *HARDWARE, *drafts)
+
+
 @pytest.mark.parametrize(
     "flags", [("--memory-share", "2"), ("--memory-share", "0.001"), ("--efficiency", "5"), ("--rate", "nan")]
 )
