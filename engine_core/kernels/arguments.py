@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import re
-from functools import cache
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -22,10 +25,25 @@ DONE, NO_MEMORY, RANK_FAILED, RANKS_DISAGREE = range(4)
 KERNELS, INT8_KERNELS = "RINGLINE_KERNELS", "RINGLINE_INT8_KERNELS"
 """The lists of kernels."""
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_MAKING = threading.RLock()
 _TYPES = {"float": ctypes.c_float, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64}
 
 
-@cache
+def _made_once(make: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorator: a cache that threads can fill. Two classes of one structure are different types for ctypes."""
+    cached = cache(make)
+
+    @wraps(make)
+    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with _MAKING:
+            return cached(*args, **kwargs)  # type: ignore[arg-type]
+
+    return made
+
+
+@_made_once
 def structures() -> dict[str, type[ctypes.Structure]]:
     """All structures by name. Only their fields can be set."""
     found = {}
@@ -39,7 +57,7 @@ def structures() -> dict[str, type[ctypes.Structure]]:
     return found
 
 
-@cache
+@_made_once
 def listed(kernels: str) -> dict[str, type[ctypes.Structure]]:
     """The kernels of a list in order, by name, with their arguments' structures."""
     [lines] = re.findall(rf"^#define {kernels}\(X\)((?:.*\\\n)*.*)$", _header(), re.MULTILINE)
