@@ -19,6 +19,11 @@ steps are computed (``worker.drafters``)."""
 
 MAX_SPECULATIVE_TOKENS = 64
 MAX_LOOKUP = 32
+INDEX_BYTES = 128 << 20
+"""The most that ``ngram`` keeps of all texts."""
+LEAST_INDEXED = 256
+"""Tokens of the smallest index, and room for output in a larger one, which is a power of two."""
+BYTES_PER_INDEXED_TOKEN = 20
 
 _OPTION = "speculative_config"
 _DEFAULT_TOKENS = {"ngram": 8, "draft_model": 4, "mtp": 2, "eagle3": 4}
@@ -47,6 +52,13 @@ class SpeculativeConfig:
     def is_computed(self) -> bool:
         """Whether a model computes the drafts."""
         return self.method != "ngram"
+
+    def most_index_bytes(self, max_num_seqs: int, max_model_len: int) -> int:
+        """The most that the scheduler keeps to look drafts up, of so many sequences of this length."""
+        if self.is_computed:
+            return 0
+        of_running = max_num_seqs * 2 * (max_model_len + LEAST_INDEXED) * BYTES_PER_INDEXED_TOKEN
+        return INDEX_BYTES if self.prompt_lookup_scope == "tenant" else min(INDEX_BYTES, of_running)
 
     @property
     def reads_final_states(self) -> bool:
