@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.config import ModelConfig
-from engine_core.errors import ConfigError, OutOfMemoryError
+from engine_core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.loader import load_weights, make_model, model_outline
 from engine_core.model_loader.vocabulary import vocabulary_difference
@@ -68,10 +68,13 @@ def drafting_model(config: SpeculativeConfig, target: ModelConfig) -> ModelConfi
 
 
 def _open(config: SpeculativeConfig, target: Target) -> Checkpoint:
-    """The drafting checkpoint. Raises ``ConfigError`` where it does not fit the target, ``CheckpointError``."""
+    """The drafting checkpoint. Raises ``ConfigError`` where it cannot be read, or does not fit the target."""
     given = target.config.scheduler.speculative_config
     named = drafting_model(config, target.config.model)
-    checkpoint = open_checkpoint(named, target.config.load)
+    try:
+        checkpoint = open_checkpoint(named, target.config.load)
+    except CheckpointError as error:
+        raise ConfigError("speculative_config", given, f"as model one that can be read: {error}") from error
     longest = target.limits.max_model_len
     if checkpoint.spec.max_model_len > longest:
         checkpoint = open_checkpoint(replace(named, max_model_len=longest), target.config.load)

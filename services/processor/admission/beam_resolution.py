@@ -48,19 +48,21 @@ def sampling_for_beams(given: inference_pb2.SamplingParams) -> inference_pb2.Sam
 
 
 def check_beside_beams(
-    stopping: inference_pb2.StoppingParams, *, has_form: bool, has_budget: bool, stops_in_answer_only: bool
+    request: inference_pb2.GenerateRequest, *, has_form: bool, has_budget: bool, stops_in_answer_only: bool
 ) -> None:
-    """Refuse what only shows once a request is resolved.
+    """Refuse what only shows once ``request`` is resolved.
 
-    ``has_form``: the answer must have one, be it that of calls that are demanded. ``stops_in_answer_only``: stops count
-    behind the reasoning alone, whose end only a detokenizer can tell.
+    ``has_form``: the answer must have one, be it that of calls. ``stops_in_answer_only``: stops count behind the
+    reasoning alone, whose end only a detokenizer can tell.
     """
+    if has_form and not request.HasField("constraint"):
+        problem = "demanded, or strict, beside beam_search, whose beams have no form: expected neither"
+        raise refuse("chat.tools", problem)
     if has_form:
-        problem = "set beside beam_search, whose beams have no form: leave it out, or what demands calls of tools"
-        raise refuse("constraint", problem)
+        raise refuse("constraint", "set beside beam_search, whose beams have no form: leave it out")
     if has_budget:
         raise refuse("stopping.max_reasoning_tokens", "set beside beam_search, which has no such limit: leave it out")
-    if stops_in_answer_only and stopping.stop_token_ids:
+    if stops_in_answer_only and request.stopping.stop_token_ids:
         problem = "set beside beam_search, whose beams they end within the reasoning, too: set stop_in_reasoning"
         raise refuse("stopping.stop_token_ids", problem)
 

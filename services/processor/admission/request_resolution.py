@@ -161,7 +161,7 @@ def _resolve(
     )
     if beams is not None:
         check_beside_beams(
-            stopping,
+            request,
             has_form=constraint is not None,
             has_budget=budget is not None,
             stops_in_answer_only=resolved.stops_in_answer_only,

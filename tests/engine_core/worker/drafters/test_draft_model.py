@@ -153,6 +153,13 @@ def test_what_does_not_fit_the_target_is_refused(
     assert refused.value.option == "speculative_config"
 
 
+def test_a_model_that_is_not_there_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    missing = drafting_by(tmp_path / "missing")
+    with pytest.raises(ConfigError, match="missing does not exist") as refused, speculating(checkpoint, missing):
+        pass
+    assert refused.value.option == "speculative_config"
+
+
 def test_a_model_with_states_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     hybrid = save_model(make_model(Lfm2Config(**(SIZES | {"num_hidden_layers": 2}), layer_types=LAYERS)), tmp_path)
     with (

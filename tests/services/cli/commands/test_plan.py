@@ -31,7 +31,6 @@ from services.common.config.errors import ExitCode, FatalError
 from tests.engine_core.models import tiny_models
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of, open_at
 from tests.engine_core.models.eagle3_heads import make_head
-from tests.engine_core.models.families import configuration
 from tests.engine_core.models.mtp_models import save_with_mtp
 from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
@@ -524,11 +523,12 @@ def test_a_layer_or_a_head_that_drafts_counts(method: str, tmp_path: Path) -> No
         of_layer = f"model.layers.{json.loads((model / 'config.json').read_text())['num_hidden_layers']}."
         drafting = {name: one for name, one in load_file(model / "model.safetensors").items() if of_layer in name}
     else:
-        target = tiny_models.make_model(configuration("llama"))
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3}
+        target = tiny_models.make_model(LlamaConfig(**sizes, vocab_size=200, max_position_embeddings=512))
         target.save_pretrained(model)
         head = make_head(target, taps=[0, 1, 1]).save(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 1])
         given["model"], drafting = str(head), load_file(head / "model.safetensors")
-    flags = (str(model), *HARDWARE, "--json")
+    flags = (str(model), *HARDWARE, "--json", "--input-len", "64", "--output-len", "64")
     alone = json.loads(ringline_plan(*flags))["memory"]
     found = json.loads(ringline_plan(*flags, "--speculative-config", json.dumps(given)))["memory"]
     taken = sum(one.nbytes for one in drafting.values() if one.is_floating_point())

@@ -126,6 +126,15 @@ def test_contradictions_are_refused_by_the_names_given(
         assert error["message"].startswith(f"{param}: {problem}")
 
 
+def test_calls_that_beams_would_have_to_make_are_refused(post: Post) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "num_beams": 2}
+    tools = [{"type": "function", "function": function}]
+    assert post("/v1/chat/completions", chat | {"tools": tools}).status_code == 200
+    refused = post("/v1/chat/completions", chat | {"tools": tools, "tool_choice": "required"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
 async def search(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
     """Two choices, whole, with their scores; some of their tokens had been guessed."""
     for response in (admitted(n=2, beam_search=request.beam_search), started()):
