@@ -115,6 +115,8 @@ class _Text:
     """Where the newest drafts were found; None: nowhere, or one of them was wrong."""
     position: int = 0
     """In ``source``: of the first draft."""
+    num_known: int = 0
+    """Tokens of the sequence that the drafts follow."""
     strength: int = 0
     """Tokens of the run that led there, which grows with the drafts that come true."""
 
@@ -157,7 +159,7 @@ class NgramDrafter:
         text = self.follow(seq)
         if text is None or text.num_indexed < seq.num_known:
             return [], 0
-        if text.source is None:
+        if text.source is None or text.num_known != seq.num_known:  # else others, such as forced ones, came between
             self._find(text, seq)
         if text.source is None:
             return [], 0
@@ -171,6 +173,7 @@ class NgramDrafter:
         text = self._texts.get(seq.seq_id)
         if text is not None:
             text.position += num_right
+            text.num_known += num_right
             text.strength += num_right
             if not all_right:
                 text.source = None
@@ -180,11 +183,12 @@ class NgramDrafter:
         text = self._texts.pop(seq.seq_id, None)
         if text is not None:
             self.nbytes -= text.index.nbytes
-        if self._config.prompt_lookup_scope == "tenant":
+        if self._config.prompt_lookup_scope == "tenant" and seq.group.beams is None:  # of these, few are ever answers
             self._ended.append((_key(seq), seq, max(0, seq.num_known - MOST_TOKENS)))
 
     def _find(self, text: _Text, seq: Sequence) -> None:
         known, most = seq.num_known, self._config.prompt_lookup_max
+        text.source, text.num_known = None, known
         tail = seq.tokens(max(0, known - STRONGEST), known)
         indexes = [text.index]
         if (shared := self._tenants.get(_key(seq))) is not None:

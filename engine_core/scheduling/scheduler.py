@@ -225,7 +225,7 @@ class Scheduler:
             if step.dropped and seq.seq_id in step.dropped:
                 continue
             output = output_of_step(seq, end, token_ids, result) if seq.group.beams is None else None
-            if seq.drafts or seq.seq_id in result.draft_token_ids or seq.seq_id in result.proposed_token_ids:
+            if seq.drafts or seq.seq_id in result.draft_token_ids or seq.seq_id in step.proposals:
                 self._take_in_drafts(step, seq, token_ids if output is None else output.token_ids, result)
             if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
                 self._take_states(step, seq, use, end, len(token_ids))
@@ -257,6 +257,8 @@ class Scheduler:
             seq.drafts, seq.is_proposed = forced, False
         elif proposed is not None and self._speculation is not None:
             self._speculation.take(seq, proposed)
+        elif seq.seq_id in step.proposals and self._speculation is not None:
+            self._speculation.miss(seq)
 
     def _take_states(self, step: StepInFlight, seq: Sequence, use: StateUse, end: int, num_sampled: int) -> None:
         """Go on from the states that a step has left for ``seq``, which now has ``end`` computed tokens."""

@@ -98,6 +98,18 @@ def test_a_sequence_follows_the_run_that_comes_true():
     assert lookup.look_up(text, 3) == ([2, 3, 4], 3)
 
 
+def test_tokens_that_were_not_looked_up_move_the_drafts_on():
+    """Forced ones of a grammar, or those of steps in which no draft could pay."""
+    text = sequence(0, [1, 2, 3, 4, 5, 6, 7, 9, 1, 2])
+    lookup = drafter()
+    lookup.begin_step()
+    assert lookup.look_up(text, 2) == ([3, 4], 2)
+    text.output += [3, 4]
+    lookup.judged(text, 2, all_right=True)
+    text.output += [5, 6]
+    assert lookup.look_up(text, 2) == ([7, 9], 6)
+
+
 def test_a_long_prompt_is_indexed_over_several_steps():
     prompt = [token % 997 for token in range(3 * ngram.STEP_TOKENS)]
     text, lookup, steps = sequence(0, prompt), drafter(), 0

@@ -26,6 +26,10 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 MODEL = {"method": "draft_model", "model": "scripted", "num_speculative_tokens": 4}
 
 
+SOON = -1
+"""Of drafts that are proposed: there are none yet."""
+
+
 def repeating(position):
     return 5 + position % 8
 
@@ -79,7 +83,9 @@ class Engine:
             token_ids.append(drawn)
             if count := plan.proposals.get(seq.seq_id):
                 position = len(seq.output) + len(drawn)
-                proposed[seq.seq_id] = [self.proposes(text, position + at) for at in range(count)]
+                drafts = [self.proposes(text, position + at) for at in range(count)]
+                if None not in drafts:
+                    proposed[seq.seq_id] = [draft for draft in drafts if draft is not SOON]
         names = {seq.seq_id: seq.group.request.request_id for seq in step.sequences}
         self.steps.append({names[seq_id]: len(drafts) for seq_id, drafts in plan.draft_token_ids.items()})
         self.asked.append({names[seq_id]: count for seq_id, count in plan.proposals.items()})
@@ -183,6 +189,20 @@ def test_a_sequence_recovers_when_its_drafts_come_true_again():
     taken = [each.get("a", 0) for each in engine.steps]
     assert sum(taken[300:600]) == 0
     assert sum(taken[-20:]) >= 60
+
+
+def test_a_model_that_has_no_drafts_is_asked_seldom():
+    """As behind the end of its context; one that will have some soon is asked in every step."""
+    engine = Engine(MODEL, FLAT, proposes=lambda text, at: right(text, at) if 400 <= at < 500 or at > 1000 else None)
+    engine.add("a", novel, tokens=2000)
+    engine.run()
+    asked, taken = ([each.get("a", 0) for each in steps] for steps in (engine.asked, engine.steps))
+    assert 0 < sum(map(bool, asked[:300])) <= 8
+    assert sum(taken) > 0.7 * 900
+    engine = Engine(MODEL, FLAT, proposes=lambda text, at: SOON)
+    engine.add("a", novel, tokens=200)
+    engine.run()
+    assert sum(bool(each) for each in engine.asked) > 190
 
 
 def test_looked_up_drafts_are_judged_without_rows():

@@ -222,20 +222,21 @@ def test_drafts_begin_behind_cached_prefixes_and_what_was_not_followed(
     head = make_head(target)
     directory = head.save(tmp_path / "head")
     params = replace(GREEDY, max_tokens=40)
-    for idle, late in ((eagle3._MOST_IDLE, {0}), (20, {32})):
+    for idle, starts in ((eagle3._MOST_IDLE, {0}), (20, {32})):
         monkeypatch.setattr(eagle3, "_MOST_IDLE", idle)
         with proposing(path, directory, max_num_seqs=5, block_size=4, max_model_len=512) as found:
             propose = found.propose
 
             def late_only(drafter: Eagle3Drafter, wanted: dict[int, int], propose=propose) -> dict[int, list[int]]:
                 known = {slot: len(drafter._batch.known_token_ids(slot)) for slot in wanted}
-                return propose(drafter, {slot: most for slot, most in wanted.items() if known[slot] >= 77})
+                late = {slot: most for slot, most in wanted.items() if known[slot] >= 77}
+                return {slot: [] for slot in wanted} | propose(drafter, late)
 
             found.propose = late_only  # type: ignore[method-assign]
             outcomes = run(found.engine, {"b": PROMPTS["b"]}, {"b": params})
             assert len(outcomes["b", 0].token_ids) == 40
             firsts = {each.start for each in found.proposals}
-            assert firsts == {0} if late == {0} else min(firsts) > 40
+            assert firsts == {0} if starts == {0} else min(firsts) > 40
             require_drafts(head, target, found.proposals)
             found.proposals.clear()
             again = run(found.engine, {"c": [*PROMPTS["b"], 9, 9]}, {"c": params})
@@ -279,6 +280,7 @@ DAMAGES = {
     "truncated": (_cut_short, r"is damaged or not a safetensors file"),
     "d2t beyond the vocabulary": (lambda head: _with(head, d2t=torch.full((64,), 150)), r"d2t names tokens from 150"),
     "d2t before the vocabulary": (lambda head: _with(head, d2t=torch.full((64,), -1)), r"d2t names tokens from -1"),
+    "no d2t": (lambda head: _with(head, d2t=torch.empty(0)), r"no d2t, .* draft_vocab_size=64 are: .* vocab_size=199"),
     "a token twice": (lambda head: _with(head, d2t=-torch.arange(64)), r"names a token twice"),
     "NaN": (lambda head: _with(head, **{"norm.weight": torch.full((64,), torch.nan)}), r"computes no numbers"),
     "NaN in a row": (
