@@ -27,8 +27,9 @@ OVERLAP_MARGIN = 1.15
 """As ``MARGIN``, where steps would overlap without drafts. The times of steps do not say what that saves."""
 PROBE_TOKENS = 128
 """Tokens after which a draft of a model is tried again where drafts did not pay."""
-MOST_UNANSWERED = 4
-"""Times in a row that a model is asked in vain. Steps that ask do not overlap, so asking for ever would cost others."""
+MOST_LACKING = 64
+"""Times in a row that a model may be asked for drafts of a sequence in vain. From then on it is asked as seldom as for
+drafts that do not pay."""
 _DECAY = 0.9
 """Weight of what is known of a sequence's drafts after another round."""
 _MOST_IDLE = 7
@@ -77,9 +78,8 @@ class _Drafted:
     idle: int = 0
     """If a model computes drafts: steps without any, since the last was tried. Else steps until some are looked up."""
     failures: int = 0
-    """Times in a row that nothing was found, or the first draft was wrong."""
-    unanswered: int = 0
-    """Times in a row that a model was asked for drafts, and will have none soon."""
+    """Times in a row that nothing was found, or the first draft was wrong; if a model computes drafts, that it had
+    none."""
     accepted: int = 0
     rejected: int = 0
 
@@ -171,8 +171,8 @@ class Speculation:
             return []
         for offer in offers:
             self._of(offer.seq).first = 0
-        able = [offer for offer in offers if self._drafted[offer.seq.seq_id].unanswered < MOST_UNANSWERED]
-        chosen = self._choose(able, decoding, decoding, most, self._times.draft)
+        having = [offer for offer in offers if self._of(offer.seq).failures < MOST_LACKING]
+        chosen = self._choose(having, decoding, decoding, most, self._times.draft)
         wanted = {offer.place for offer, _ in chosen}
         for offer in offers:
             if offer.place not in wanted:
@@ -180,23 +180,18 @@ class Speculation:
                 drafted.idle += 1
                 if drafted.idle > PROBE_TOKENS and len(chosen) < most:
                     drafted.idle = 0
-                    # Twice: a drafter may follow a sequence only from the first time on.
-                    drafted.unanswered = min(drafted.unanswered, MOST_UNANSWERED - 2)
                     chosen.append((offer, 1))
         return chosen
 
     def take(self, seq: Sequence, drafts: list[int]) -> None:
-        """Take ``drafts`` that a model computed for ``seq``; none: it will have some soon."""
+        """Take ``drafts`` that a model computed for ``seq``; none: it will have some soon, and still reads the text."""
         seq.drafts, seq.is_proposed = drafts, bool(drafts)
         drafted = self._of(seq)
-        drafted.first = drafted.unanswered = 0
+        drafted.first = drafted.failures = 0
 
-    def miss(self, seq: Sequence) -> None:
-        """Record that a model was asked for drafts of ``seq`` in vain."""
-        drafted = self._of(seq)
-        drafted.unanswered += 1
-        if drafted.unanswered == MOST_UNANSWERED:
-            drafted.idle = 0
+    def lack(self, seq: Sequence) -> None:
+        """Learn that the model which was asked for drafts of ``seq`` had none."""
+        self._of(seq).failures += 1
 
     def judge(self, seq: Sequence, token_ids: list[int], num_computed: int) -> None:
         """Compare the drafts of ``seq`` with the tokens that came; ``num_computed`` of them were computed."""

@@ -98,16 +98,14 @@ def test_a_sequence_follows_the_run_that_comes_true():
     assert lookup.look_up(text, 3) == ([2, 3, 4], 3)
 
 
-def test_tokens_that_were_not_looked_up_move_the_drafts_on():
-    """Forced ones of a grammar, or those of steps in which no draft could pay."""
-    text = sequence(0, [1, 2, 3, 4, 5, 6, 7, 9, 1, 2])
-    lookup = drafter()
+def test_tokens_that_were_not_compared_move_no_drafts():
+    """Those that a grammar forces, and those of steps in which nothing could pay."""
+    text, lookup = sequence(0, [1, 2, 3, 4, 5, 6, 1, 2]), drafter()
     lookup.begin_step()
     assert lookup.look_up(text, 2) == ([3, 4], 2)
-    text.output += [3, 4]
-    lookup.judged(text, 2, all_right=True)
-    text.output += [5, 6]
-    assert lookup.look_up(text, 2) == ([7, 9], 6)
+    text.output += [9, 5, 6]
+    lookup.begin_step()
+    assert lookup.look_up(text, 2) == ([1, 2], 2)
 
 
 def test_a_long_prompt_is_indexed_over_several_steps():
@@ -162,6 +160,62 @@ def test_runs_do_not_reach_from_one_text_into_the_next():
     lookup.begin_step()
     assert lookup.look_up(sequence(2, [1, 2]), 9)[0] == [3]
     assert lookup.look_up(sequence(3, [3, 4]), 9)[0] == []
+
+
+def test_running_texts_are_indexed_before_those_that_have_ended(monkeypatch):
+    monkeypatch.setattr(ngram, "STEP_TOKENS", 64)
+    lookup, running = drafter(prompt_lookup_scope="tenant"), sequence(0, [1, 2, 3, 4] * 40)
+    for seq_id in range(1, 9):
+        lookup.end(sequence(seq_id, range(500, 564)))
+    steps = 0
+    while not (drafts := lookup.look_up(running, 2)[0]):
+        lookup.begin_step()
+        steps += 1
+    assert (drafts, steps) == ([1, 2], 2)
+    for _ in range(9):
+        lookup.begin_step()
+    assert not lookup._ended
+
+
+def test_texts_that_wait_are_few_and_of_each_request_the_prompt_is_one(monkeypatch):
+    monkeypatch.setattr(ngram, "MOST_ENDED", 1000)
+    lookup = drafter(prompt_lookup_scope="tenant")
+    for seq_id in range(100):
+        lookup.end(sequence(seq_id, range(300)))
+    assert lookup._num_ended == sum(len(each.token_ids) for each in lookup._ended) == 900
+    other = sequence(100, range(300))
+    other.choice, other.output = 1, [7, 8]
+    lookup.end(other)
+    assert list(lookup._ended[-1].token_ids) == [*range(300 - ngram.STRONGEST, 300), 7, 8]
+    other.group.beams = object()
+    lookup.end(other)
+    assert len(lookup._ended) == 4
+
+
+def test_the_index_of_a_tenant_that_is_dropped_is_kept_by_no_text(monkeypatch):
+    monkeypatch.setattr(ngram, "MOST_TOKENS", 1024)
+    monkeypatch.setattr(ngram, "MOST_BYTES", 2 * 1024 * 20)
+    lookup, text = drafter(prompt_lookup_scope="tenant"), sequence(0, [8, 1, 2])
+    lookup.end(sequence(1, [1, 2, 3, 4, 5]))
+    lookup.begin_step()
+    assert lookup.look_up(text, 2)[0] == [3, 4]
+    lookup.look_up(sequence(2, [1] * 1000), 2)
+    assert not lookup._tenants
+    assert lookup._texts[0].source is None
+
+
+def test_memory_is_set_aside_for_what_indexes_may_take():
+    """Of the longest texts; an index is of the next power of two."""
+    config = drafter()._config
+    for length in (64, 1000, 4096, 131_072):
+        lookup = drafter()
+        for seq_id in range(3):
+            lookup.begin_step()
+            lookup.look_up(sequence(seq_id, [1] * length), 2)
+        assert lookup.nbytes <= config.most_index_bytes(3, length) <= ngram.MOST_BYTES
+    assert config.most_index_bytes(1024, 1 << 20) == ngram.MOST_BYTES
+    assert replace(config, prompt_lookup_scope="tenant").most_index_bytes(1, 64) == ngram.MOST_BYTES
+    assert replace(config, method="mtp").most_index_bytes(1024, 1 << 20) == 0
 
 
 def test_indexes_stay_within_their_bytes(monkeypatch):

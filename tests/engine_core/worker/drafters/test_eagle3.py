@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
+from engine_core.config import DeviceConfig, EngineConfig, SchedulerConfig
 from engine_core.errors import ConfigError
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
@@ -222,21 +223,20 @@ def test_drafts_begin_behind_cached_prefixes_and_what_was_not_followed(
     head = make_head(target)
     directory = head.save(tmp_path / "head")
     params = replace(GREEDY, max_tokens=40)
-    for idle, starts in ((eagle3._MOST_IDLE, {0}), (20, {32})):
+    for idle, late in ((eagle3._MOST_IDLE, {0}), (20, {32})):
         monkeypatch.setattr(eagle3, "_MOST_IDLE", idle)
         with proposing(path, directory, max_num_seqs=5, block_size=4, max_model_len=512) as found:
             propose = found.propose
 
             def late_only(drafter: Eagle3Drafter, wanted: dict[int, int], propose=propose) -> dict[int, list[int]]:
                 known = {slot: len(drafter._batch.known_token_ids(slot)) for slot in wanted}
-                late = {slot: most for slot, most in wanted.items() if known[slot] >= 77}
-                return {slot: [] for slot in wanted} | propose(drafter, late)
+                return propose(drafter, {slot: most for slot, most in wanted.items() if known[slot] >= 77})
 
             found.propose = late_only  # type: ignore[method-assign]
             outcomes = run(found.engine, {"b": PROMPTS["b"]}, {"b": params})
             assert len(outcomes["b", 0].token_ids) == 40
             firsts = {each.start for each in found.proposals}
-            assert firsts == {0} if starts == {0} else min(firsts) > 40
+            assert firsts == {0} if late == {0} else min(firsts) > 40
             require_drafts(head, target, found.proposals)
             found.proposals.clear()
             again = run(found.engine, {"c": [*PROMPTS["b"], 9, 9]}, {"c": params})
@@ -312,6 +312,15 @@ def test_a_head_without_an_embedding_takes_the_targets(targets: Checkpoints, tmp
     with proposing(path, directory) as found:
         found.answers()
     require_drafts(head, target, found.proposals)
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+def test_attention_planned_for_the_models_heads_is_refused(method: str) -> None:
+    given = json.dumps({"method": method} | ({} if method == "mtp" else {"model": "head"}))
+    with pytest.raises(ConfigError, match=f"triton with the method {method} of --speculative-config"):
+        EngineConfig(
+            scheduler=SchedulerConfig(speculative_config=given), device=DeviceConfig(attention_backend="flashinfer")
+        )
 
 
 def test_targets_whose_layers_cannot_be_read_are_refused(targets: Checkpoints, tmp_path: Path) -> None:
