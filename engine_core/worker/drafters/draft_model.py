@@ -175,10 +175,10 @@ class DraftModelDrafter(Drafter):
         self._drawer.draw(rows.slots, 0, self._compute(rows, rows.last_rows))
 
     def propose(self, wanted: Mapping[int, int]) -> dict[int, list[int]]:
-        ready, hidden = self._catch_up(wanted)
+        ready, drafts, hidden = self._catch_up(wanted)
         if hidden is None:
-            return {}
-        drafts: dict[int, list[int]] = {slot: [] for slot in ready}
+            return drafts
+        drafts |= {slot: [] for slot in ready}
         slots, counts = np.array([*ready], np.intp), np.array([*ready.values()])
         for drawn in range(int(counts.max())):
             if drawn:
@@ -187,19 +187,19 @@ class DraftModelDrafter(Drafter):
                 drafts[slot].append(draft)
             more = counts > drawn + 1
             slots, counts = slots[more], counts[more]
-        for slot, each in drafts.items():
-            self._computed_drafts[slot] = len(self._batch.known_token_ids(slot)), each[:-1]
+        for slot in ready:
+            self._computed_drafts[slot] = len(self._batch.known_token_ids(slot)), drafts[slot][:-1]
         return drafts
 
     def forget(self, slot: int) -> None:
         self._computed_drafts.pop(slot, None)
         self._cache.forget(slot)
 
-    def _catch_up(self, wanted: Mapping[int, int]) -> tuple[dict[int, int], torch.Tensor | None]:
+    def _catch_up(self, wanted: Mapping[int, int]) -> tuple[dict[int, int], dict[int, list[int]], torch.Tensor | None]:
         """Compute known tokens of the slots in ``wanted``, those that lack fewest first, as many as a step may have.
 
-        Returns the slots that lack none and how many drafts there will be of each, with the hidden states behind their
-        last tokens [S, H], or None without any such slot.
+        Returns the slots that lack none and how many drafts there will be of each; those that still lack some, as in
+        ``propose``; and the hidden states behind the last tokens of the former [S, H], or None without any such slot.
         """
         for slot in wanted:
             self._drop_wrong_drafts(slot)
@@ -209,22 +209,26 @@ class DraftModelDrafter(Drafter):
         left = self._limits.max_num_batched_tokens
         counts: dict[int, int] = {}
         ready: dict[int, int] = {}
+        reading: dict[int, list[int]] = {}
         for slot in sorted(lacking, key=lacking.__getitem__):
             known, count = len(self._batch.known_token_ids(slot)), min(lacking[slot], left)
             drafts = self._most_drafts(known, wanted[slot])
             length = known + drafts - 1 if count == lacking[slot] else known - lacking[slot] + count
-            if not count or drafts < 1 or not self._cache.grow(slot, length):
+            if drafts < 1 or not self._cache.grow(slot, length):
                 continue
             left -= count
-            counts[slot] = count
+            if count:
+                counts[slot] = count
             if count == lacking[slot]:
                 ready[slot] = drafts
+            else:
+                reading[slot] = []
         if not counts:
-            return {}, None
+            return {}, reading, None
         rows = self._cache.rows(np.array([*counts], np.intp), np.array([*counts.values()]))
         last = rows.last_rows[[slot in ready for slot in counts]]
         hidden = self._compute(rows, last if len(last) else rows.last_rows[:1])
-        return ready, hidden if ready else None
+        return ready, reading, hidden if ready else None
 
     def _most_drafts(self, known: int, wanted: int) -> int:
         """Of a sequence with ``known`` tokens: the target's last token is sampled, and its last but one computed; and
