@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine_core.sequence import Sequence
+from engine_core.sequence import Sequence, tokens_between
 from engine_core.speculation import SpeculativeConfig
 
 STRONGEST = 16
@@ -27,8 +27,8 @@ _LEAST_TOKENS = 256
 _CANDIDATES = 8
 """Places with equal hashes that are compared, the newest first."""
 _BYTES_PER_TOKEN = 20
-_MOST_ENDED = 256
-"""Ended sequences that wait for being indexed for their tenant."""
+MOST_ENDED = 1 << 19
+"""Tokens of ended sequences that wait for being indexed for their tenants."""
 _BORDER = -1
 """Separates texts."""
 
@@ -119,6 +119,20 @@ class _Text:
     """Tokens of the run that led there, which grows with the drafts that come true."""
 
 
+@dataclass(slots=True)
+class _EndedText:
+    """The tokens of an ended sequence. Nothing else of its request is kept, which may have pictures."""
+
+    key: tuple[str, bytes]
+    prompt: tuple[int, ...]
+    output: list[int]
+    num_indexed: int
+
+    @property
+    def num_missing(self) -> int:
+        return len(self.prompt) + len(self.output) - self.num_indexed
+
+
 class NgramDrafter:
     """Looks up drafts for sequences. Call ``begin_step``, then ``look_up`` for those that may have drafts."""
 
@@ -128,8 +142,10 @@ class NgramDrafter:
         """By seq_id, the last one looked up last; None: its index was dropped, as there was no room for it."""
         self._tenants: OrderedDict[tuple[str, bytes], RunIndex] = OrderedDict()
         """By tenant and cache salt, the last one looked up last."""
-        self._ended: deque[tuple[tuple[str, bytes], Sequence, int]] = deque(maxlen=_MOST_ENDED)
-        """Sequences to be indexed for their tenant, and how far they are."""
+        self._ended: deque[_EndedText] = deque()
+        """To be indexed for their tenants."""
+        self._num_ended = 0
+        """Tokens of these."""
         self._room = STEP_TOKENS
         """Tokens that the step may still index."""
         self.nbytes = 0
@@ -139,15 +155,16 @@ class NgramDrafter:
         """Index for tenants what has ended."""
         self._room = STEP_TOKENS
         while self._ended and self._room > 0:
-            key, seq, done = self._ended.popleft()
-            index = self._index_of(key)
-            until = min(seq.num_known, done + self._room)
-            if index is not None:
-                index.extend(seq.tokens(done, until))
-                self._room -= until - done
-                if until < seq.num_known:
-                    self._ended.appendleft((key, seq, until))
-                else:
+            text = self._ended[0]
+            index, start = self._index_of(text.key), text.num_indexed
+            if index is not None and (count := min(text.num_missing, self._room)):
+                text.num_indexed += count
+                self._num_ended -= count
+                self._room -= count
+                index.extend(tokens_between(text.prompt, text.output, start, text.num_indexed))
+            if index is None or not text.num_missing:
+                self._forget_ended()
+                if index is not None:
                     index.extend([_BORDER])
 
     def look_up(self, seq: Sequence, count: int) -> tuple[list[int], int]:
@@ -180,8 +197,16 @@ class NgramDrafter:
         text = self._texts.pop(seq.seq_id, None)
         if text is not None:
             self.nbytes -= text.index.nbytes
-        if self._config.prompt_lookup_scope == "tenant":
-            self._ended.append((_key(seq), seq, max(0, seq.num_known - MOST_TOKENS)))
+        if self._config.prompt_lookup_scope == "tenant" and seq.group.speculates:
+            prompt, known = seq.group.request.prompt_token_ids, seq.num_known
+            self._ended.append(_EndedText(_key(seq), prompt, seq.output, max(0, known - MOST_TOKENS)))
+            self._num_ended += self._ended[-1].num_missing
+            while self._num_ended > MOST_ENDED:
+                self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """The oldest of the ended texts waits no longer."""
+        self._num_ended -= self._ended.popleft().num_missing
 
     def _find(self, text: _Text, seq: Sequence) -> None:
         known, most = seq.num_known, self._config.prompt_lookup_max
@@ -243,6 +268,9 @@ class NgramDrafter:
         while self.nbytes + nbytes > MOST_BYTES and self._tenants:
             _, index = self._tenants.popitem(last=False)
             self.nbytes -= index.nbytes
+            for text in self._texts.values():
+                if text is not None and text.source is index:
+                    text.source = None
         for seq_id, text in self._texts.items() if drop_running else ():
             if self.nbytes + nbytes <= MOST_BYTES:
                 break

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.request import Request, SamplingParams
+from engine_core.request import BeamSearch, Request, SamplingParams
 from engine_core.scheduling import ngram
 from engine_core.scheduling.ngram import NgramDrafter, RunIndex
 from engine_core.sequence import Sequence, SequenceGroup, SequenceState
@@ -19,8 +21,12 @@ from .checked_executor import model_spec
 MODEL = model_spec(vocab_size=1000, max_model_len=1 << 20)
 
 
-def sequence(seq_id, prompt, *, tenant="", salt=b""):
-    request = Request(f"r{seq_id}", tuple(prompt), SamplingParams(max_tokens=1 << 20), tenant=tenant, cache_salt=salt)
+class Name(str):
+    """Can be referred to weakly."""
+
+
+def sequence(seq_id, prompt, *, tenant="", salt=b"", params=SamplingParams(max_tokens=1 << 20)):  # noqa: B008
+    request = Request(Name(f"r{seq_id}"), tuple(prompt), params, tenant=tenant, cache_salt=salt)
     group = SequenceGroup(request, MODEL, 0.0, 16, priority=0, tenant=tenant)
     return Sequence(seq_id, group, 0, SequenceState.RUNNING)
 
@@ -140,6 +146,41 @@ def test_requests_of_a_tenant_find_what_others_of_it_have_said():
     alone.end(said)
     alone.begin_step()
     assert alone.look_up(sequence(4, [9, 2, 3], tenant="a", salt=b"s"), 9)[0] == []
+
+
+def test_ended_texts_wait_within_a_bound_and_keep_nothing_of_their_requests(monkeypatch):
+    """Oldest first, they are given up; and beams, of which a search drops many, are not kept at all."""
+    monkeypatch.setattr(ngram, "MOST_ENDED", 100)
+    lookup = drafter(prompt_lookup_scope="tenant")
+    texts = [sequence(number, [number * 50 + token for token in range(40)], tenant="a") for number in range(4)]
+    kept = [weakref.ref(text.group.request.request_id) for text in texts]
+    for text in texts:
+        lookup.end(text)
+    search = SamplingParams(temperature=0.0, beam_search=BeamSearch(2))
+    lookup.end(sequence(4, range(200, 240), tenant="a", params=search))
+    del text, texts
+    gc.collect()
+    assert not any(ref() for ref in kept)
+    lookup.begin_step()
+    found = [
+        lookup.look_up(sequence(9 + number, [number * 50, number * 50 + 1], tenant="a"), 1)[0] for number in range(5)
+    ]
+    assert found == [[], [], [102], [152], []]
+
+
+def test_an_index_that_was_dropped_is_not_kept_by_who_reads_it(monkeypatch):
+    monkeypatch.setattr(ngram, "MOST_BYTES", 2 * ngram.MOST_TOKENS * 20)
+    lookup = drafter(prompt_lookup_scope="tenant")
+    lookup.end(sequence(0, range(40), tenant="a"))
+    lookup.begin_step()
+    reader = sequence(1, [900, 5, 6], tenant="a")
+    assert lookup.look_up(reader, 2)[0] == [7, 8]
+    dropped = weakref.ref(lookup._tenants["a", b""])
+    for number, tenant in enumerate("bc", 2):
+        lookup.end(sequence(number, range(40), tenant=tenant))
+    lookup.begin_step()
+    assert dropped() is None
+    assert lookup.look_up(reader, 2)[0] == []
 
 
 def test_runs_do_not_reach_from_one_text_into_the_next():
