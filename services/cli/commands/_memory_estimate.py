@@ -140,7 +140,7 @@ def _drafting(config: EngineConfig, max_model_len: int, *, on_gpu: bool) -> tupl
     try:
         checkpoint = open_checkpoint(drafting_model(speculation, config.model), LoadConfig(load_format="dummy"))
     except CheckpointError as error:
-        raise FatalError(str(error)) from None
+        raise FatalError(f"{error} (--speculative-config)") from None
     model, longest = model_outline(checkpoint), min(max_model_len, checkpoint.spec.max_model_len)
     angles = sum(rope.nbytes(longest) for rope in checkpoint.config.distinct_ropes)
     spec = in_one_group(_cache_spec(model, CacheConfig(block_size=config.cache.block_size), on_gpu=on_gpu))
