@@ -65,6 +65,8 @@ def best_options(request: BestFields, options: dict[str, Any], *, stream: bool) 
     """Add the ring's options for the choices to compute. Raises ``ApiError`` for contradictions."""
     if request.best_of is not None and request.best_of < _returned(request):
         raise invalid("best_of", f"{request.best_of} is less than n, {_returned(request)}")
+    if request.num_beams is not None and request.num_beams < 1:
+        raise invalid("num_beams", f"{request.num_beams} is out of range: expected at least 1")
     if searches(request):
         options["beam_search"] = _beam_search(request)
         return
