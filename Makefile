@@ -65,7 +65,7 @@ test-grammars: setup  ## 1,000 schemas, JSON Schema's own suite, 200 regular exp
 	$(TEST_ENV) .venv/bin/python -m pytest --grammars tests/text_core/grammar tests/engine_core/structured_output $(PYTEST)
 
 test-speculation: setup  ## every drafter for every kind of model and number of drafts, whatever goes on: the bits of engines without; PYTEST="-k name" to choose
-	$(TEST_ENV) .venv/bin/python -m pytest --speculation $(XDIST) $(PYTEST)
+	$(TEST_ENV) .venv/bin/python -m pytest --speculation $(XDIST) tests/engine_core $(PYTEST)
 
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)

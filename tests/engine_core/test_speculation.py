@@ -58,18 +58,17 @@ def test_the_answers_are_various(expected: Answers) -> None:
     assert len({tuple(tokens) for tokens, _, _, _ in expected.values()}) >= 0.8 * len(expected)
 
 
-@pytest.mark.parametrize("condition", ["room", "few blocks", "overlapping steps", "two stages, few blocks"])
+@pytest.mark.parametrize("condition", ["overlapping steps", "two stages, few blocks"])
 def test_runs_of_tokens_that_are_looked_up_change_nothing(
     condition: str, plain: StartedEngine, expected: Answers
 ) -> None:
     check(NGRAM, condition, plain, expected)
 
 
-@pytest.mark.parametrize("condition", ["room", "overlapping steps, few blocks"])
 def test_a_model_that_drafts_changes_nothing(
-    condition: str, draft_model: dict[str, Any], plain: StartedEngine, expected: Answers
+    draft_model: dict[str, Any], plain: StartedEngine, expected: Answers
 ) -> None:
-    check(draft_model, condition, plain, expected)
+    check(draft_model, "overlapping steps, few blocks", plain, expected)
 
 
 def check(speculation: dict[str, Any], condition: str, plain: StartedEngine, expected: Answers) -> None:
@@ -81,9 +80,13 @@ def check(speculation: dict[str, Any], condition: str, plain: StartedEngine, exp
         assert stats.kv_blocks_used == 0
         assert engine.executor.numerics == plain.executor.numerics
         assert engine.executor.model_digest == plain.executor.model_digest
-        resume = splits(expected, 13)
+
+
+def test_answers_that_others_began_go_on(expected: Answers) -> None:
+    resume = splits(expected, 25)
+    with engine_of(TINY, NGRAM) as engine:
         rest = answers_of(engine, requests(resume=resume))
-        assert differences(rest, {(name, int(name.split("/")[1])): rest_of(expected, name) for name in resume}) == []
+    assert differences(rest, {(name, int(name.split("/")[1])): rest_of(expected, name) for name in resume}) == []
 
 
 def test_drafts_are_counted_where_they_are_wanted(expected: Answers) -> None:

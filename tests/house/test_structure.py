@@ -97,7 +97,7 @@ SCENARIOS = {
     "engine_core": "batch_independence crash forced_tokens interrupts limits loaded transformers_parity unsound_logits",
     "engine_core/attention": "latents",
     "engine_core/executor": "many_kills many_starts",
-    "engine_core/distributed": "matrix tensor_parallel weights_of_ranks",
+    "engine_core/distributed": "drafts_of_ranks matrix tensor_parallel weights_of_ranks",
     "engine_core/kernels": "engine libraries ops",
     "engine_core/layers": "expert_tensors",
     "engine_core/model_loader": "load_memory quantized_models",

@@ -94,6 +94,15 @@ SUITES = (
         figures=_TESTS,
     ),
     Suite(
+        name="speculation",
+        what="every drafter for every kind of model, beside none",
+        arguments=(*_PYTEST, "--speculation", "tests/engine_core"),
+        minutes=8,
+        begins=("tests.conftest",),
+        mark="speculation",
+        figures=_TESTS,
+    ),
+    Suite(
         name="stubs",
         what="stubs of Go, Java and C#, against a ring",
         arguments=("-m", "tests.stubs"),

@@ -34,6 +34,7 @@ class Device:
     vision = None
 
     def __init__(self) -> None:
+        self.taps = None
         self.events: list[str] = []
         self.rows: list[int | None] = []
         """Of each forward pass, how many were asked for; None for all."""
