@@ -27,6 +27,8 @@ _LEAST_TOKENS = 256
 _CANDIDATES = 8
 """Places with equal hashes that are compared, the newest first."""
 _BYTES_PER_TOKEN = 20
+_PRICE_OF_ROOM = 512
+"""Making an index with room for so many tokens takes as long as indexing one."""
 MOST_ENDED = 1 << 19
 """Tokens of ended sequences that wait for being indexed for their tenants."""
 _BORDER = -1
@@ -43,10 +45,10 @@ class RunIndex:
         """Number of tokens that came so far."""
         self._least = least
         self._mask = capacity - 1
-        self._tokens = array("i", bytes(4 * capacity))
-        self._newest = array("q", bytes(8 * capacity))
+        self._tokens = array("i", (0,)) * capacity
+        self._newest = array("q", (0,)) * capacity
         """By the hash of a run: the newest position behind one, plus 1; 0: none."""
-        self._before = array("q", bytes(8 * capacity))
+        self._before = array("q", (0,)) * capacity
         """By position: the one before with the same hash, plus 1."""
         self._last = (_BORDER,) * least
         """The newest tokens."""
@@ -157,7 +159,7 @@ class NgramDrafter:
         while self._ended and self._room > 0:
             text = self._ended[0]
             index, start = self._index_of(text.key), text.num_indexed
-            if index is not None and (count := min(text.num_missing, self._room)):
+            if index is not None and (count := min(text.num_missing, max(0, self._room))):
                 text.num_indexed += count
                 self._num_ended -= count
                 self._room -= count
@@ -229,6 +231,8 @@ class NgramDrafter:
         if text is None or (known > text.index.capacity and text.index.capacity < MOST_TOKENS):
             if seq.seq_id in self._texts and text is None:
                 return None
+            if self._room <= 0:
+                return text
             # Begun anew, an index of twice the size costs each token once more.
             text = self._start(seq, 0 if text is None else text.index.nbytes)
             if text is None:
@@ -236,7 +240,7 @@ class NgramDrafter:
         if (missing := known - text.num_indexed) > 0:
             if missing > MOST_TOKENS:
                 text.num_indexed = known - MOST_TOKENS
-            until = min(known, text.num_indexed + self._room)
+            until = min(known, text.num_indexed + max(0, self._room))
             text.index.extend(seq.tokens(text.num_indexed, until))
             self._room -= until - text.num_indexed
             text.num_indexed = until
@@ -254,6 +258,7 @@ class NgramDrafter:
             return None
         text = self._texts[seq.seq_id] = _Text(RunIndex(self._config.prompt_lookup_min, capacity))
         self.nbytes += text.index.nbytes
+        self._room -= capacity // _PRICE_OF_ROOM
         return text
 
     def _index_of(self, key: tuple[str, bytes]) -> RunIndex | None:
@@ -261,6 +266,7 @@ class NgramDrafter:
         if index is None and self._make_room(_BYTES_PER_TOKEN * MOST_TOKENS, drop_running=False):
             index = self._tenants[key] = RunIndex(self._config.prompt_lookup_min, MOST_TOKENS)
             self.nbytes += index.nbytes
+            self._room -= MOST_TOKENS // _PRICE_OF_ROOM
         return index
 
     def _make_room(self, nbytes: int, *, drop_running: bool) -> bool:

@@ -105,7 +105,7 @@ def test_a_sequence_follows_the_run_that_comes_true():
 
 
 def test_a_long_prompt_is_indexed_over_several_steps():
-    prompt = [token % 997 for token in range(3 * ngram.STEP_TOKENS)]
+    prompt = [token % 997 for token in range(3 * ngram.STEP_TOKENS - 100)]
     text, lookup, steps = sequence(0, prompt), drafter(), 0
     while True:
         lookup.begin_step()
@@ -116,6 +116,16 @@ def test_a_long_prompt_is_indexed_over_several_steps():
         assert lookup._texts[0].num_indexed <= steps * ngram.STEP_TOKENS
     assert steps == 3
     assert drafts == [(prompt[-1] + 1) % 997, (prompt[-1] + 2) % 997]
+
+
+def test_many_long_prompts_get_their_indexes_over_several_steps():
+    prompt = tuple(range(100_000))
+    texts, lookup = [sequence(seq_id, prompt) for seq_id in range(40)], drafter()
+    for step in range(1, 6):
+        lookup.begin_step()
+        for text in texts:
+            lookup.look_up(text, 1)
+        assert len(lookup._texts) <= 8 * step
 
 
 def test_an_index_grows_with_its_text():
