@@ -51,7 +51,7 @@ def test_a_beam_without_a_place_takes_that_of_another_one_of_its_search():
 
 
 def test_a_beam_that_was_not_forked_starts_from_the_prompt_of_the_others():
-    """Else it would compute the prompt into blocks of its own, which might be held for others before they are filled."""
+    """Else it would compute it into blocks of its own, which might be held for others before they are filled."""
     harness = Harness(max_num_seqs=2)
     harness.add("a", prompt=30, **SEARCH | {"beam_search": BeamSearch(2)})
     harness.add("b", max_tokens=1)
