@@ -60,6 +60,16 @@ def test_a_beam_that_was_not_forked_starts_from_the_prompt_of_the_others():
     harness.finish()
 
 
+def test_no_beam_starts_from_a_prompt_that_is_not_computed():
+    """The executor tells: a beam was preempted while it computed the prompt anew."""
+    harness = Harness(blocks=24, max_num_seqs=3, max_num_batched_tokens=4)
+    for name, prompt, params in (("h", 4, {"max_tokens": 58}), ("x", 4, {"max_tokens": 18})):
+        harness.add(name, prompt=prompt, **params)
+        harness.step()
+    harness.add("a", prompt=30, **SEARCH | {"beam_search": BeamSearch(2)}, n=2)
+    harness.finish()
+
+
 def test_a_beam_without_blocks_takes_those_of_another_one_of_its_search():
     harness = Harness(blocks=20)
     harness.add("long", prompt=4, max_tokens=56)
