@@ -389,7 +389,16 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` where options of two sections exclude each other."""
         speculation = self.scheduler.speculation
-        if speculation is not None and speculation.method == "eagle3" and self.parallel.pipeline_parallel_size > 1:
+        if speculation is None:
+            return
+        reads_hidden = speculation.reads_final_states or speculation.taps_layers
+        if reads_hidden and self.device.attention_backend == "flashinfer":
+            accepted = (
+                f"triton with the method {speculation.method} of --speculative-config: flashinfer plans steps for the "
+                "model's heads, and what drafts may have others"
+            )
+            raise ConfigError("attention_backend", "flashinfer", accepted)
+        if speculation.taps_layers and self.parallel.pipeline_parallel_size > 1:
             accepted = (
                 "another method than eagle3 with --pipeline-parallel-size: a head reads early and late layers, which "
                 "no stage has together"

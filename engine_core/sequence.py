@@ -279,12 +279,9 @@ class Sequence:
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Token ids at positions ``start … stop − 1``."""
-        return tokens_between(self.group.request.prompt_token_ids, self.output, start, stop)
-
-
-def tokens_between(prompt: tuple[int, ...], output: list[int], start: int, stop: int) -> tuple[int, ...]:
-    """Token ids at positions ``start … stop − 1`` of ``prompt`` and ``output``."""
-    border = len(prompt)
-    if stop <= border:
-        return prompt[start:stop]
-    return prompt[start:] + tuple(output[max(start - border, 0) : stop - border])
+        prompt = self.group.request.prompt_token_ids
+        border = len(prompt)
+        if stop <= border:
+            return prompt[start:stop]
+        tail = tuple(self.output[max(start - border, 0) : stop - border])
+        return prompt[start:] + tail

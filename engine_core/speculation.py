@@ -19,6 +19,11 @@ steps are computed (``worker.drafters``)."""
 
 MAX_SPECULATIVE_TOKENS = 64
 MAX_LOOKUP = 32
+INDEX_BYTES = 128 << 20
+"""The most that ``ngram`` keeps of all texts."""
+LEAST_INDEXED = 256
+"""Tokens of the smallest index, and room for output in a larger one, which is a power of two."""
+BYTES_PER_INDEXED_TOKEN = 20
 
 _OPTION = "speculative_config"
 _OF_METHODS = {
@@ -30,6 +35,7 @@ _OF_METHODS = {
 }
 """Fields of some methods alone."""
 _DEFAULT_TOKENS = {"ngram": 8, "draft_model": 4, "mtp": 2, "eagle3": 4}
+_LOOKUP_MIN, _LOOKUP_MAX = 2, 5
 _SCOPES = ("request", "tenant")
 
 
@@ -44,8 +50,8 @@ class SpeculativeConfig:
     """The checkpoint of the drafting model or head: a directory, a GGUF file or a hub id. None: the method needs none,
     or its weights are in the target's checkpoint."""
     revision: str | None = None
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = _LOOKUP_MIN
+    prompt_lookup_max: int = _LOOKUP_MAX
     """``ngram``: lengths of the run of last tokens that is looked up, the longest first."""
     prompt_lookup_scope: str = "request"
     """``ngram``: where runs are looked up: in the request's own tokens, or also in those of its tenant's others."""
@@ -54,6 +60,13 @@ class SpeculativeConfig:
     def is_computed(self) -> bool:
         """Whether a model computes the drafts."""
         return self.method != "ngram"
+
+    def most_index_bytes(self, max_num_seqs: int, max_model_len: int) -> int:
+        """The most that the scheduler keeps to look drafts up, of so many sequences of this length."""
+        if self.is_computed:
+            return 0
+        of_running = max_num_seqs * 2 * (max_model_len + LEAST_INDEXED) * BYTES_PER_INDEXED_TOKEN
+        return INDEX_BYTES if self.prompt_lookup_scope == "tenant" else min(INDEX_BYTES, of_running)
 
     @property
     def reads_final_states(self) -> bool:
@@ -108,7 +121,13 @@ def _config_of(given: dict[str, Any], most: int) -> SpeculativeConfig:
     if method in _OF_METHODS["model"] and not given.get("model"):
         raise ConfigError(_OPTION, given, f"a model, the drafting checkpoint, with the method {method}")
     tokens = min(_DEFAULT_TOKENS[method], max(1, most))
-    config = SpeculativeConfig(**{"num_speculative_tokens": tokens, **given, "method": method})
+    defaults = {
+        "num_speculative_tokens": tokens,
+        # Of the two, one that is given alone moves the other.
+        "prompt_lookup_min": min(_LOOKUP_MIN, given.get("prompt_lookup_max", MAX_LOOKUP)),
+        "prompt_lookup_max": max(_LOOKUP_MAX, given.get("prompt_lookup_min", 1)),
+    }
+    config = SpeculativeConfig(**{**defaults, **given, "method": method})
     if not 1 <= config.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
         raise ConfigError(_OPTION, given, f"num_speculative_tokens from 1 to {MAX_SPECULATIVE_TOKENS}")
     if config.num_speculative_tokens > most:

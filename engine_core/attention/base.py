@@ -188,8 +188,13 @@ class AttentionBackend(ABC):
 
     @staticmethod
     def copy_blocks(kv_cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy the blocks ``sources`` [N] of a cache to ``targets`` [N], all at once; int64, on its device."""
-        kv_cache[:, targets] = kv_cache[:, sources]
+        """Copy the blocks ``sources`` [N] to ``targets`` [N], all at once; int64, on the device.
+
+        ``kv_cache`` is of any layer at a place; what others there keep in the blocks is copied, too.
+        """
+        planes, blocks, distance = *kv_cache.shape[:2], kv_cache.stride(1)
+        whole = kv_cache.as_strided((planes, blocks, distance), (kv_cache.stride(0), distance, 1))
+        whole[:, targets] = whole[:, sources]
 
     @abstractmethod
     def numerics(self, spec: KVCacheSpec) -> str:

@@ -159,7 +159,7 @@ class CausalLM(StagedModel):
 
     @property
     def masks_argmax(self) -> bool:
-        return self._is_head_plain and self.lm_head.masks_argmax
+        return self.has_head and self._is_head_plain and self.lm_head.masks_argmax
 
     def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
         if self._is_head_plain:

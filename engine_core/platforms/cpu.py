@@ -185,7 +185,7 @@ class CpuPlatform(Platform):
             draft_weights=0 if drafter is None else drafter.weight_bytes,
             step_peak=growth,
             encoder_cache=0 if self.encoding is None else self.encoding.cache_bytes(limits),
-            batch_state=runs[0][0].batch.nbytes,
+            batch_state=runs[0][0].batch.nbytes + (0 if drafter is None else drafter.kept_bytes),
             limit=self.limit,
         )
 

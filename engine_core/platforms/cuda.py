@@ -277,7 +277,7 @@ class CudaPlatform(Platform):
             taken=self._taken(),
             weights=model.weight_bytes,
             draft_weights=0 if drafter is None else drafter.weight_bytes,
-            step_peak=peak,
+            step_peak=peak + (0 if drafter is None else drafter.kept_bytes),
             graphs=self._graphs_expected,
             encoder_cache=0 if self.encoding is None else self.encoding.cache_bytes(self._limits),
         )

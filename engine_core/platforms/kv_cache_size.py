@@ -75,6 +75,8 @@ class MemoryProfile:
     """What makes ``usable`` less than the machine has, for a person."""
     pixels: int = 0
     """The most that pixels of pictures take."""
+    indexes: int = 0
+    """The most that indexes of texts take, in which drafts are looked up."""
 
     @property
     def overhead_per_block(self) -> int:
@@ -84,7 +86,7 @@ class MemoryProfile:
     def left(self, utilization: float) -> int:
         """What remains for the KV cache if the budget is this share of ``usable``."""
         taken = self.resident + self.step_peak + self.batch_state + self._requests(utilization) + RESERVE_BYTES
-        return int(self.usable * utilization) - taken - self.encoder_cache - self.pixels
+        return int(self.usable * utilization) - taken - self.encoder_cache - self.pixels - self.indexes
 
     def _requests(self, utilization: float) -> int:
         """The part of the budget set aside for what requests hold."""
@@ -94,6 +96,7 @@ class MemoryProfile:
     def describe(self, utilization: float) -> str:
         """The numbers from which ``left`` is calculated, each with the options that change it, for a person."""
         pixels = f"pixels of pictures {size(self.pixels)} (--media-memory-bytes), " if self.pixels else ""
+        indexes = f"indexes of texts {size(self.indexes)} (--speculative-config), " if self.indexes else ""
         return (
             f"the budget is {size(self.usable * utilization)}, {utilization:g} (--gpu-memory-utilization) of the "
             f"{size(self.usable)} that this process may use{_because(self.limit)}; weights take "
@@ -103,7 +106,7 @@ class MemoryProfile:
             f"the batch's state {size(self.batch_state)} (--max-num-seqs, --max-model-len), "
             f"{describe_pictures(self.encoder_cache)}"
             f"token ids and log probabilities of requests {size(self._requests(utilization))} (a sixteenth of the "
-            f"budget, at most {size(2 * _REQUESTS_MOST)}), {pixels}and the reserve "
+            f"budget, at most {size(2 * _REQUESTS_MOST)}), {pixels}{indexes}and the reserve "
             f"{size(RESERVE_BYTES)}"
         )
 

@@ -54,8 +54,6 @@ class Beams:
         """Process a step's results for a beam with ``end`` computed tokens; the outputs, if there are any."""
         group = seq.group
         assert group.beams is not None
-        if seq.state is SequenceState.ENDED:  # with another beam of the step
-            return []
         outputs = []
         if (news := output_of_step(seq, end, [], result)) is not None:
             if news.finish is not None:

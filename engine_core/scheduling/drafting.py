@@ -46,8 +46,8 @@ def num_worthwhile(came_true: int | None, num_drafts: int, rows: int) -> int:
     return max(0, num_drafts)
 
 
-def take_in(seq: Sequence, token_ids: list[int], draft_token_ids: list[int] | None) -> None:
-    """Judge drafts of ``seq`` by sampled ``token_ids``, then take new drafts that follow these; None: nothing new."""
+def judge(seq: Sequence, token_ids: list[int]) -> None:
+    """Compare the drafts of ``seq`` with the ``token_ids`` that came."""
     judged = min(len(seq.drafts), len(token_ids))
     if seq.drafts[:judged] == token_ids[:judged]:
         seq.drafts = seq.drafts[judged:]
@@ -56,5 +56,3 @@ def take_in(seq: Sequence, token_ids: list[int], draft_token_ids: list[int] | No
     else:
         seq.drafts = []
         seq.drafts_come_true = 0
-    if draft_token_ids is not None:
-        seq.drafts = draft_token_ids

@@ -12,25 +12,23 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine_core.sequence import Sequence, tokens_between
-from engine_core.speculation import SpeculativeConfig
+from engine_core.sequence import Sequence
+from engine_core.speculation import BYTES_PER_INDEXED_TOKEN, INDEX_BYTES, LEAST_INDEXED, SpeculativeConfig
 
 STRONGEST = 16
 """A longer run says no more about what follows."""
 MOST_TOKENS = 1 << 17
 """Of a text, and of all texts of a tenant: the newest are indexed."""
-MOST_BYTES = 128 << 20
+MOST_BYTES = INDEX_BYTES
 """Of all indexes."""
 STEP_TOKENS = 2048
 """Tokens indexed in a step, about 1.5 ms."""
-_LEAST_TOKENS = 256
+MOST_ENDED = 1 << 19
+"""Tokens of texts that have ended and wait for being indexed for their tenant, 2 MiB; the oldest are given up."""
 _CANDIDATES = 8
 """Places with equal hashes that are compared, the newest first."""
-_BYTES_PER_TOKEN = 20
 _PRICE_OF_ROOM = 512
 """Making an index with room for so many tokens takes as long as indexing one."""
-MOST_ENDED = 1 << 19
-"""Tokens of ended sequences that wait for being indexed for their tenants."""
 _BORDER = -1
 """Separates texts."""
 
@@ -55,7 +53,7 @@ class RunIndex:
 
     @property
     def nbytes(self) -> int:
-        return _BYTES_PER_TOKEN * self.capacity
+        return BYTES_PER_INDEXED_TOKEN * self.capacity
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """Add tokens; the run before each can be found from then on."""
@@ -119,20 +117,17 @@ class _Text:
     """In ``source``: of the first draft."""
     strength: int = 0
     """Tokens of the run that led there, which grows with the drafts that come true."""
+    known: int = 0
+    """Tokens of the sequence that ``position`` is behind: others than those judged may come, which a grammar forces."""
 
 
 @dataclass(slots=True)
-class _EndedText:
-    """The tokens of an ended sequence. Nothing else of its request is kept, which may have pictures."""
+class _Ended:
+    """A text to be indexed for its tenant."""
 
     key: tuple[str, bytes]
-    prompt: tuple[int, ...]
-    output: list[int]
-    num_indexed: int
-
-    @property
-    def num_missing(self) -> int:
-        return len(self.prompt) + len(self.output) - self.num_indexed
+    token_ids: array[int]
+    num_indexed: int = 0
 
 
 class NgramDrafter:
@@ -144,8 +139,8 @@ class NgramDrafter:
         """By seq_id, the last one looked up last; None: its index was dropped, as there was no room for it."""
         self._tenants: OrderedDict[tuple[str, bytes], RunIndex] = OrderedDict()
         """By tenant and cache salt, the last one looked up last."""
-        self._ended: deque[_EndedText] = deque()
-        """To be indexed for their tenants."""
+        self._ended: deque[_Ended] = deque()
+        """The first one ended first."""
         self._num_ended = 0
         """Tokens of these."""
         self._room = STEP_TOKENS
@@ -154,20 +149,23 @@ class NgramDrafter:
         """Of all indexes."""
 
     def begin_step(self) -> None:
-        """Index for tenants what has ended."""
-        self._room = STEP_TOKENS
-        while self._ended and self._room > 0:
-            text = self._ended[0]
-            index, start = self._index_of(text.key), text.num_indexed
-            if index is not None and (count := min(text.num_missing, max(0, self._room))):
-                text.num_indexed += count
-                self._num_ended -= count
-                self._room -= count
-                index.extend(tokens_between(text.prompt, text.output, start, text.num_indexed))
-            if index is None or not text.num_missing:
-                self._forget_ended()
-                if index is not None:
-                    index.extend([_BORDER])
+        """Index for tenants what has ended, as far as running sequences have left room for it in the last step."""
+        room, self._room = self._room, STEP_TOKENS
+        while self._ended and room > 0:
+            ended = self._ended[0]
+            if ended.key not in self._tenants:
+                room = max(0, room - MOST_TOKENS // _PRICE_OF_ROOM)
+            if (index := self._index_of(ended.key)) is not None:
+                start, ended.num_indexed = ended.num_indexed, min(len(ended.token_ids), ended.num_indexed + room)
+                index.extend([_BORDER] if start == 0 else ())
+                index.extend(ended.token_ids[start : ended.num_indexed])
+                room -= ended.num_indexed - start
+                if ended.num_indexed < len(ended.token_ids):
+                    return
+            self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        self._num_ended -= len(self._ended.popleft().token_ids)
 
     def look_up(self, seq: Sequence, count: int) -> tuple[list[int], int]:
         """Up to ``count`` tokens that followed the last known tokens of ``seq``, and the length of the run that led
@@ -176,7 +174,7 @@ class NgramDrafter:
         text = self.follow(seq)
         if text is None or text.num_indexed < seq.num_known:
             return [], 0
-        if text.source is None:
+        if text.source is None or text.known != seq.num_known:
             self._find(text, seq)
         if text.source is None:
             return [], 0
@@ -191,6 +189,7 @@ class NgramDrafter:
         if text is not None:
             text.position += num_right
             text.strength += num_right
+            text.known = seq.num_known
             if not all_right:
                 text.source = None
 
@@ -199,16 +198,14 @@ class NgramDrafter:
         text = self._texts.pop(seq.seq_id, None)
         if text is not None:
             self.nbytes -= text.index.nbytes
-        if self._config.prompt_lookup_scope == "tenant" and seq.group.speculates:
-            prompt, known = seq.group.request.prompt_token_ids, seq.num_known
-            self._ended.append(_EndedText(_key(seq), prompt, seq.output, max(0, known - MOST_TOKENS)))
-            self._num_ended += self._ended[-1].num_missing
+        if self._config.prompt_lookup_scope == "tenant" and seq.group.beams is None:
+            # The first choice brings the prompt, others only what leads to their output.
+            first = 0 if seq.choice == 0 else max(0, seq.group.num_prompt_tokens - STRONGEST)
+            token_ids = seq.tokens(max(first, seq.num_known - MOST_TOKENS), seq.num_known)
+            self._ended.append(_Ended(_key(seq), array("i", token_ids)))
+            self._num_ended += len(token_ids)
             while self._num_ended > MOST_ENDED:
-                self._forget_ended()
-
-    def _forget_ended(self) -> None:
-        """The oldest of the ended texts waits no longer."""
-        self._num_ended -= self._ended.popleft().num_missing
+                self._drop_ended()
 
     def _find(self, text: _Text, seq: Sequence) -> None:
         known, most = seq.num_known, self._config.prompt_lookup_max
@@ -217,7 +214,7 @@ class NgramDrafter:
         if (shared := self._tenants.get(_key(seq))) is not None:
             self._tenants.move_to_end(_key(seq))
             indexes.append(shared)
-        best = 0
+        text.source, text.known, best = None, known, 0
         for index in indexes:
             position, length = index.find(tail, most)
             if min(length, most) > min(best, most):
@@ -240,7 +237,7 @@ class NgramDrafter:
         if (missing := known - text.num_indexed) > 0:
             if missing > MOST_TOKENS:
                 text.num_indexed = known - MOST_TOKENS
-            until = min(known, text.num_indexed + max(0, self._room))
+            until = min(known, text.num_indexed + self._room)
             text.index.extend(seq.tokens(text.num_indexed, until))
             self._room -= until - text.num_indexed
             text.num_indexed = until
@@ -251,22 +248,21 @@ class NgramDrafter:
         """A new index for ``seq``, with room for some output."""
         self.nbytes -= freed
         self._texts[seq.seq_id] = None
-        capacity = _LEAST_TOKENS
-        while capacity < min(seq.num_known + _LEAST_TOKENS, MOST_TOKENS):
+        capacity = LEAST_INDEXED
+        while capacity < min(seq.num_known + LEAST_INDEXED, MOST_TOKENS):
             capacity *= 2
-        if not self._make_room(_BYTES_PER_TOKEN * capacity, drop_running=True):
+        if not self._make_room(BYTES_PER_INDEXED_TOKEN * capacity, drop_running=True):
             return None
         text = self._texts[seq.seq_id] = _Text(RunIndex(self._config.prompt_lookup_min, capacity))
         self.nbytes += text.index.nbytes
-        self._room -= capacity // _PRICE_OF_ROOM
+        self._room = max(0, self._room - capacity // _PRICE_OF_ROOM)
         return text
 
     def _index_of(self, key: tuple[str, bytes]) -> RunIndex | None:
         index = self._tenants.get(key)
-        if index is None and self._make_room(_BYTES_PER_TOKEN * MOST_TOKENS, drop_running=False):
+        if index is None and self._make_room(BYTES_PER_INDEXED_TOKEN * MOST_TOKENS, drop_running=False):
             index = self._tenants[key] = RunIndex(self._config.prompt_lookup_min, MOST_TOKENS)
             self.nbytes += index.nbytes
-            self._room -= MOST_TOKENS // _PRICE_OF_ROOM
         return index
 
     def _make_room(self, nbytes: int, *, drop_running: bool) -> bool:
@@ -276,7 +272,7 @@ class NgramDrafter:
             self.nbytes -= index.nbytes
             for text in self._texts.values():
                 if text is not None and text.source is index:
-                    text.source = None
+                    text.source = None  # else it would keep what is dropped
         for seq_id, text in self._texts.items() if drop_running else ():
             if self.nbytes + nbytes <= MOST_BYTES:
                 break

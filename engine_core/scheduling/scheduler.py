@@ -227,10 +227,10 @@ class Scheduler:
             self._kv.states.release_sources(step.state_uses.values())
         outputs = []
         for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
-            if step.dropped and seq.seq_id in step.dropped:
-                continue
+            if (step.dropped and seq.seq_id in step.dropped) or seq.state is SequenceState.ENDED:
+                continue  # It left before the results came, or is a beam that ended with another one of this step.
             output = output_of_step(seq, end, token_ids, result) if seq.group.beams is None else None
-            if seq.drafts or seq.seq_id in result.draft_token_ids or seq.seq_id in result.proposed_token_ids:
+            if seq.drafts or seq.seq_id in result.draft_token_ids or seq.seq_id in step.proposals:
                 self._take_in_drafts(step, seq, token_ids if output is None else output.token_ids, result)
             if step.state_uses and (use := step.state_uses.get(seq.seq_id)) is not None and use.left:
                 self._take_states(step, seq, use, end, len(token_ids))
@@ -257,11 +257,14 @@ class Scheduler:
         if seq.is_proposed and self._speculation is not None:
             self._speculation.judge(seq, token_ids, len(step.draft_token_ids.get(seq.seq_id, ())))
         else:
-            drafting.take_in(seq, token_ids, None)
+            drafting.judge(seq, token_ids)
         if forced is not None:
             seq.drafts, seq.is_proposed = forced, False
-        elif proposed is not None and self._speculation is not None:
-            self._speculation.take(seq, proposed)
+        elif self._speculation is not None and seq.seq_id in step.proposals:
+            if proposed is None:
+                self._speculation.lack(seq)
+            else:
+                self._speculation.take(seq, proposed)
 
     def _take_states(self, step: StepInFlight, seq: Sequence, use: StateUse, end: int, num_sampled: int) -> None:
         """Go on from the states that a step has left for ``seq``, which now has ``end`` computed tokens."""

@@ -27,6 +27,9 @@ OVERLAP_MARGIN = 1.15
 """As ``MARGIN``, where steps would overlap without drafts. The times of steps do not say what that saves."""
 PROBE_TOKENS = 128
 """Tokens after which a draft of a model is tried again where drafts did not pay."""
+MOST_LACKING = 64
+"""Times in a row that a model may be asked for drafts of a sequence in vain: meanwhile it reads a long text. From then
+on it is asked as seldom as for drafts that do not pay."""
 _DECAY = 0.9
 """Weight of what is known of a sequence's drafts after another round."""
 _MOST_IDLE = 7
@@ -75,7 +78,8 @@ class _Drafted:
     idle: int = 0
     """If a model computes drafts: steps without any, since the last was tried. Else steps until some are looked up."""
     failures: int = 0
-    """Times in a row that nothing was found, or the first draft was wrong."""
+    """Times in a row that nothing was found, or the first draft was wrong; if a model computes drafts, that it had
+    none."""
     accepted: int = 0
     rejected: int = 0
 
@@ -167,7 +171,8 @@ class Speculation:
             return []
         for offer in offers:
             self._of(offer.seq).first = 0
-        chosen = self._choose(offers, decoding, decoding, most, self._times.draft)
+        having = [offer for offer in offers if self._of(offer.seq).failures < MOST_LACKING]
+        chosen = self._choose(having, decoding, decoding, most, self._times.draft)
         wanted = {offer.place for offer, _ in chosen}
         for offer in offers:
             if offer.place not in wanted:
@@ -181,7 +186,12 @@ class Speculation:
     def take(self, seq: Sequence, drafts: list[int]) -> None:
         """Take ``drafts`` that a model computed for ``seq``."""
         seq.drafts, seq.is_proposed = drafts, True
-        self._of(seq).first = 0
+        drafted = self._of(seq)
+        drafted.first = drafted.failures = 0
+
+    def lack(self, seq: Sequence) -> None:
+        """Learn that the model which was asked for drafts of ``seq`` had none."""
+        self._of(seq).failures += 1
 
     def judge(self, seq: Sequence, token_ids: list[int], num_computed: int) -> None:
         """Compare the drafts of ``seq`` with the tokens that came; ``num_computed`` of them were computed."""

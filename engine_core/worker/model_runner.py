@@ -280,16 +280,16 @@ class ModelRunner:
             raise RuntimeError(f"the tokens of step {step_id} came when those of step {due} were due")
         self.batch.commit(inputs, sampled)
 
-    def forget(self, seq_id: int) -> None:
-        """Let the drafter forget a sequence that is about to leave the batch."""
-        if self._drafter is not None and (slot := self.batch.slot_of(seq_id)) is not None:
-            self._drafter.forget(slot)
+    def update(self, plan: StepPlan) -> None:
+        """Let sequences leave the batch, and the drafter forget them, and others come, without a step."""
+        for seq_id in plan.released:
+            if self._drafter is not None and (slot := self.batch.slot_of(seq_id)) is not None:
+                self._drafter.forget(slot)
+        self.batch.update(plan)
 
     def _prepare(self, plan: StepPlan) -> StepInputs:
         """The inputs of the step, after its pictures are encoded."""
-        for seq_id in plan.released:
-            self.forget(seq_id)
-        self.batch.update(plan)
+        self.update(plan)
         if plan.encoder is not None:
             self.encoder_cache.update(plan.encoder)
         inputs = self.batch.prepare(plan)

@@ -317,8 +317,14 @@ class Worker:
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
         profile = self.device.profile(self.model, self._new_batch, self.drafter)
-        if self.checkpoint.spec.vision is not None and isinstance(profile, MemoryProfile):
-            return replace(profile, pixels=self._config.cache.media_memory_bytes)
+        if not isinstance(profile, MemoryProfile):
+            return profile
+        limits, speculation = self.limits, self._config.scheduler.speculation
+        if self.checkpoint.spec.vision is not None:
+            profile = replace(profile, pixels=self._config.cache.media_memory_bytes)
+        if speculation is not None:
+            most = speculation.most_index_bytes(limits.max_num_seqs, limits.max_model_len)
+            profile = replace(profile, indexes=most)
         return profile
 
     @_on_device
@@ -362,7 +368,7 @@ class Worker:
         seconds_per_token = (time.perf_counter() - start) / prompt.total_tokens
         for plan in steps:
             is_sound &= self._compute(plan)
-        self._runner.batch.update(release)
+        self._runner.update(release)
         pictures = self._warm_up_pictures()
         device, model, limits = self.device, self.model, self.limits
         made = device.prepare(self._runner, self._new_batch, self._caches)
@@ -407,7 +413,7 @@ class Worker:
         if steps is not None and self.rank.pp_size == 1:
             step, release = steps
             self._compute(step)
-            runner.batch.update(release)
+            runner.update(release)
             runner.encoder_cache.update(EncoderPlan([encoding.picture.digest], []))
         runner.encoder_cache.rows_per_token = encoding.rows_per_token
         self.device.encoding = None  # frees the embeddings

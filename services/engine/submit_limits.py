@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import sampling_pb2
 
 from engine_core.config import ModelSpec
 from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS, MAX_MARKER_TOKENS
@@ -31,6 +32,7 @@ MAX_CONSTRAINT_BYTES, MAX_PARSE_BYTES = 1 << 20, 16 << 10
 MAX_PLACES = 4096
 """Pictures of a prompt, each tile of a picture that is cut counted for itself."""
 MAX_FRAME_FIELDS = 1 << 16
+_LAST_EARLY_STOPPING = max(sampling_pb2.BeamSearch.EarlyStopping.values())
 _LEAST_FRAME_BYTES = 1 << 20
 _BYTES_PER_ID = 3
 """Wire size of an id of the largest vocabularies in a packed list."""
@@ -66,6 +68,8 @@ def check_size(
     if submit.HasField("beam_search"):
         check_requires([BEAM_SEARCH], capabilities)
         _check("beam_search.width", submit.beam_search.width, "beams", 1, MAX_BEAM_WIDTH)
+        # It decides tokens: a later one must not be taken for the default.
+        _check("beam_search.early_stopping", submit.beam_search.early_stopping, "", 0, _LAST_EARLY_STOPPING)
     n = sampling.n if sampling.HasField("n") else 1
     _check("sampling.n", n, "", 1, MAX_CHOICES)
     _check("prompt_token_ids", len(submit.prompt_token_ids), "ids", 1, model.max_model_len - 1)

@@ -210,7 +210,7 @@ class ServedModels:
         if (held := self.held.get(generation)) is not None:
             if model.picture_facts != held.model.picture_facts:  # of an engine whose digest does not tell
                 raise LinkRefused("it prepares pictures otherwise than other engines of its model_digest")
-            self._add_capabilities(held, model.capabilities)
+            self._learn_more(held, model)
             return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs, self._aliases)
         checker = GrammarChecker(codec.tokenizer, model.vocab_size, model.eos_token_ids)
@@ -225,12 +225,17 @@ class ServedModels:
             "learned model", model=model.model, model_digest=model.model_digest, tokenizer_digest=model.tokenizer_digest
         )
 
-    def _add_capabilities(self, held: ServedModel, capabilities: Iterable[str]) -> None:
-        """Another engine of the model may be a later version, with capabilities that earlier ones lack."""
-        if new := [name for name in capabilities if name not in held.model.capabilities]:
+    def _learn_more(self, held: ServedModel, other: engine_pb2.GetModelResponse) -> None:
+        """Another engine of the model may be a later version, with capabilities that earlier ones lack, and may compute
+        fewer choices in a step: a search must not have more beams than any of its engines takes.
+        """
+        new = [name for name in other.capabilities if name not in held.model.capabilities]
+        fewest = min(filter(None, (held.model.max_num_seqs, other.max_num_seqs)), default=0)
+        if new or fewest != held.model.max_num_seqs:
             model = engine_pb2.GetModelResponse()
             model.CopyFrom(held.model)
             model.capabilities.extend(new)
+            model.max_num_seqs = fewest
             self.held.replace(held.generation, replace(held, model=model))
 
     def engine_up(self, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:

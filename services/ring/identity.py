@@ -71,7 +71,7 @@ ENGINE_CAPABILITIES = (
     *GRAMMAR_CAPABILITIES,
 )
 """Capabilities of engines of this version; an engine whose model sees pictures has ``MEDIA``, too."""
-DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS, *FORMAT_CAPABILITIES)
+DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS, BEAM_SEARCH, *FORMAT_CAPABILITIES)
 """Capabilities of every detokenizer of this version."""
 PROCESSOR_CAPABILITIES = ("resume", "pieces", PARSE, ANSWER_STOPS, CONTENT_TOKENS)
 """Capabilities that a processor of this version adds."""

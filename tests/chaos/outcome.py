@@ -45,7 +45,8 @@ class Answer:
     parts: str = ""
     """The typed parts, written one after the other: how they were cut into pieces is not seen."""
     logprobs: list[object] = field(default_factory=list)
-    end: tuple[FinishReason, int | str | None] | None = None
+    end: tuple[FinishReason, int | str | None, float | None] | None = None
+    """Its reason, what stopped it, and the score of its beam."""
     part_kind: str = ""
     """What the last piece is of."""
 
@@ -130,7 +131,7 @@ class Outcome:
                 answer = self.choices.setdefault(event.choice, Answer())
                 if answer.end is not None:
                     self.broken.append(f"choice {event.choice} ended twice")
-                answer.end = (event.reason, event.stop)
+                answer.end = (event.reason, event.stop, event.beam_score)
             case PromptLogprobs():
                 if event.offset != len(self.prompt_logprobs):
                     self.broken.append(f"log probabilities of the prompt from {event.offset}")

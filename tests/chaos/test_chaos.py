@@ -54,6 +54,12 @@ def answer(ids: list[int], text: str) -> Outcome:
 RIGHT = answer([7, 8, 9], "abc")
 
 
+def _end_again(outcome: Outcome, beam_score: float) -> None:
+    """With the score of a beam, which the right answer lacks."""
+    outcome.choices[0].end = None
+    outcome.add(Finished(0, FinishReason.LENGTH, None, None, beam_score=beam_score))
+
+
 @pytest.mark.parametrize(
     ("harm", "defect"),
     [
@@ -64,12 +70,13 @@ RIGHT = answer([7, 8, 9], "abc")
         (lambda outcome: operator.setitem(outcome.choices[0].ids, 1, 1), Defect.ALTERED),
         (lambda outcome: setattr(outcome.choices[0], "text", "abd"), Defect.ALTERED),
         (lambda outcome: outcome.choices[0].add_part(Content("abc")), Defect.ALTERED),
-        (lambda outcome: setattr(outcome.choices[0], "end", (FinishReason.STOP, 9)), Defect.ALTERED),
+        (lambda outcome: setattr(outcome.choices[0], "end", (FinishReason.STOP, 9, None)), Defect.ALTERED),
+        (lambda outcome: _end_again(outcome, beam_score=-0.5), Defect.ALTERED),
         (lambda outcome: outcome.prompt_logprobs.append(0.0), Defect.ALTERED),
         (lambda outcome: setattr(outcome, "usage", Usage(3, 0, 4)), Defect.WRONG_USAGE),
         (lambda outcome: setattr(outcome, "stuck", True), Defect.STUCK),
     ],
-    ids=["fails", "short", "gap", "repeat", "token", "text", "parts", "end", "prompt scores", "usage", "no end"],
+    ids=["fails", "short", "gap", "repeat", "token", "text", "parts", "end", "beam", "scores", "usage", "no end"],
 )
 def test_the_checker_finds(harm: Callable[[Outcome], object], defect: Defect) -> None:
     outcome = deepcopy(RIGHT)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from ringline.request import build_request
+
 from tests.chaos.fleet import Fleet
 from tests.chaos.outcome import Outcome
 from tests.chaos.workload import RequestSpec
@@ -36,10 +38,6 @@ class Options:
     """Where trees and logs are kept; by default they are deleted."""
 
 
-NEW_OPTIONS = frozenset({"json_schema", "regex", "grammar", "tools"})
-"""Options of requests that the release of the baseline lacks."""
-
-
 @dataclass(frozen=True)
 class RunContext:
     """Shared by all rings of a run."""
@@ -54,8 +52,16 @@ class RunContext:
     """Of that ring's engine."""
 
     def specs_for(self, mix: Mix) -> list[RequestSpec]:
-        """Those that both releases answer: an older one refuses forms and tools, by the capabilities that it lacks."""
-        return [spec for spec in self.specs if mix is not Mix.OLD or not NEW_OPTIONS & spec.options.keys()]
+        """Those that both releases answer: an older one refuses what needs a capability, as that of the baseline has
+        none of them.
+        """
+        return [spec for spec in self.specs if mix is not Mix.OLD or not _needs(spec)]
+
+
+def _needs(spec: RequestSpec) -> Sequence[str]:
+    """The capabilities that a request names."""
+    given = spec.arguments()
+    return build_request(given.pop("prompt", None), given.pop("messages", None), None, given).requires
 
 
 @dataclass

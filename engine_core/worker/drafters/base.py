@@ -30,6 +30,11 @@ class Drafter(ABC):
     def bytes_per_block(self) -> int:
         """Bytes of its own cache for each block of the target's cache."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """The most that it keeps between steps, besides its cache, and that the target keeps for it during a step."""
+        return 0
+
     @abstractmethod
     def allocate(self, num_blocks: int, batch: InputBatch, sampler: Sampler) -> None:
         """Take memory for as many tokens as ``num_blocks`` blocks have, and draw by ``sampler`` for the sequences of
@@ -39,7 +44,8 @@ class Drafter(ABC):
     def rehearse(self, batch: InputBatch, sampler: Sampler) -> None:  # noqa: B027
         """Compute what takes most memory, in any tokens of the full ``batch``, with one block: to measure it.
 
-        Before ``allocate``. Only layers need be left out that would take the same memory once more.
+        Before ``allocate``. Without what ``kept_bytes`` counts; only layers need be left out that would take the same
+        memory once more.
         """
 
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:  # noqa: B027

@@ -53,7 +53,7 @@ def load_drafter(config: SpeculativeConfig, target: Target, on_progress: LoadPro
         head, weight_bytes = _load(checkpoint, target, target.model, on_progress)
     except CheckpointError as error:
         raise _other_head(target, str(error)) from error
-    drafter = Eagle3Drafter(head, checkpoint.taps, target, config.num_speculative_tokens, weight_bytes)
+    drafter = Eagle3Drafter(head, target, config.num_speculative_tokens, weight_bytes)
     if not drafter.is_sound():
         raise _other_head(target, f"that in {checkpoint.path} is damaged, as it computes no numbers")
     return drafter
@@ -115,14 +115,9 @@ def _whole_embedding(target: Target) -> tuple[Embed, int]:
 class Eagle3Drafter(Drafter):
     """A head, its cache, and the rows that are pending."""
 
-    def __init__(
-        self, head: Eagle3Head, taps: tuple[int, ...], target: Target, num_drafts: int, weight_bytes: int
-    ) -> None:
-        """``taps``: the target's layers whose inputs the head takes. ``num_drafts``: the most of a sequence and step.
-        ``weight_bytes``: of all that was loaded for the head.
-        """
+    def __init__(self, head: Eagle3Head, target: Target, num_drafts: int, weight_bytes: int) -> None:
+        """``num_drafts``: the most of a sequence and step. ``weight_bytes``: of all that was loaded for the head."""
         self._head = head
-        self._taps = taps
         self._device, self._limits = target.device, target.limits
         self._most_pending = max(_FEWEST_PENDING, 1 + num_drafts, 1 + target.limits.num_speculative_tokens)
         self._weight_bytes = weight_bytes
@@ -140,6 +135,13 @@ class Eagle3Drafter(Drafter):
     @property
     def bytes_per_block(self) -> int:
         return self._device.attention.bytes_per_block(draft_cache_spec(self._head, self._limits.block_size))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Pending rows, and the inputs of layers until they are side by side."""
+        limits = self._limits
+        rows = limits.max_num_seqs * self._most_pending + limits.max_rows
+        return rows * self._head.num_taken * self._head.dtype.itemsize
 
     def allocate(self, num_blocks: int, batch: InputBatch, sampler: Sampler) -> None:
         self._batch, self._sampler = batch, sampler
@@ -176,8 +178,7 @@ class Eagle3Drafter(Drafter):
 
     def rehearse(self, batch: InputBatch, sampler: Sampler) -> None:
         """Follow as many rows as a step has, in block 0, and draw for all slots."""
-        self.allocate(1, batch, sampler)
-        self._pending.fill()
+        self._batch, self._sampler, self._cache = batch, sampler, self._new_cache(1)
         limits, head = self._limits, self._head
         slots = np.arange(min(limits.max_num_seqs, limits.max_num_batched_tokens))
         counts, left = np.ones(len(slots), np.int64), limits.max_num_batched_tokens - len(slots)
@@ -185,10 +186,8 @@ class Eagle3Drafter(Drafter):
             more = min(left, limits.max_model_len - 2)
             counts[slot] += more
             left -= more
-        rows, width = int(counts.sum()), head.num_taken // len(self._taps)
-        # Those that the target keeps, besides the largest step's own memory, and all of them side by side.
-        tapped = [torch.zeros(rows, width, dtype=head.dtype, device=self._device.torch_device) for _ in self._taps]
-        features = head.combine(torch.cat(tapped, 1))
+        rows = int(counts.sum())
+        features = head.combine(torch.zeros(rows, head.num_taken, dtype=head.dtype, device=self._device.torch_device))
         output = self._compute(self._cache, slots, counts, np.zeros(rows, np.int64), features)
         self._draw(slots.tolist(), {slot: [] for slot in slots.tolist()}, output)
 

@@ -121,6 +121,10 @@ class MtpDrafter(Drafter):
     def bytes_per_block(self) -> int:
         return self._attention.bytes_per_block(self._spec)
 
+    @property
+    def kept_bytes(self) -> int:
+        return self._limits.max_num_seqs * self._most_kept * self.predictor.hidden_width * self.predictor.dtype.itemsize
+
     def allocate(self, num_blocks: int, batch: InputBatch, sampler: Sampler) -> None:
         limits = self._limits
         self._cache = DraftCache(
@@ -135,7 +139,7 @@ class MtpDrafter(Drafter):
         self._drawer = Drawer(batch, sampler, self.predictor)
 
     def rehearse(self, batch: InputBatch, sampler: Sampler) -> None:
-        """As many rows as may be, in block 0, while as many hidden states wait."""
+        """As many rows as may be, in block 0."""
         self.allocate(1, batch, sampler)
         limits, model = self._limits, self.predictor
         seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -143,13 +147,8 @@ class MtpDrafter(Drafter):
         for slot in range(seqs):
             counts[slot] += min(left, limits.max_model_len - 2)
             left -= int(counts[slot]) - 1
-        waiting = torch.zeros(
-            limits.max_num_seqs * self._most_kept + int(counts.sum()),
-            model.hidden_width,
-            dtype=model.dtype,
-            device=self._device,
-        )
-        hidden = self._compute(np.arange(seqs), counts, waiting[: counts.sum()])
+        previous = torch.zeros(int(counts.sum()), model.hidden_width, dtype=model.dtype, device=self._device)
+        hidden = self._compute(np.arange(seqs), counts, previous)
         self._drawer.draw(np.arange(seqs), 0, hidden)
 
     def observe(self, inputs: StepInputs, hidden: torch.Tensor) -> None:

@@ -41,10 +41,6 @@ class PendingRows:
         """[slots]"""
         self._hidden = torch.empty(num_slots, most, width, dtype=dtype, device=device)
 
-    def fill(self) -> None:
-        """Write to all of the memory, which the system gives only then."""
-        self._hidden.zero_()
-
     def align(self, slots: Index, positions: Positions) -> None:
         """The next rows of ``slots`` [S] are at ``positions`` [S]: drop rows from there on, or, after a gap, all."""
         offsets = positions - self.first[slots]

@@ -55,7 +55,7 @@ class Memory:
     pictures: float = 0.0
     """Embeddings of pictures that are kept."""
     drafts: float = 0.0
-    """A drafting model; ``block`` includes its cache."""
+    """What computes drafts; ``block`` includes its cache."""
 
     @property
     def cache(self) -> float:

@@ -17,8 +17,10 @@ from services.common.process.memory import collection_paused
 
 if TYPE_CHECKING:
     from engine_core.attention.base import KVCacheSpec
+    from engine_core.layers.part_factory import PartFactory
     from engine_core.model_loader.checkpoint import Checkpoint
     from engine_core.models.language_model import LanguageModel
+    from engine_core.speculation import SpeculativeConfig
 
 _GB = 1e9
 _GPU_RUNTIME, _CPU_RUNTIME = 0.8 * _GB, 0.3 * _GB
@@ -90,7 +92,7 @@ def estimate(config: EngineConfig, demand: Demand, budget: float, *, on_gpu: boo
         lengths = f"--input-len {demand.input_len:,} and --output-len {demand.output_len:,}"
         raise FatalError(f"{lengths} are more than the model's context of {longest:,} tokens; lower one of them")
     runtime = _GPU_RUNTIME if on_gpu else _cpu_runtime(budget)
-    drafts, block_of_drafts = _drafting(config, longest, on_gpu=on_gpu)
+    drafts, block_of_drafts = _drafting(config, checkpoint, parts[sampling], on_gpu=on_gpu)
 
     def memory(part: LanguageModel, drafts: float = 0.0, block_of_drafts: int = 0) -> Memory:
         block = _block_bytes(part, config.cache, on_gpu=on_gpu) + block_of_drafts
@@ -124,27 +126,81 @@ def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, Langua
     return checkpoint, model, parts, next(str(rank) for rank in ranks if rank.samples)
 
 
-def _drafting(config: EngineConfig, max_model_len: int, *, on_gpu: bool) -> tuple[float, int]:
-    """Bytes of a drafting model, and of its cache for each block of the target's, on the rank that samples.
+def _drafting(
+    config: EngineConfig, checkpoint: Checkpoint, target: LanguageModel, *, on_gpu: bool
+) -> tuple[float, int]:
+    """Bytes of what computes drafts, and of its cache for each block of the target's, on the rank that samples.
 
-    None without one. Raises ``FatalError``.
+    None if nothing does. ``target``: that rank's part of the model. Raises ``FatalError``.
     """
-    from engine_core.model_loader.checkpoint import open_checkpoint
-    from engine_core.model_loader.loader import model_outline
-    from engine_core.worker.drafters.draft_cache import in_one_group
-    from engine_core.worker.drafters.draft_model import drafting_model
-
     speculation = config.scheduler.speculation
-    if speculation is None or speculation.method != "draft_model":
+    if speculation is None or not speculation.is_computed:
         return 0.0, 0
+    outline = {"draft_model": _drafting_model, "eagle3": _head, "mtp": _layer}[speculation.method]
     try:
-        checkpoint = open_checkpoint(drafting_model(speculation, config.model), LoadConfig(load_format="dummy"))
+        weights, spec = outline(speculation, config, checkpoint, target)
+    except ConfigError as error:
+        raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
     except CheckpointError as error:
         raise FatalError(f"{error} (--speculative-config)") from None
-    model, longest = model_outline(checkpoint), min(max_model_len, checkpoint.spec.max_model_len)
-    angles = sum(rope.nbytes(longest) for rope in checkpoint.config.distinct_ropes)
-    spec = in_one_group(_cache_spec(model, CacheConfig(block_size=config.cache.block_size), on_gpu=on_gpu))
-    return model.expected_weight_bytes + angles, _bytes_per_block(spec, on_gpu=on_gpu)
+    return weights, _bytes_per_block(_padded(spec, on_gpu=on_gpu), on_gpu=on_gpu)
+
+
+def _drafting_model(
+    speculation: SpeculativeConfig, config: EngineConfig, checkpoint: Checkpoint, _target: LanguageModel
+) -> tuple[float, KVCacheSpec]:
+    """Bytes of its weights and angles, and its cache; so are the next two."""
+    from engine_core.model_loader.checkpoint import open_checkpoint
+    from engine_core.model_loader.loader import model_outline
+    from engine_core.worker.drafters.draft_cache import draft_cache_spec
+    from engine_core.worker.drafters.draft_model import drafting_model
+
+    own = open_checkpoint(drafting_model(speculation, config.model), LoadConfig(load_format="dummy"))
+    longest = min(checkpoint.spec.max_model_len, own.spec.max_model_len)
+    model = model_outline(own)
+    angles = sum(rope.nbytes(longest) for rope in own.config.distinct_ropes)
+    return model.expected_weight_bytes + angles, draft_cache_spec(model, config.cache.block_size)
+
+
+def _head(
+    speculation: SpeculativeConfig, config: EngineConfig, checkpoint: Checkpoint, _target: LanguageModel
+) -> tuple[float, KVCacheSpec]:
+    from engine_core.model_loader.eagle3_head import make_head, open_head
+    from engine_core.worker.drafters.draft_cache import draft_cache_spec
+
+    assert speculation.model is not None  # as the method needs one
+    found = open_head(speculation.model, speculation.revision, config.model, checkpoint.config)
+    head = make_head(found, _outline_parts(checkpoint, quantized=False), checkpoint.spec.max_model_len)
+    return head.expected_weight_bytes, draft_cache_spec(head, config.cache.block_size)
+
+
+def _layer(
+    _speculation: SpeculativeConfig, config: EngineConfig, checkpoint: Checkpoint, target: LanguageModel
+) -> tuple[float, KVCacheSpec]:
+    from engine_core.models.causal_lm import CausalLM
+    from engine_core.models.mtp import MultiTokenPredictor, mtp_config, mtp_names
+
+    if not isinstance(target, CausalLM) or (names := mtp_names(target)) is None:
+        accepted = f"another method: {checkpoint.choice.architecture} has no such layer, or none that is known"
+        raise ConfigError("speculative_config", config.scheduler.speculative_config, accepted)
+    layer, parts = mtp_config(target.config, names, ()), _outline_parts(checkpoint, quantized=True)
+    has_shares = config.parallel.tensor_parallel_size > 1
+    predictor = MultiTokenPredictor(layer, names, parts, target, has_shares=has_shares)
+    return predictor.expected_weight_bytes, predictor.kv_cache_spec(config.cache.block_size)
+
+
+def _outline_parts(checkpoint: Checkpoint, *, quantized: bool) -> PartFactory:
+    """Makes parts that only know their tensors and bytes; ``quantized`` as those of the target, if they are."""
+    import torch
+
+    from engine_core.attention.torch_reference import TorchAttention
+    from engine_core.layers.part_factory import PartFactory
+    from engine_core.ops.torch import TorchBackend
+    from engine_core.quantization.selector import outline_quantization
+
+    given = checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size
+    quantization = outline_quantization(*given) if quantized else None
+    return PartFactory(TorchBackend(), TorchAttention(), checkpoint.dtype, torch.device("meta"), quantization)
 
 
 def _cpu_runtime(budget: float) -> float:
@@ -156,14 +212,14 @@ def _cpu_runtime(budget: float) -> float:
 
 
 def _block_bytes(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> int:
-    return _bytes_per_block(_cache_spec(model, cache, on_gpu=on_gpu), on_gpu=on_gpu)
+    spec = replace(model.kv_cache_spec(cache.block_size), cache_dtype=cache.kv_cache_dtype)
+    return _bytes_per_block(_padded(spec, on_gpu=on_gpu), on_gpu=on_gpu)
 
 
-def _cache_spec(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> KVCacheSpec:
+def _padded(spec: KVCacheSpec, *, on_gpu: bool) -> KVCacheSpec:
     """Native kernels on CPU pad keys and values, those on GPU do not."""
     from engine_core.ops.native_packing import padded_width
 
-    spec = replace(model.kv_cache_spec(cache.block_size), cache_dtype=cache.kv_cache_dtype)
     return spec if on_gpu else replace(spec, layers=tuple(layer.padded(padded_width) for layer in spec.layers))
 
 

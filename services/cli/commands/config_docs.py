@@ -49,7 +49,8 @@ A flag that can change no token and no answer, such as `--trust-remote-code`, `-
 warning in the log says why it has no effect. Any other is refused with what there is instead. A flag that both programs
 have means what it means in vLLM. The options of this page win over both: `--port` is that of gRPC, `--http-port` that
 of HTTP. Several names may follow `--served-model-name` if the model stands before it: `ringline serve MODEL
---served-model-name A B`.
+--served-model-name A B`. Members of a JSON object may be given one by one: `--speculative-config.method ngram`, or
+`-sc.method ngram`.
 
 """
 

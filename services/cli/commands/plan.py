@@ -302,7 +302,7 @@ def _as_text(
         held.append(f"{slots}: one for a sequence, {spare_slots(memory.states)} to spare")
     tower = f" ({size(memory.tower)} of them encode pictures)" if memory.tower else ""
     pictures = f"embeddings of pictures {size(memory.pictures)}, " if memory.pictures else ""
-    drafts = f"drafting model {size(memory.drafts)}, " if memory.drafts else ""
+    drafts = f"drafts {size(memory.drafts)}, " if memory.drafts else ""
     several = len(ranks) > 1
     total = f"{planned.engines * len(ranks):,} {'GPUs' if on_gpu else 'ranks'} in all"
     divided = f", each of {len(ranks):,} ranks ({total})" if several else ""

@@ -278,6 +278,7 @@ class _Resolved:
             PARSE: self.parse is not None,
             CONTENT_TOKENS: self.parse is not None and self.parse.content_tokens,
             ANSWER_STOPS: self.stops_in_answer_only,
+            BEAM_SEARCH: self.beams is not None,  # it tells the scores
         }
         formats = () if self.parse is None else format_capabilities(self.parse.tool_calls, self.parse.reasoning)
         return frozenset((*(name for name, needed in asked.items() if needed), *formats))

@@ -129,6 +129,18 @@ def test_unlike_layers_in_one_pool(windowed: str, backend: AttentionBackend, dty
         assert_right(run.result(), run.sequences, tolerance, tolerance, window=run.window)
 
 
+def test_a_block_is_copied_with_all_that_unlike_layers_keep_there() -> None:
+    specs = AttentionSpec(1, 64), AttentionSpec(2, 16), AttentionSpec(1, 64)
+    spec = KVCacheSpec(specs, 16, torch.float32, group_layers([None, 8, 8], specs))
+    caches = TorchAttention.allocate(spec, 5, CPU)
+    largest = next(cache for cache, layer in zip(caches, specs, strict=True) if layer.elements == spec.elements)
+    for own in caches:
+        largest.copy_(torch.randn(largest.shape))
+        before = largest.clone()
+        TorchAttention.copy_blocks(own, torch.tensor([1, 2]), torch.tensor([3, 1]))
+        assert torch.equal(largest, before[:, [0, 2, 2, 1, 4]])
+
+
 def test_layers_that_keep_unlike_numbers_are_in_groups_of_their_own() -> None:
     full, windowed = AttentionSpec(1, 64), AttentionSpec(2, 32)
     groups = group_layers([None, 8, None, 8], [full, windowed, windowed, windowed])

@@ -96,5 +96,5 @@ def test_what_cannot_be_is_refused_by_name(llm: LLM, params: Any, problem: str) 
 
 
 def test_a_search_draws_nothing(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="params: temperature: is 0.5; expected 0, as a beam search draws"):
+    with pytest.raises(InvalidRequestError, match=r"params: temperature: is 0\.5; expected 0, as a beam search draws"):
         llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=3, temperature=0.5))

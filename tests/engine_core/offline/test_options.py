@@ -50,6 +50,35 @@ def test_defaults_of_sampling_are_given_as_in_vllm() -> None:
     assert (model.generation_config, model.override_generation_config) == ("none", '{"top_k": 3}')
     speculation = configure(model="m", speculative_config={"method": "ngram", "num_speculative_tokens": np.int64(3)})
     assert speculation.scheduler.speculative_config == '{"method": "ngram", "num_speculative_tokens": 3}'
+    for given, lengths in (({}, (2, 5)), ({"prompt_lookup_max": 1}, (1, 1)), ({"prompt_lookup_min": 8}, (8, 8))):
+        found = configure(model="m", speculative_config={"method": "ngram", **given}).scheduler.speculation
+        assert found is not None
+        assert (found.prompt_lookup_min, found.prompt_lookup_max) == lengths
+
+
+@pytest.mark.parametrize(
+    ("given", "accepted"),
+    [
+        ("ngram", "a JSON object; this is none: Expecting value"),
+        ("[]", 'a JSON object such as {"method": "ngram"}'),
+        ({}, "as method one of ngram, draft_model, mtp, eagle3"),
+        ({"method": "medusa"}, "as method one of ngram, draft_model, mtp, eagle3"),
+        ({"method": "ngram", "tokens": 3}, "no 'tokens'; its fields are method, num_speculative_tokens, model"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens as an integer"),
+        ({"method": "ngram", "num_speculative_tokens": 65}, "num_speculative_tokens from 1 to 64"),
+        ({"method": "ngram", "num_speculative_tokens": 16}, "num_speculative_tokens of at most 15: a step has 16 rows"),
+        ({"method": "draft_model"}, "a model, the drafting checkpoint, with the method draft_model"),
+        ({"method": "mtp", "model": "m"}, "no model, with the method mtp"),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "1 ≤ prompt_lookup_min ≤ prompt_lookup"),
+        ({"method": "ngram", "prompt_lookup_min": 33}, "1 ≤ prompt_lookup_min ≤ prompt_lookup_max ≤ 32"),
+        ({"method": "ngram", "prompt_lookup_scope": "all"}, "as prompt_lookup_scope one of request, tenant"),
+    ],
+)
+def test_what_a_speculative_config_cannot_be_is_said(given: object, accepted: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configure(model="m", max_num_seqs=16, speculative_config=given)
+    assert refused.value.option == "speculative_config"
+    assert refused.value.accepted.startswith(accepted)
 
 
 def test_weights_are_read_from_the_usual_files_whatever_vllm_calls_the_format() -> None:

@@ -40,6 +40,9 @@ def given(count: int) -> CacheConfig:
 def test_blocks_are_what_the_budget_leaves() -> None:
     sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.75), LIMITS, BLOCK)
     assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (960 - 300 - 70 - 10 - 60, 16, BLOCK)
+    looking_up = replace(PROFILE, indexes=50 * MIB)
+    assert size_by_profile(looking_up, CacheConfig(gpu_memory_utilization=0.75), LIMITS, BLOCK).num_blocks == 470
+    assert "indexes of texts 50 MiB (--speculative-config)" in looking_up.describe(0.75)
 
 
 @pytest.mark.parametrize(("budget", "each"), [(1024 * MIB, 32 * MIB), (64 * 1024 * MIB, 512 * MIB)])

@@ -109,9 +109,12 @@ def test_one_result_or_all_are_cancelled(steps):
     harness.finish()
 
 
-def test_a_beam_that_fails_ends_all_results():
-    harness = Harness()
-    harness.add("a", prompt=6, **SEARCH, n=2, grammar=failing(3))
+@pytest.mark.parametrize("prompt", [5, 6])
+@pytest.mark.parametrize("keeps_states", [False, True])
+def test_a_beam_that_fails_ends_all_results(prompt, keeps_states):
+    """With the shorter prompt, other beams of the same step fill a block at that moment, and leave a snapshot."""
+    harness = Harness(prefix_caching=True, states=24 if keeps_states else 0)
+    harness.add("a", prompt=prompt, **SEARCH, n=2, grammar=failing(3))
     stream = harness.streams["a"]
     for choice in stream.expected:
         stream.cut[choice] = FinishReason.ERROR

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import weakref
+from collections import deque
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.request import BeamSearch, Request, SamplingParams
+from engine_core.request import Request, SamplingParams
 from engine_core.scheduling import ngram
 from engine_core.scheduling.ngram import NgramDrafter, RunIndex
 from engine_core.sequence import Sequence, SequenceGroup, SequenceState
@@ -21,12 +20,8 @@ from .checked_executor import model_spec
 MODEL = model_spec(vocab_size=1000, max_model_len=1 << 20)
 
 
-class Name(str):
-    """Can be referred to weakly."""
-
-
-def sequence(seq_id, prompt, *, tenant="", salt=b"", params=SamplingParams(max_tokens=1 << 20)):  # noqa: B008
-    request = Request(Name(f"r{seq_id}"), tuple(prompt), params, tenant=tenant, cache_salt=salt)
+def sequence(seq_id, prompt, *, tenant="", salt=b""):
+    request = Request(f"r{seq_id}", tuple(prompt), SamplingParams(max_tokens=1 << 20), tenant=tenant, cache_salt=salt)
     group = SequenceGroup(request, MODEL, 0.0, 16, priority=0, tenant=tenant)
     return Sequence(seq_id, group, 0, SequenceState.RUNNING)
 
@@ -104,6 +99,16 @@ def test_a_sequence_follows_the_run_that_comes_true():
     assert lookup.look_up(text, 3) == ([2, 3, 4], 3)
 
 
+def test_tokens_that_were_not_compared_move_no_drafts():
+    """Those that a grammar forces, and those of steps in which nothing could pay."""
+    text, lookup = sequence(0, [1, 2, 3, 4, 5, 6, 1, 2]), drafter()
+    lookup.begin_step()
+    assert lookup.look_up(text, 2) == ([3, 4], 2)
+    text.output += [9, 5, 6]
+    lookup.begin_step()
+    assert lookup.look_up(text, 2) == ([1, 2], 2)
+
+
 def test_a_long_prompt_is_indexed_over_several_steps():
     prompt = [token % 997 for token in range(3 * ngram.STEP_TOKENS - 100)]
     text, lookup, steps = sequence(0, prompt), drafter(), 0
@@ -118,14 +123,21 @@ def test_a_long_prompt_is_indexed_over_several_steps():
     assert drafts == [(prompt[-1] + 1) % 997, (prompt[-1] + 2) % 997]
 
 
-def test_many_long_prompts_get_their_indexes_over_several_steps():
+def test_many_long_prompts_and_tenants_get_their_indexes_over_several_steps():
     prompt = tuple(range(100_000))
-    texts, lookup = [sequence(seq_id, prompt) for seq_id in range(40)], drafter()
+    texts, lookup = [sequence(seq_id, prompt) for seq_id in range(40)], drafter(prompt_lookup_scope="tenant")
     for step in range(1, 6):
         lookup.begin_step()
         for text in texts:
             lookup.look_up(text, 1)
         assert len(lookup._texts) <= 8 * step
+    for text in texts:
+        lookup.end(text)
+        lookup.end(sequence(100 + text.seq_id, [1, 2, 3], tenant=f"t{text.seq_id}"))
+    lookup._ended = deque(each for each in lookup._ended if each.key[0])
+    for step in range(1, 4):
+        lookup.begin_step()
+        assert len(lookup._tenants) <= 8 * step
 
 
 def test_an_index_grows_with_its_text():
@@ -158,41 +170,6 @@ def test_requests_of_a_tenant_find_what_others_of_it_have_said():
     assert alone.look_up(sequence(4, [9, 2, 3], tenant="a", salt=b"s"), 9)[0] == []
 
 
-def test_ended_texts_wait_within_a_bound_and_keep_nothing_of_their_requests(monkeypatch):
-    """Oldest first, they are given up; and beams, of which a search drops many, are not kept at all."""
-    monkeypatch.setattr(ngram, "MOST_ENDED", 100)
-    lookup = drafter(prompt_lookup_scope="tenant")
-    texts = [sequence(number, [number * 50 + token for token in range(40)], tenant="a") for number in range(4)]
-    kept = [weakref.ref(text.group.request.request_id) for text in texts]
-    for text in texts:
-        lookup.end(text)
-    search = SamplingParams(temperature=0.0, beam_search=BeamSearch(2))
-    lookup.end(sequence(4, range(200, 240), tenant="a", params=search))
-    del text, texts
-    gc.collect()
-    assert not any(ref() for ref in kept)
-    lookup.begin_step()
-    found = [
-        lookup.look_up(sequence(9 + number, [number * 50, number * 50 + 1], tenant="a"), 1)[0] for number in range(5)
-    ]
-    assert found == [[], [], [102], [152], []]
-
-
-def test_an_index_that_was_dropped_is_not_kept_by_who_reads_it(monkeypatch):
-    monkeypatch.setattr(ngram, "MOST_BYTES", 2 * ngram.MOST_TOKENS * 20)
-    lookup = drafter(prompt_lookup_scope="tenant")
-    lookup.end(sequence(0, range(40), tenant="a"))
-    lookup.begin_step()
-    reader = sequence(1, [900, 5, 6], tenant="a")
-    assert lookup.look_up(reader, 2)[0] == [7, 8]
-    dropped = weakref.ref(lookup._tenants["a", b""])
-    for number, tenant in enumerate("bc", 2):
-        lookup.end(sequence(number, range(40), tenant=tenant))
-    lookup.begin_step()
-    assert dropped() is None
-    assert lookup.look_up(reader, 2)[0] == []
-
-
 def test_runs_do_not_reach_from_one_text_into_the_next():
     lookup = drafter(prompt_lookup_scope="tenant")
     for seq_id, tokens in enumerate(([1, 2, 3], [4, 5, 6])):
@@ -201,6 +178,62 @@ def test_runs_do_not_reach_from_one_text_into_the_next():
     lookup.begin_step()
     assert lookup.look_up(sequence(2, [1, 2]), 9)[0] == [3]
     assert lookup.look_up(sequence(3, [3, 4]), 9)[0] == []
+
+
+def test_running_texts_are_indexed_before_those_that_have_ended(monkeypatch):
+    monkeypatch.setattr(ngram, "STEP_TOKENS", 64)
+    lookup, running = drafter(prompt_lookup_scope="tenant"), sequence(0, [1, 2, 3, 4] * 40)
+    for seq_id in range(1, 9):
+        lookup.end(sequence(seq_id, range(500, 564)))
+    steps = 0
+    while not (drafts := lookup.look_up(running, 2)[0]):
+        lookup.begin_step()
+        steps += 1
+    assert (drafts, steps) == ([1, 2], 2)
+    for _ in range(9):
+        lookup.begin_step()
+    assert not lookup._ended
+
+
+def test_texts_that_wait_are_few_and_of_each_request_the_prompt_is_one(monkeypatch):
+    monkeypatch.setattr(ngram, "MOST_ENDED", 1000)
+    lookup = drafter(prompt_lookup_scope="tenant")
+    for seq_id in range(100):
+        lookup.end(sequence(seq_id, range(300)))
+    assert lookup._num_ended == sum(len(each.token_ids) for each in lookup._ended) == 900
+    other = sequence(100, range(300))
+    other.choice, other.output = 1, [7, 8]
+    lookup.end(other)
+    assert list(lookup._ended[-1].token_ids) == [*range(300 - ngram.STRONGEST, 300), 7, 8]
+    other.group.beams = object()
+    lookup.end(other)
+    assert len(lookup._ended) == 4
+
+
+def test_the_index_of_a_tenant_that_is_dropped_is_kept_by_no_text(monkeypatch):
+    monkeypatch.setattr(ngram, "MOST_TOKENS", 1024)
+    monkeypatch.setattr(ngram, "MOST_BYTES", 2 * 1024 * 20)
+    lookup, text = drafter(prompt_lookup_scope="tenant"), sequence(0, [8, 1, 2])
+    lookup.end(sequence(1, [1, 2, 3, 4, 5]))
+    lookup.begin_step()
+    assert lookup.look_up(text, 2)[0] == [3, 4]
+    lookup.look_up(sequence(2, [1] * 1000), 2)
+    assert not lookup._tenants
+    assert lookup._texts[0].source is None
+
+
+def test_memory_is_set_aside_for_what_indexes_may_take():
+    """Of the longest texts; an index is of the next power of two."""
+    config = drafter()._config
+    for length in (64, 1000, 4096, 131_072):
+        lookup = drafter()
+        for seq_id in range(3):
+            lookup.begin_step()
+            lookup.look_up(sequence(seq_id, [1] * length), 2)
+        assert lookup.nbytes <= config.most_index_bytes(3, length) <= ngram.MOST_BYTES
+    assert config.most_index_bytes(1024, 1 << 20) == ngram.MOST_BYTES
+    assert replace(config, prompt_lookup_scope="tenant").most_index_bytes(1, 64) == ngram.MOST_BYTES
+    assert replace(config, method="mtp").most_index_bytes(1024, 1 << 20) == 0
 
 
 def test_indexes_stay_within_their_bytes(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from engine_core.scheduling import pacing
 
-from .audit import expected_output
+from .checked_executor import expected_output
 from .harness import Harness, make_request
 
 

@@ -79,7 +79,8 @@ class Engine:
             token_ids.append(drawn)
             if count := plan.proposals.get(seq.seq_id):
                 position = len(seq.output) + len(drawn)
-                proposed[seq.seq_id] = [self.proposes(text, position + at) for at in range(count)]
+                drafts = [self.proposes(text, position + at) for at in range(count)] if self.proposes else [None]
+                proposed |= {} if None in drafts else {seq.seq_id: drafts}
         names = {seq.seq_id: seq.group.request.request_id for seq in step.sequences}
         self.steps.append({names[seq_id]: len(drafts) for seq_id, drafts in plan.draft_token_ids.items()})
         self.asked.append({names[seq_id]: count for seq_id, count in plan.proposals.items()})
@@ -174,6 +175,20 @@ def test_wrong_drafts_are_given_up_and_tried_again_at_little_cost():
     assert max(late) == 1
     assert 0 < sum(late) <= 0.01 * len(late)
     assert engine.stats.draft_tokens <= 60
+
+
+def test_a_model_without_drafts_is_asked_as_seldom_as_one_with_wrong_ones():
+    """As one whose context has ended; others' steps would not overlap for it."""
+    engine = Engine(MODEL, FLAT)
+    engine.add("a", novel, tokens=3000)
+    engine.run()
+    asked = [each.get("a", 0) for each in engine.asked]
+    assert all(asked[: speculation.MOST_LACKING])
+    assert 0 < sum(asked[speculation.MOST_LACKING :]) <= 3000 // speculation.PROBE_TOKENS
+    engine = Engine(MODEL, FLAT, proposes=lambda text, at: text(at) if at > 100 else None)
+    engine.add("a", novel, tokens=1000)
+    engine.run()
+    assert engine.steps[-5] == {"a": 4}, "it has read the text at last"
 
 
 def test_a_sequence_recovers_when_its_drafts_come_true_again():

@@ -6,6 +6,7 @@ import math
 import time
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ringline.engine.v1 import engine_pb2
@@ -14,7 +15,7 @@ from ringline.types.v1 import sampling_pb2
 from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError
 from engine_core.kv_cache_interface import KVCacheConfig
-from engine_core.request import Finish, ReasoningBudget, Request, SamplingParams
+from engine_core.request import BeamSearch, Finish, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_CHOICES, validate_request
 from services.common.rpc.shared_messages import read_end
@@ -152,6 +153,8 @@ def test_what_is_absent_is_neutral() -> None:
             for name in ("opening", "closing", "again", "blank")
         ),
         ({"tenant": "é" * 257}, "tenant"),
+        ({"beam_search": {"width": 65}}, "beam_search.width"),
+        ({"beam_search": {"width": 2, "early_stopping": 4}}, "beam_search.early_stopping"),
     ],
 )
 def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[str, object], named: str) -> None:
@@ -188,6 +191,10 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
         ({"sampling": engine_pb2.SamplingParams(logit_bias={100: 1.0})}, "sampling.logit_bias"),
         ({"sampling": engine_pb2.SamplingParams(logit_bias={1: 101.0})}, "sampling.logit_bias"),
         ({"sampling": engine_pb2.SamplingParams(allowed_token_ids=[100])}, "sampling.allowed_token_ids"),
+        ({"beam_search": {"width": 1}, "sampling": engine_pb2.SamplingParams(n=2)}, "sampling.n"),
+        ({"beam_search": {"width": 2, "length_penalty": math.nan}}, "beam_search.length_penalty"),
+        ({"beam_search": {"width": 2}, "sampling": engine_pb2.SamplingParams(temperature=0.5)}, "sampling.temperature"),
+        ({"beam_search": {"width": 2}, "logprobs": 0}, "logprobs"),
     ],
 )
 def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[str, object], named: str) -> None:
@@ -248,6 +255,25 @@ def test_drafts_are_told_with_the_end_and_speculation_with_the_request() -> None
     assert read == end
     for fields, expected in (({}, True), ({"speculation": True}, True), ({"speculation": False}, False)):
         assert submission_of(submit(**fields), MODEL, 0.0).core_request.core.speculation is expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"width": 3}, BeamSearch(3, 1.0, False)),
+        ({"width": 1, "length_penalty": -0.5, "early_stopping": 1}, BeamSearch(1, -0.5, False)),
+        ({"width": 64, "length_penalty": 0, "early_stopping": 2}, BeamSearch(64, 0.0, True)),
+        ({"width": 2, "early_stopping": 3}, BeamSearch(2, 1.0, None)),
+    ],
+)
+def test_a_search_arrives_and_its_score_is_told(fields: dict[str, Any], expected: BeamSearch) -> None:
+    core_request = submission_of(submit(beam_search=fields), MODEL, 0.0).core_request.core
+    assert core_request == Request("1-1", (5, 6), SamplingParams(temperature=0.0, max_tokens=9, beam_search=expected))
+    validate_request(core_request, MODEL)
+    end = end_of(Finish(CoreFinishReason.STOP, 1), 9, beam_score=-0.5)
+    (finished,) = response_of(OutputFrame(ends=[("7-1", 1, 0, end)])).outputs.finished
+    assert read_end(finished) == end
+    assert end.beam_score == -0.5
 
 
 def test_a_failure_of_a_choice_names_the_constraint_or_is_the_models() -> None:

@@ -17,7 +17,7 @@ from services.processor.admission.validation import check_model
 from services.processor.served_models import ModelLimits, ServedModels, TextCodec, generation_of
 from services.processor.service import list_models
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import MEDIA, PeerId
+from services.ring.identity import BEAM_SEARCH, MEDIA, PeerId
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.ring_requests import SEED, Ring, ask, expected, route_of
 from tests.services.ring.ring_simulation import MAX_GENERATIONS, NEXT, PRESENT
@@ -147,6 +147,18 @@ def test_a_request_may_name_a_model_by_an_alias_and_the_models_own_name_comes_fi
     listed = list_models(own).models
     assert [model.name for model in listed] == ["own", "nick", "other"]
     assert len({model.model_digest for model in listed}) == 1
+
+
+def test_what_engines_of_one_model_have_together_and_the_fewest_choices_of_a_step() -> None:
+    models, told = ServedModels(4, list), []
+    for capabilities, most in (([], 0), ([], 64), ([BEAM_SEARCH], 16), ([], 32)):
+        model = served_model().model
+        model.capabilities.extend(capabilities)
+        model.max_num_seqs = most
+        models.add(model, codec())
+        (held,) = models.held.values()
+        told.append((BEAM_SEARCH in held.capabilities, held.model.max_num_seqs))
+    assert told == [(False, 0), (False, 64), (True, 16), (True, 16)]
 
 
 def test_engines_of_one_digest_must_prepare_pictures_alike() -> None:

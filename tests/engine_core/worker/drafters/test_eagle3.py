@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
+from engine_core.config import DeviceConfig, EngineConfig, SchedulerConfig
 from engine_core.errors import ConfigError
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
@@ -310,6 +311,15 @@ def test_a_head_without_an_embedding_takes_the_targets(targets: Checkpoints, tmp
     with proposing(path, directory) as found:
         found.answers()
     require_drafts(head, target, found.proposals)
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+def test_attention_planned_for_the_models_heads_is_refused(method: str) -> None:
+    given = json.dumps({"method": method} | ({} if method == "mtp" else {"model": "head"}))
+    with pytest.raises(ConfigError, match=f"triton with the method {method} of --speculative-config"):
+        EngineConfig(
+            scheduler=SchedulerConfig(speculative_config=given), device=DeviceConfig(attention_backend="flashinfer")
+        )
 
 
 def test_targets_whose_layers_cannot_be_read_are_refused(targets: Checkpoints, tmp_path: Path) -> None:

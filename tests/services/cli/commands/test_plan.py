@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from safetensors.torch import load_file
 from transformers import (
     DeepseekV2Config,
     GptOssConfig,
@@ -27,7 +28,11 @@ from services.cli.commands._memory_estimate import blocks_per_sequence
 from services.cli.commands.plan import GPUS
 from services.cli.main import cli
 from services.common.config.errors import ExitCode, FatalError
+from tests.engine_core.models import tiny_models
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of, open_at
+from tests.engine_core.models.eagle3_heads import make_head
+from tests.engine_core.models.families import configuration
+from tests.engine_core.models.mtp_models import save_with_mtp
 from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
 
@@ -508,7 +513,29 @@ def test_a_drafting_model_counts_on_the_rank_that_samples() -> None:
     assert rank["block"] == alone_there["block"] + whole["block"]
     assert rank["cache"] < alone_there["cache"]
     assert found["model"] == alone["model"]
-    assert "drafting model 5.9" in ringline_plan(str(MODEL), *HARDWARE, *drafts)
+    assert "drafts 5.9" in ringline_plan(str(MODEL), *HARDWARE, *drafts)
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+def test_a_layer_or_a_head_that_drafts_counts(method: str, tmp_path: Path) -> None:
+    model, given = tmp_path / "model", {"method": method}
+    if method == "mtp":
+        save_with_mtp("deepseek_v3", model)
+        of_layer = f"model.layers.{json.loads((model / 'config.json').read_text())['num_hidden_layers']}."
+        drafting = {name: one for name, one in load_file(model / "model.safetensors").items() if of_layer in name}
+    else:
+        target = tiny_models.make_model(configuration("llama"))
+        target.save_pretrained(model)
+        head = make_head(target, taps=[0, 1, 1]).save(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 1])
+        given["model"], drafting = str(head), load_file(head / "model.safetensors")
+    flags = (str(model), *HARDWARE, "--json")
+    alone = json.loads(ringline_plan(*flags))["memory"]
+    found = json.loads(ringline_plan(*flags, "--speculative-config", json.dumps(given)))["memory"]
+    taken = sum(one.nbytes for one in drafting.values() if one.is_floating_point())
+    assert found["drafts"] == pytest.approx(taken, rel=0.02)
+    assert found["block"] > alone["block"]
+    with pytest.raises(FatalError, match="speculative-config"):
+        ringline_plan(str(MODEL), *HARDWARE, "--speculative-config", json.dumps({"method": "mtp"}))
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_beams_are_the_same_by_every_door(door: openai.OpenAI, native: Client) -
         ({"num_beams": 2, "early_stopping": "always"}, "early_stopping", "'always': expected true, false or never"),
         ({"num_beams": 65}, "num_beams", "65 is out of range"),
         ({"num_beams": 0}, "num_beams", "0 is out of range: expected at least 1"),
-        ({"use_beam_search": True, "num_beams": -4}, "num_beams", "-4 is out of range: expected at least 1"),
+        ({"num_beams": -1, "use_beam_search": True}, "num_beams", "-1 is out of range: expected at least 1"),
         ({"use_beam_search": True, "best_of": 65}, "best_of", "65 is out of range"),
         ({"use_beam_search": True, "n": 65}, "n", "65 is out of range"),
         ({"num_beams": 2, "seed": 7}, "seed", "set beside beam_search, which draws nothing"),

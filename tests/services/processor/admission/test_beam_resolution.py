@@ -50,6 +50,7 @@ def test_every_field_of_a_search_is_resolved() -> None:
         assert resolved.submit.beam_search == resolved.admitted.beam_search == expected
         assert list(resolved.submit.requires) == [BEAM_SEARCH]
         assert BEAM_SEARCH in resolved.needs.engine
+        assert BEAM_SEARCH in resolved.needs.detokenizer  # an older one would lose the scores
     assert not resolve().submit.HasField("beam_search")
 
 

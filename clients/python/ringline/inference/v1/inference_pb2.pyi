@@ -1053,7 +1053,7 @@ class ChoiceFinished(google.protobuf.message.Message):
     reasoning_tokens: builtins.int
     """As in Usage, of this choice."""
     beam_score: builtins.float
-    """With beam_search: the choice's score, which is at most 0."""
+    """With beam_search: the choice's score."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
         """Set if the finish reason is ERROR; its details are described at ErrorReason."""
