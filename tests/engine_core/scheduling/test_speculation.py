@@ -329,6 +329,21 @@ def test_more_drafts_than_a_step_has_rows_are_refused(option):
         SchedulerConfig(speculative_config='{"method": "ngram"}', **{option: 1})
 
 
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"method": "mtp", "prompt_lookup_max": 3}, "no prompt_lookup_max, with the method mtp"),
+        ({"method": "ngram", "revision": "main"}, "no revision, with the method ngram"),
+        ({"method": "ngram", "model": "m"}, "no model, with the method ngram"),
+        ({"model": ""}, "a model, the drafting checkpoint, with the method draft_model"),
+        ({"method": "eagle3"}, "a model, the drafting checkpoint, with the method eagle3"),
+    ],
+)
+def test_what_a_method_makes_no_use_of_is_refused(fields, problem):
+    with pytest.raises(ConfigError, match=f"expected {problem}"):
+        SchedulerConfig(speculative_config=json.dumps(fields))
+
+
 def test_the_time_of_a_plan_is_not_spent_on_what_cannot_pay(monkeypatch):
     """Nothing is looked up."""
     monkeypatch.setattr(speculation.NgramDrafter, "look_up", None)
