@@ -19,7 +19,6 @@ from engine_core.worker.forward import TimedForward
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
 
-_WARM_UP_PROMPT = 64
 _WARM_UP_STEPS = 3
 GREEDY = SamplingParams(temperature=0.0)
 _LONGEST_CONTEXT = 8192
@@ -93,18 +92,12 @@ def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
     )
 
 
-def warm_up_tokens(limits: BatchLimits, vocab_size: int) -> list[int]:
-    """The warm-up's prompt."""
-    longest = min(_WARM_UP_PROMPT, limits.max_num_batched_tokens, limits.max_model_len - 1)
-    return [position % vocab_size for position in range(longest)]
-
-
 def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
     """A short prompt and a few greedy tokens, in the first blocks and slot; the last plan releases the sequence.
 
     Groups use the same blocks, so their layers overwrite each other's keys: the generated tokens are arbitrary.
     """
-    prompt = warm_up_tokens(limits, vocab_size)
+    prompt = limits.warm_up_tokens(vocab_size)
     longest = len(prompt)
     steps = min(_WARM_UP_STEPS, limits.max_model_len - longest)
     blocks = list(range(-(-(longest + steps) // limits.block_size)))[: limits.max_blocks_per_table]

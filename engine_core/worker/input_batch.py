@@ -35,6 +35,7 @@ from engine_core.worker.media_inputs import NO_MEDIA, BatchMedia, MediaSpan
 from engine_core.worker.state_inputs import state_metadata
 
 Index = npt.NDArray[np.intp]
+_WARM_UP_PROMPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,11 @@ class BatchLimits:
     def max_rows(self) -> int:
         """The most rows of a step: fewer than ``max_num_batched_tokens`` if all sequences together have fewer."""
         return min(self.max_num_batched_tokens, self.max_num_seqs * max(1, self.max_model_len - 1))
+
+    def warm_up_tokens(self, vocab_size: int) -> list[int]:
+        """The warm-up's prompt."""
+        longest = min(_WARM_UP_PROMPT, self.max_num_batched_tokens, self.max_model_len - 1)
+        return [position % vocab_size for position in range(longest)]
 
 
 @dataclass(frozen=True, slots=True)

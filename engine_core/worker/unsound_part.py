@@ -10,7 +10,6 @@ from engine_core.kv_cache_interface import NO_STATE
 from engine_core.models.language_model import LanguageModel, StagedModel
 from engine_core.states.base import StateMetadata
 from engine_core.worker.caches import allocate_caches
-from engine_core.worker.dummy_batches import warm_up_tokens
 from engine_core.worker.input_batch import BatchLimits
 
 
@@ -23,7 +22,7 @@ def first_unsound_part(
     Ranks that share layers call it at the same time, and get the same result. A stage after the first tests itself
     with made-up inputs.
     """
-    tokens = torch.tensor(warm_up_tokens(limits, model.vocab_size), device=device)
+    tokens = torch.tensor(limits.warm_up_tokens(model.vocab_size), device=device)
     positions = torch.arange(len(tokens), device=device)
 
     def hidden_states(count: int) -> torch.Tensor:
