@@ -17,7 +17,6 @@ from services.common.process.memory import collection_paused
 
 if TYPE_CHECKING:
     from engine_core.attention.base import KVCacheSpec
-    from engine_core.layers.part_factory import PartFactory
     from engine_core.model_loader.checkpoint import Checkpoint
     from engine_core.models.language_model import LanguageModel
     from engine_core.speculation import SpeculativeConfig
@@ -166,41 +165,29 @@ def _head(
     speculation: SpeculativeConfig, config: EngineConfig, checkpoint: Checkpoint, _target: LanguageModel
 ) -> tuple[float, KVCacheSpec]:
     from engine_core.model_loader.eagle3_head import make_head, open_head
+    from engine_core.model_loader.loader import outline_parts
     from engine_core.worker.drafters.draft_cache import draft_cache_spec
 
     assert speculation.model is not None  # as the method needs one
     found = open_head(speculation.model, speculation.revision, config.model, checkpoint.config)
-    head = make_head(found, _outline_parts(checkpoint, quantized=False), checkpoint.spec.max_model_len)
+    head = make_head(found, outline_parts(checkpoint, quantized=False), checkpoint.spec.max_model_len)
     return head.expected_weight_bytes, draft_cache_spec(head, config.cache.block_size)
 
 
 def _layer(
     _speculation: SpeculativeConfig, config: EngineConfig, checkpoint: Checkpoint, target: LanguageModel
 ) -> tuple[float, KVCacheSpec]:
+    from engine_core.model_loader.loader import outline_parts
     from engine_core.models.causal_lm import CausalLM
     from engine_core.models.mtp import MultiTokenPredictor, mtp_config, mtp_names
 
     if not isinstance(target, CausalLM) or (names := mtp_names(target)) is None:
         accepted = f"another method: {checkpoint.choice.architecture} has no such layer, or none that is known"
         raise ConfigError("speculative_config", config.scheduler.speculative_config, accepted)
-    layer, parts = mtp_config(target.config, names, ()), _outline_parts(checkpoint, quantized=True)
+    layer, parts = mtp_config(target.config, names, ()), outline_parts(checkpoint, quantized=True)
     has_shares = config.parallel.tensor_parallel_size > 1
     predictor = MultiTokenPredictor(layer, names, parts, target, has_shares=has_shares)
     return predictor.expected_weight_bytes, predictor.kv_cache_spec(config.cache.block_size)
-
-
-def _outline_parts(checkpoint: Checkpoint, *, quantized: bool) -> PartFactory:
-    """Makes parts that only know their tensors and bytes; ``quantized`` as those of the target, if they are."""
-    import torch
-
-    from engine_core.attention.torch_reference import TorchAttention
-    from engine_core.layers.part_factory import PartFactory
-    from engine_core.ops.torch import TorchBackend
-    from engine_core.quantization.selector import outline_quantization
-
-    given = checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size
-    quantization = outline_quantization(*given) if quantized else None
-    return PartFactory(TorchBackend(), TorchAttention(), checkpoint.dtype, torch.device("meta"), quantization)
 
 
 def _cpu_runtime(budget: float) -> float:
