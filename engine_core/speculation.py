@@ -26,6 +26,14 @@ LEAST_INDEXED = 256
 BYTES_PER_INDEXED_TOKEN = 20
 
 _OPTION = "speculative_config"
+_OF_METHODS = {
+    "model": ("draft_model", "eagle3"),
+    "revision": ("draft_model", "eagle3"),
+    "prompt_lookup_min": ("ngram",),
+    "prompt_lookup_max": ("ngram",),
+    "prompt_lookup_scope": ("ngram",),
+}
+"""Fields of some methods alone."""
 _DEFAULT_TOKENS = {"ngram": 8, "draft_model": 4, "mtp": 2, "eagle3": 4}
 _LOOKUP_MIN, _LOOKUP_MAX = 2, 5
 _SCOPES = ("request", "tenant")
@@ -107,9 +115,11 @@ def _config_of(given: dict[str, Any], most: int) -> SpeculativeConfig:
     method = given.get("method", "draft_model" if "model" in given else None)
     if method not in METHODS:
         raise ConfigError(_OPTION, given, f"as method one of {', '.join(METHODS)}")
-    if (method in ("draft_model", "eagle3")) != ("model" in given):
-        needs = "a model, the drafting checkpoint" if "model" not in given else "no model"
-        raise ConfigError(_OPTION, given, f"{needs}, with the method {method}")
+    for name, methods in _OF_METHODS.items():
+        if name in given and method not in methods:
+            raise ConfigError(_OPTION, given, f"no {name}, with the method {method}")
+    if method in _OF_METHODS["model"] and not given.get("model"):
+        raise ConfigError(_OPTION, given, f"a model, the drafting checkpoint, with the method {method}")
     tokens = min(_DEFAULT_TOKENS[method], max(1, most))
     defaults = {
         "num_speculative_tokens": tokens,

@@ -161,7 +161,7 @@ class StepResult:
     """seq_id → drafts for the next step that a grammar forces."""
     proposed_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → drafts for the next step that a drafter computed, where the plan has ``proposals`` and no grammar forces
-    a token."""
+    a token; as of ``Drafter.propose``."""
     failed: dict[int, Failure] = field(default_factory=dict)
     """By seq_id. Such a sequence's ``token_ids`` are those before the failure."""
     grammar_seconds: dict[int, float] = field(default_factory=dict)

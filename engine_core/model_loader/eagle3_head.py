@@ -83,6 +83,11 @@ def open_head(model: str, revision: str | None, options: ModelConfig, target: Mo
             f"{path} has no {_EMBEDDING}, and the model's does not fit: its hidden_size is {target.hidden_size}, that "
             f"of the head {config.hidden_size}"
         )
+    if "d2t" not in shapes and config.draft_vocab_size != config.vocab_size:
+        raise CheckpointError(
+            f"{path} has no d2t, which says what tokens its draft_vocab_size={config.draft_vocab_size} are: without it "
+            f"that must be vocab_size={config.vocab_size}"
+        )
     return HeadCheckpoint(path, config, taps, shapes)
 
 

@@ -75,8 +75,15 @@ def vision_outline(checkpoint: Checkpoint) -> VisionModel | None:
     """What encodes pictures, on the meta device: it can check them. None if the model takes none."""
     if (vision := checkpoint.vision) is None:
         return None
-    factory = PartFactory(TorchBackend(), TorchAttention(), checkpoint.dtype, torch.device("meta"))
+    factory = outline_parts(checkpoint, quantized=False)
     return vision.model(vision.config, vision.preprocessor, vision.shape, factory)
+
+
+def outline_parts(checkpoint: Checkpoint, *, quantized: bool) -> PartFactory:
+    """Makes parts on the meta device, which know their tensors and bytes; ``quantized`` as the model's, if it is."""
+    given = checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size
+    quantization = outline_quantization(*given) if quantized else None
+    return PartFactory(TorchBackend(), TorchAttention(), checkpoint.dtype, torch.device("meta"), quantization)
 
 
 def load_weights(

@@ -6,16 +6,21 @@ search (``engine_core.beam_search``) chooses how to go on. The first successor o
 blocks. Others are forked: they share the full blocks, and copy the one that is not full. If there is no room for that,
 a successor waits in the queue and computes its tokens again, as after a preemption.
 
-Beams that wait for another one must not keep the room that this one needs: if nothing else can be planned, the last of
-them gives up its blocks, but keeps its candidates.
+Beams that wait for another one must not keep the room that this one needs, for as long as other requests keep the rest:
+if it finds no place or blocks in the queue, one of them gives up its own, but keeps its candidates. So does the last
+beam that waits if nothing else can be planned. Like other sequences, forks leave the places free that their tenant must
+leave to others.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from engine_core.beam_search import Beam, Candidates, Successor
 from engine_core.errors import InvalidRequestError
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.request import Finish, FinishReason, Request
+from engine_core.scheduling.fairness import TenantShares
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import end_of, ends, output_of_end, output_of_step
 from engine_core.scheduling.stats import Counters
@@ -26,11 +31,14 @@ from engine_core.step import Fork, SequenceOutput, StepPlan, StepResult
 class Beams:
     """The searches of all requests that have one."""
 
-    def __init__(self, kv: KVCacheManager, lifecycle: Lifecycle, counters: Counters, places: int) -> None:
+    def __init__(
+        self, kv: KVCacheManager, lifecycle: Lifecycle, counters: Counters, tenants: TenantShares, places: int
+    ) -> None:
         """``places``: the most sequences that run at a time."""
         self._kv = kv
         self._lifecycle = lifecycle
         self._counters = counters
+        self._tenants = tenants
         self._places = places
         self._copied: dict[int, int] = {}
         """Target → source of blocks to copy, until workers are told."""
@@ -78,12 +86,18 @@ class Beams:
             self._remove(group)
         return True
 
-    def make_way(self) -> bool:
-        """Take the blocks of a beam that waits for others of its search; False if none does."""
-        waiting = [seq for seq in self._lifecycle.running if seq.candidates is not None]
-        if waiting:
-            self._lifecycle.preempt(waiting[-1])
-        return bool(waiting)
+    def make_way(self, group: SequenceGroup | None = None) -> bool:
+        """Take the place and blocks of a beam that waits for others of its search, which is that of ``group`` if given.
+
+        False if none does.
+        """
+        if group is not None and group.beams is None:
+            return False
+        waiting = (seq for seq in reversed(self._lifecycle.running) if seq.candidates is not None)
+        last = next((seq for seq in waiting if group is None or seq.group is group), None)
+        if last is not None:
+            self._lifecycle.preempt(last)
+        return last is not None
 
     def with_changes(self, plan: StepPlan) -> StepPlan:
         """``plan``, which now tells workers how beams go on."""
@@ -114,12 +128,13 @@ class Beams:
             if number in members:
                 self._lifecycle.rest(members[number])
         search.beams = []
+        places = self._num_places(group)
         for each in successors:
             number = each.parent if heirs[each.parent] is each else free.pop(0)
             search.beams.append(Beam(number, each.score))
             if number != each.parent:
                 child = members.get(number) or self._lifecycle.add_beam(group, number)
-                self._fork(members[each.parent], child, each.token_id)
+                places -= self._fork(members[each.parent], child, each.token_id, has_place=places > 0)
         for number, each in heirs.items():
             self._go_on(members[number], each.token_id)
         for number in free:
@@ -127,23 +142,33 @@ class Beams:
                 self._lifecycle.remove(members[number])
         return []
 
-    def _fork(self, parent: Sequence, child: Sequence, token_id: int) -> None:
-        """Let an idle ``child`` continue the output of ``parent``, still unchanged, by ``token_id``."""
+    def _num_places(self, group: SequenceGroup) -> int:
+        """How many forks of ``group`` may run at once, besides what runs already."""
+        running, count = Counter(seq.group.tenant for seq in self._lifecycle.running), 0
+        free = self._places - running.total()
+        while count < free and free - count > self._tenants.places_kept(group.tenant, running):
+            running[group.tenant] += 1
+            count += 1
+        return count
+
+    def _fork(self, parent: Sequence, child: Sequence, token_id: int, *, has_place: bool) -> bool:
+        """Let an idle ``child`` continue ``parent``, still unchanged, by ``token_id``; whether it runs at once."""
         child.output = [*parent.output, token_id]
         child.num_tokens = child.num_known
         child.candidates = None
         child.block_hashes = list(parent.block_hashes)
         copies = None
-        if parent.state is SequenceState.RUNNING and len(self._lifecycle.running) < self._places:
+        if parent.state is SequenceState.RUNNING and has_place:
             copies = self._kv.fork(parent, child)
         if copies is None:
             self._lifecycle.wake(child)
-            return
+            return False
         self._copied.update((target, source) for source, target in copies)
         num_shared = parent.num_computed // self._kv.block_size
         own = [table[num_shared:] for table in child.block_tables]
         self._lifecycle.forks[child.seq_id] = Fork(child.seq_id, parent.seq_id, token_id, num_shared, own)
         self._lifecycle.run(child)
+        return True
 
     def _go_on(self, seq: Sequence, token_id: int) -> None:
         """Let a beam that keeps its blocks, if it has any, continue by ``token_id``."""

@@ -143,10 +143,8 @@ class Lifecycle:
     def preempt(self, seq: Sequence) -> None:
         """Preempt a running ``seq``: it loses its blocks, and waits at the front of its priority to be recomputed."""
         group = seq.group
-        # Other running choices hold its prompt, so it can start from there. (None of them leads: while the prompt is
-        # being computed, only one choice runs.) With windows, they may have lost blocks of the prompt.
-        if group.num_running > 1 and group.shared_blocks is None and not self._kv.has_windows:
-            self._hold_prompt(seq)
+        if group.num_running > 1:
+            self._hold_prompt_of(group)
         self._stop_running(seq)
         if seq.candidates is None:
             self._queue.put_back(seq)
@@ -168,6 +166,7 @@ class Lifecycle:
 
     def wake(self, seq: Sequence) -> None:
         """Let an idle beam wait to compute its tokens again."""
+        self._hold_prompt_of(seq.group)
         self._queue.put_back(seq)
 
     def run(self, seq: Sequence) -> None:
@@ -290,6 +289,18 @@ class Lifecycle:
         for seq in group.pending:
             self._queue.put_back(seq)
         group.pending.clear()
+
+    def _hold_prompt_of(self, group: SequenceGroup) -> None:
+        """Let choices that wait start from the prompt of one that runs, if one has computed it.
+
+        With windows it may have lost blocks of the prompt.
+        """
+        if group.shared_blocks is not None or self._kv.has_windows:
+            return
+        for seq in group.members.values():
+            if seq.state is SequenceState.RUNNING and seq.num_computed >= group.share_at:
+                self._hold_prompt(seq)
+                return
 
     def _hold_prompt(self, seq: Sequence) -> None:
         if self._kv.hold_prompt(seq.group, seq):

@@ -27,6 +27,8 @@ MOST_ENDED = 1 << 19
 """Tokens of texts that have ended and wait for being indexed for their tenant, 2 MiB; the oldest are given up."""
 _CANDIDATES = 8
 """Places with equal hashes that are compared, the newest first."""
+_PRICE_OF_ROOM = 512
+"""Making an index with room for so many tokens takes as long as indexing one."""
 _BORDER = -1
 """Separates texts."""
 
@@ -41,10 +43,10 @@ class RunIndex:
         """Number of tokens that came so far."""
         self._least = least
         self._mask = capacity - 1
-        self._tokens = array("i", bytes(4 * capacity))
-        self._newest = array("q", bytes(8 * capacity))
+        self._tokens = array("i", (0,)) * capacity
+        self._newest = array("q", (0,)) * capacity
         """By the hash of a run: the newest position behind one, plus 1; 0: none."""
-        self._before = array("q", bytes(8 * capacity))
+        self._before = array("q", (0,)) * capacity
         """By position: the one before with the same hash, plus 1."""
         self._last = (_BORDER,) * least
         """The newest tokens."""
@@ -151,6 +153,8 @@ class NgramDrafter:
         room, self._room = self._room, STEP_TOKENS
         while self._ended and room > 0:
             ended = self._ended[0]
+            if ended.key not in self._tenants:
+                room = max(0, room - MOST_TOKENS // _PRICE_OF_ROOM)
             if (index := self._index_of(ended.key)) is not None:
                 start, ended.num_indexed = ended.num_indexed, min(len(ended.token_ids), ended.num_indexed + room)
                 index.extend([_BORDER] if start == 0 else ())
@@ -224,6 +228,8 @@ class NgramDrafter:
         if text is None or (known > text.index.capacity and text.index.capacity < MOST_TOKENS):
             if seq.seq_id in self._texts and text is None:
                 return None
+            if self._room <= 0:
+                return text
             # Begun anew, an index of twice the size costs each token once more.
             text = self._start(seq, 0 if text is None else text.index.nbytes)
             if text is None:
@@ -249,6 +255,7 @@ class NgramDrafter:
             return None
         text = self._texts[seq.seq_id] = _Text(RunIndex(self._config.prompt_lookup_min, capacity))
         self.nbytes += text.index.nbytes
+        self._room = max(0, self._room - capacity // _PRICE_OF_ROOM)
         return text
 
     def _index_of(self, key: tuple[str, bytes]) -> RunIndex | None:

@@ -104,7 +104,7 @@ class Scheduler:
         self._lifecycle = Lifecycle(
             self._kv, self._queue, model, self._counters, self._encoder, self._speculation, fair=self._fair
         )
-        self._beams = Beams(self._kv, self._lifecycle, self._counters, self._places)
+        self._beams = Beams(self._kv, self._lifecycle, self._counters, self._tenants, self._places)
         self._step_ids = count()
         self._pacing = Pacing()
 
@@ -176,6 +176,23 @@ class Scheduler:
             self._speculation.look_up(self._lifecycle.running)
             if self._waits_for_results(self._speculation):
                 return None
+        while not (step := self._fill_step(now)).sequences:
+            if self._lifecycle.in_flight or not self._beams.make_way():
+                return None
+        if self._encoder is not None:
+            self._encoder.plan_portion(step)
+        if not step.short_of_blocks:
+            self._add_drafts(step)
+        if self._speculation is not None and self._speculation.is_computed:
+            self._ask_for_drafts(step, self._speculation)
+        if self._kv.states is not None:
+            step.plan_states(self._kv)
+        self._lifecycle.in_flight[step.step_id] = step
+        released, self._lifecycle.released = self._lifecycle.released, []
+        return self._beams.with_changes(step.plan(released))
+
+    def _fill_step(self, now: float) -> StepInFlight:
+        """A step with the sequences whose turn it is, if any, but no drafts yet."""
         self._begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         others_only = self._pacing.is_turn_of_others(now)
@@ -189,19 +206,7 @@ class Scheduler:
             self._schedule_waiting(step, now, others_only)
         if others_only and not step.sequences:
             self._schedule_running(step)
-        if not step.sequences:
-            return self.schedule() if not self._lifecycle.in_flight and self._beams.make_way() else None
-        if self._encoder is not None:
-            self._encoder.plan_portion(step)
-        if not step.short_of_blocks:
-            self._add_drafts(step)
-        if self._speculation is not None and self._speculation.is_computed:
-            self._ask_for_drafts(step, self._speculation)
-        if self._kv.states is not None:
-            step.plan_states(self._kv)
-        self._lifecycle.in_flight[step.step_id] = step
-        released, self._lifecycle.released = self._lifecycle.released, []
-        return self._beams.with_changes(step.plan(released))
+        return step
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Process the results of ``plan``. Raises ``ExecutorError`` if they do not match the plan."""
@@ -522,16 +527,20 @@ class Scheduler:
     def _schedule_waiting(self, step: StepInFlight, now: float, others_only: bool) -> None:
         running = Counter(seq.group.tenant for seq in self._lifecycle.running)
         passed: set[str] = set()  # tenants that have their share and are skipped
-        while step.budget > 0 and (free := self._places - running.total()) > 0:
-            seq = self._queue.peek(passed)
-            if seq is None:
+        while step.budget > 0 and (seq := self._queue.peek(passed)) is not None:
+            tenant = seq.group.tenant
+            has_room = self._tenants.prompt_room(tenant, step.budget) > 0
+            has_place = self._has_place(tenant, running)
+            while has_room and not has_place and self._beams.make_way(seq.group):
+                running[tenant] -= 1
+                has_place = self._has_place(tenant, running)
+            if running.total() >= self._places:
                 return
             if seq.group.leader is not None:
                 self._queue.pop(seq)
                 self._lifecycle.wait_for_leader(seq)
                 continue
-            tenant = seq.group.tenant
-            if not self._tenants.prompt_room(tenant, step.budget) or free <= self._tenants.places_kept(tenant, running):
+            if not has_room or not has_place:
                 passed.add(tenant)
                 continue
             prefix = self._kv.find_prefix(seq)
@@ -556,7 +565,9 @@ class Scheduler:
                 passed.add(tenant)
                 continue
             kept = self._blocks_kept(tenant, running)
-            if not self._admit(seq, prefix, kept):
+            while not (is_admitted := self._admit(seq, prefix, kept)) and self._beams.make_way(seq.group):
+                running[tenant] -= 1
+            if not is_admitted:
                 if not kept:
                     return
                 passed.add(tenant)
@@ -567,6 +578,10 @@ class Scheduler:
             step.introduce(seq)
             self._add(step, seq, wanted)
             self._tenants.plan_prompt(tenant, wanted)
+
+    def _has_place(self, tenant: str, running: Counter[str]) -> bool:
+        """Whether one more sequence of ``tenant`` may run beside those ``running``, counted by tenant."""
+        return self._places - running.total() > self._tenants.places_kept(tenant, running)
 
     def _least_chunk(self, seq: Sequence, start: int) -> int:
         """The fewest tokens of ``seq`` from ``start`` on that a step can compute."""

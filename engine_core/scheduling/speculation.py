@@ -28,8 +28,8 @@ OVERLAP_MARGIN = 1.15
 PROBE_TOKENS = 128
 """Tokens after which a draft of a model is tried again where drafts did not pay."""
 MOST_LACKING = 64
-"""Times in a row that a model may be asked for drafts of a sequence in vain: meanwhile it reads a long text. From then
-on it is asked as seldom as for drafts that do not pay."""
+"""Times in a row that a model may be asked for drafts of a sequence in vain. From then on it is asked as seldom as for
+drafts that do not pay."""
 _DECAY = 0.9
 """Weight of what is known of a sequence's drafts after another round."""
 _MOST_IDLE = 7
@@ -184,8 +184,8 @@ class Speculation:
         return chosen
 
     def take(self, seq: Sequence, drafts: list[int]) -> None:
-        """Take ``drafts`` that a model computed for ``seq``."""
-        seq.drafts, seq.is_proposed = drafts, True
+        """Take ``drafts`` that a model computed for ``seq``; none: it will have some soon, and still reads the text."""
+        seq.drafts, seq.is_proposed = drafts, bool(drafts)
         drafted = self._of(seq)
         drafted.first = drafted.failures = 0
 

@@ -128,7 +128,7 @@ class PendingStep:
             if seq_id not in others and (slot := self._batch.slot_of(seq_id)) is not None
         }
         proposed = self._propose({slot: self._plan.proposals[seq_id] for seq_id, slot in slots.items()})
-        return {seq_id: drafts for seq_id, slot in slots.items() if (drafts := proposed.get(slot))}
+        return {seq_id: proposed[slot] for seq_id, slot in slots.items() if slot in proposed}
 
     def _without_numbers(
         self,

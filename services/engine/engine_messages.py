@@ -102,6 +102,7 @@ def submission_of(
         prompt_logprobs=params.prompt_logprobs,
         num_ids=_num_ids(submit),
         constraint_bytes=submit.constraint.ByteSize() + submit.parse.ByteSize(),
+        beams=0 if params.beam_search is None else params.beam_search.width,
         tenant=submit.tenant,
         core_request=_engine_request(request, submit),
         traceparent=submit.traceparent if len(submit.traceparent) <= MAX_TRACEPARENT else "",

@@ -83,7 +83,7 @@ class InFlightRequests:
             self._end_unadmitted(request, finish_reason, error)
             return
         if finish_reason is not FinishReason.ERROR and request.route is not None:
-            self._admission.charge_prompt(request)
+            self._admission.abandoned(request, time.monotonic())
         for choice, end in request.delivery.abort(finish_reason, error).items():
             self._deliver_end(request, choice, end)
         self._finish(request)

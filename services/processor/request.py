@@ -85,6 +85,10 @@ class ResolvedRequest:
     """What its engine must hold, by digest. Counted by ``PictureStage``."""
     media_tokens: int = 0
     """Tokens of the prompt that stand for pictures."""
+    beams: int = 0
+    """Outputs that a search lets grow at a time, of which the choices are the best; 0: choices are sampled."""
+    max_output: int = 0
+    """The most tokens of a choice."""
 
     @property
     def admitted(self) -> inference_pb2.Admitted:
@@ -164,6 +168,8 @@ class Request:
     """When an engine first reported that it computes the request."""
     prompt_charged: bool = field(default=False, init=False)
     """Whether the prompt was charged to the tenant's rate limit."""
+    search_charged: bool = field(default=False, init=False)
+    """Whether beams were charged to it, if there are any."""
     prompt_logprobs_delivered: int = field(default=0, init=False)
     """Log probabilities of the prompt in the client's outbox."""
     first_delta_at: float | None = field(default=None, init=False)

@@ -110,7 +110,9 @@ class TextOutput:
             return
         verdict = request.delivery.end(epoch, choice, end)
         if verdict is Verdict.ACCEPT:
-            if end.finish_reason is not FinishReason.ERROR:
+            if end.finish_reason is FinishReason.DEADLINE:
+                self._admission.abandoned(request, time.monotonic())
+            elif end.finish_reason is not FinishReason.ERROR:
                 self._admission.charge_prompt(request)
             self._heard(request)
             self._in_flight.end_choice(request, choice, end)

@@ -25,6 +25,9 @@ _CONSTRAINT_COPIES = 4
 """Bytes of memory per byte of a constraint: its text, its grammar, and their copies on the way to the core."""
 _COMPUTED_ID_BYTES = 5
 """Approximate memory of a computed token id: its slot in an array, with over-allocation."""
+_BEAM_ID_BYTES = 16
+"""Approximate memory of a token id of a beam: its slot in the core's list of a beam that grows, and in one that ended.
+Unlike those of choices, they are not as few as the KV cache has room for: beams share blocks."""
 
 CoreRequest = TypeVar("CoreRequest")
 """The engine core's form of a request; opaque to the ring."""
@@ -56,11 +59,14 @@ class Submission(Generic[CoreRequest]):
     """W3C trace context; empty if it is not traced."""
     constraint_bytes: int = 0
     """Size of its constraint on the wire."""
+    beams: int = 0
+    """Outputs that grow at a time, of which the choices are the best; 0: choices are sampled."""
 
     @property
     def id_bytes(self) -> int:
         """Approximate memory of its constraint and its token ids: those in the message and those to be computed."""
         ids = _ID_BYTES * self.num_ids + _COMPUTED_ID_BYTES * self._tokens_to_come
+        ids += _BEAM_ID_BYTES * self.beams * self.max_tokens
         return ids + _CONSTRAINT_COPIES * self.constraint_bytes
 
     @property
@@ -191,7 +197,7 @@ class Ledgers:
         self._ids = TenantMemoryQuota(
             "prompt_token_ids",
             "this engine",
-            "prompts, resumed choices and outputs to come (n times max_tokens)",
+            "prompts, resumed choices and outputs to come (n, or the beams, times max_tokens)",
             max_id_bytes,
             lambda _: retry_after_ms(),
         )

@@ -57,7 +57,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, wanted: Mapping[int, int]) -> dict[int, list[int]]:
-        """Drafts that follow the newest token in each slot of ``wanted``: at most so many, perhaps none."""
+        """Drafts that follow the newest token in each slot of ``wanted``: at most so many. An empty list: there will be
+        some soon; a slot that is left out is worth asking for only now and then.
+        """
 
     @abstractmethod
     def forget(self, slot: int) -> None:

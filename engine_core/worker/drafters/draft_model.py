@@ -29,6 +29,7 @@ from engine_core.worker.drafters.draft_cache import DraftCache, DraftRows, draft
 from engine_core.worker.drafters.drawer import Drawer, FittedHead
 from engine_core.worker.drafters.registry import Target
 from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
+from engine_core.worker.unsound_part import first_unsound_part
 
 Counts = npt.NDArray[np.int64]
 
@@ -37,6 +38,13 @@ def load_drafter(
     config: SpeculativeConfig, target: Target, on_progress: Callable[[int, int], None]
 ) -> DraftModelDrafter:
     """As ``registry.LoadDrafter``."""
+    try:
+        return _load(config, target, on_progress)
+    except CheckpointError as error:
+        raise _other_model(target, f"one that can be used: {error}") from error
+
+
+def _load(config: SpeculativeConfig, target: Target, on_progress: Callable[[int, int], None]) -> DraftModelDrafter:
     checkpoint = _open(config, target)
     limits = replace(
         target.limits,
@@ -51,6 +59,8 @@ def load_drafter(
     model = make_model(checkpoint, device.attention, device.ops, device.torch_device, device.quantization)
     _require_room(model, target)
     load_weights(model, checkpoint, device.torch_device, on_progress)
+    if (part := first_unsound_part(model, device.attention, limits, device.torch_device)) is not None:
+        raise CheckpointError(f"{checkpoint.path} is damaged: {part} puts out NaN")
     return DraftModelDrafter(model, device, limits, target.limits.max_model_len, target.model.vocab_size)
 
 
@@ -68,26 +78,23 @@ def drafting_model(config: SpeculativeConfig, target: ModelConfig) -> ModelConfi
 
 
 def _open(config: SpeculativeConfig, target: Target) -> Checkpoint:
-    """The drafting checkpoint. Raises ``ConfigError`` where it cannot be read, or does not fit the target."""
-    given = target.config.scheduler.speculative_config
+    """The drafting checkpoint. Raises ``ConfigError`` where it does not fit the target, ``CheckpointError``."""
     named = drafting_model(config, target.config.model)
-    try:
-        checkpoint = open_checkpoint(named, target.config.load)
-    except CheckpointError as error:
-        raise ConfigError("speculative_config", given, f"as model one that can be read: {error}") from error
+    checkpoint = open_checkpoint(named, target.config.load)
     longest = target.limits.max_model_len
     if checkpoint.spec.max_model_len > longest:
         checkpoint = open_checkpoint(replace(named, max_model_len=longest), target.config.load)
     if checkpoint.config.keeps_states:
         states = f"{checkpoint.spec.architecture} keeps states, which cannot be taken back when a draft is rejected"
-        raise ConfigError("speculative_config", given, f"as model one whose layers all attend; {states}")
+        raise _other_model(target, f"one whose layers all attend; {states}")
     if not target.limits.kv_cache_groups:
         nothing = "the target has no KV cache, by whose blocks the drafts' are counted"
+        given = target.config.scheduler.speculative_config
         raise ConfigError("speculative_config", given, f"no draft_model; {nothing}")
     own, its = (model_outline(each).num_weights for each in (checkpoint, target.checkpoint))
     if own > its:
         counts = f"{config.model} has {own:,} weights, the target {its:,}"
-        raise ConfigError("speculative_config", given, f"as model one no larger than the target; {counts}")
+        raise _other_model(target, f"one no larger than the target; {counts}")
     _require_same_vocabulary(named, checkpoint, target)
     return checkpoint
 
@@ -96,11 +103,11 @@ def _require_same_vocabulary(named: ModelConfig, checkpoint: Checkpoint, target:
     sizes = checkpoint.spec.vocab_size, target.checkpoint.spec.vocab_size
     difference = vocabulary_difference((named, target.config.model), sizes)
     if difference is not None:
-        raise ConfigError(
-            "speculative_config",
-            target.config.scheduler.speculative_config,
-            f"as model one with the target's vocabulary; {difference}",
-        )
+        raise _other_model(target, f"one with the target's vocabulary; {difference}")
+
+
+def _other_model(target: Target, accepted: str) -> ConfigError:
+    return ConfigError("speculative_config", target.config.scheduler.speculative_config, f"as model {accepted}")
 
 
 def _require_room(model: LanguageModel, target: Target) -> None:

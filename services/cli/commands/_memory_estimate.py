@@ -141,7 +141,7 @@ def _drafting(
     except ConfigError as error:
         raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
     except CheckpointError as error:
-        raise FatalError(str(error)) from None
+        raise FatalError(f"{error} (--speculative-config)") from None
     return weights, _bytes_per_block(_padded(spec, on_gpu=on_gpu), on_gpu=on_gpu)
 
 

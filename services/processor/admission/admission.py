@@ -6,6 +6,7 @@ back once, even if several of the calls do so.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -120,9 +121,28 @@ class Admission:
             request.prompt_charged = True
             self._rate_limiter.computed(request.tenant, request.resolved.prompt_tokens, time.monotonic())
 
+    def abandoned(self, request: Request, now: float) -> None:
+        """Charge, once, what an engine may have computed for a request that its client gives up, or has no time for.
+
+        Of a search none is delivered before its end. Its beams count as if they had grown as fast as they could: no
+        engine takes less than a millisecond for a token of each.
+        """
+        self.charge_prompt(request)
+        beams, since = request.resolved.beams, request.computing_since
+        if beams and since is not None and not request.search_charged:
+            request.search_charged = True
+            grown = min(request.resolved.max_output, math.ceil(1000 * (now - since)))
+            self._rate_limiter.computed(request.tenant, beams * grown, now)
+
     def delivered(self, request: Request, tokens: int, computed: int, now: float) -> None:
-        """Charge delivered output ``tokens``; ``computed``: tokens that engines computed for them, prompt included."""
+        """Charge delivered output ``tokens``; ``computed``: tokens that engines computed for them, prompt included.
+
+        For the choices of a search, all of its beams were computed.
+        """
         self._backlog.computed(computed)
+        if request.resolved.beams:
+            request.search_charged = True
+            tokens = -(-tokens * request.resolved.beams // request.resolved.num_choices)
         self._rate_limiter.computed(request.tenant, tokens, now)
 
     def leave(self, request: Request, now: float) -> None:

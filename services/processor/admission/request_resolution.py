@@ -102,6 +102,8 @@ def resolve_request(
         needs=Needs(engine=resolved.engine_needs(), detokenizer=resolved.detokenizer_needs()),
         pictures={item.digest: item for _, item in resolved.prompt.places},
         media_tokens=resolved.prompt.media_tokens,
+        beams=0 if resolved.beams is None else resolved.beams.width,
+        max_output=resolved.stopping.max_tokens,
     )
 
 

@@ -40,6 +40,58 @@ def _idle(harness):
     return any(seq.state is SequenceState.IDLE for group in groups for seq in group.members.values())
 
 
+def test_a_beam_without_a_place_takes_that_of_another_one_of_its_search():
+    harness = Harness(max_num_seqs=4)
+    harness.add("long", prompt=4, max_tokens=60)
+    harness.step()
+    harness.add("a", prompt=6, **SEARCH)
+    harness.step_until(lambda: "a" not in harness.scheduler._lifecycle.groups)
+    assert len(harness.streams["long"].tokens[0]) < 60, "the search waited for its end"
+    harness.finish()
+
+
+def test_a_beam_that_was_not_forked_starts_from_the_prompt_of_the_others():
+    """Else it would compute it into blocks of its own, which might be held for others before they are filled."""
+    harness = Harness(max_num_seqs=2)
+    harness.add("a", prompt=30, **SEARCH | {"beam_search": BeamSearch(2)})
+    harness.add("b", max_tokens=1)
+    assert harness.next_batch() == [("a", 0, 30), ("b", 0, 4)]
+    assert harness.next_batch() == [("a", 0, 1), ("a", 1, 31 - 28)]
+    harness.finish()
+
+
+def test_no_beam_starts_from_a_prompt_that_is_not_computed():
+    """The executor tells: a beam was preempted while it computed the prompt anew."""
+    harness = Harness(blocks=24, max_num_seqs=3, max_num_batched_tokens=4)
+    for name, prompt, params in (("h", 4, {"max_tokens": 58}), ("x", 4, {"max_tokens": 18})):
+        harness.add(name, prompt=prompt, **params)
+        harness.step()
+    harness.add("a", prompt=30, **SEARCH | {"beam_search": BeamSearch(2)}, n=2)
+    harness.finish()
+
+
+def test_a_beam_without_blocks_takes_those_of_another_one_of_its_search():
+    harness = Harness(blocks=20)
+    harness.add("long", prompt=4, max_tokens=56)
+    harness.step(40)
+    harness.add("a", prompt=10, **SEARCH | {"max_tokens": 6})
+    harness.step_until(lambda: "a" not in harness.scheduler._lifecycle.groups)
+    assert len(harness.streams["long"].tokens[0]) < 56, "the search waited for its end"
+    harness.finish()
+
+
+def test_a_search_leaves_places_to_other_tenants():
+    harness = Harness(blocks=128)
+    harness.add("before", tenant="other", max_tokens=1)
+    harness.step()
+    harness.add("a", prompt=6, tenant="one", **SEARCH | {"beam_search": BeamSearch(16), "max_tokens": 30})
+    harness.step(4)
+    harness.add("b", tenant="other")
+    harness.step_until(lambda: "b" not in harness.scheduler._lifecycle.groups)
+    assert "a" in harness.scheduler._lifecycle.groups
+    harness.finish()
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_one_result_or_all_are_cancelled(steps):
     harness = Harness()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import replace
 
 from hypothesis import given
@@ -109,7 +110,7 @@ def test_tokens_that_were_not_compared_move_no_drafts():
 
 
 def test_a_long_prompt_is_indexed_over_several_steps():
-    prompt = [token % 997 for token in range(3 * ngram.STEP_TOKENS)]
+    prompt = [token % 997 for token in range(3 * ngram.STEP_TOKENS - 100)]
     text, lookup, steps = sequence(0, prompt), drafter(), 0
     while True:
         lookup.begin_step()
@@ -120,6 +121,23 @@ def test_a_long_prompt_is_indexed_over_several_steps():
         assert lookup._texts[0].num_indexed <= steps * ngram.STEP_TOKENS
     assert steps == 3
     assert drafts == [(prompt[-1] + 1) % 997, (prompt[-1] + 2) % 997]
+
+
+def test_many_long_prompts_and_tenants_get_their_indexes_over_several_steps():
+    prompt = tuple(range(100_000))
+    texts, lookup = [sequence(seq_id, prompt) for seq_id in range(40)], drafter(prompt_lookup_scope="tenant")
+    for step in range(1, 6):
+        lookup.begin_step()
+        for text in texts:
+            lookup.look_up(text, 1)
+        assert len(lookup._texts) <= 8 * step
+    for text in texts:
+        lookup.end(text)
+        lookup.end(sequence(100 + text.seq_id, [1, 2, 3], tenant=f"t{text.seq_id}"))
+    lookup._ended = deque(each for each in lookup._ended if each.key[0])
+    for step in range(1, 4):
+        lookup.begin_step()
+        assert len(lookup._tenants) <= 8 * step
 
 
 def test_an_index_grows_with_its_text():

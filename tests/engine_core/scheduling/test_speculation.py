@@ -26,6 +26,10 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 MODEL = {"method": "draft_model", "model": "scripted", "num_speculative_tokens": 4}
 
 
+SOON = -1
+"""In place of a draft: there is none yet."""
+
+
 def repeating(position):
     return 5 + position % 8
 
@@ -80,7 +84,7 @@ class Engine:
             if count := plan.proposals.get(seq.seq_id):
                 position = len(seq.output) + len(drawn)
                 drafts = [self.proposes(text, position + at) for at in range(count)] if self.proposes else [None]
-                proposed |= {} if None in drafts else {seq.seq_id: drafts}
+                proposed |= {} if None in drafts else {seq.seq_id: [draft for draft in drafts if draft is not SOON]}
         names = {seq.seq_id: seq.group.request.request_id for seq in step.sequences}
         self.steps.append({names[seq_id]: len(drafts) for seq_id, drafts in plan.draft_token_ids.items()})
         self.asked.append({names[seq_id]: count for seq_id, count in plan.proposals.items()})
@@ -189,6 +193,10 @@ def test_a_model_without_drafts_is_asked_as_seldom_as_one_with_wrong_ones():
     engine.add("a", novel, tokens=1000)
     engine.run()
     assert engine.steps[-5] == {"a": 4}, "it has read the text at last"
+    engine = Engine(MODEL, FLAT, proposes=lambda text, at: SOON)
+    engine.add("a", novel, tokens=300)
+    engine.run()
+    assert all("a" in each for each in engine.asked[:-2]), "one that still reads is asked all the same"
 
 
 def test_a_sequence_recovers_when_its_drafts_come_true_again():
@@ -319,6 +327,21 @@ def test_more_drafts_than_a_step_has_rows_are_refused(option):
     assert fewer.speculation.num_speculative_tokens == 3, "the default gives way"
     with pytest.raises(ConfigError, match="speculative_config"):
         SchedulerConfig(speculative_config='{"method": "ngram"}', **{option: 1})
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"method": "mtp", "prompt_lookup_max": 3}, "no prompt_lookup_max, with the method mtp"),
+        ({"method": "ngram", "revision": "main"}, "no revision, with the method ngram"),
+        ({"method": "ngram", "model": "m"}, "no model, with the method ngram"),
+        ({"model": ""}, "a model, the drafting checkpoint, with the method draft_model"),
+        ({"method": "eagle3"}, "a model, the drafting checkpoint, with the method eagle3"),
+    ],
+)
+def test_what_a_method_makes_no_use_of_is_refused(fields, problem):
+    with pytest.raises(ConfigError, match=f"expected {problem}"):
+        SchedulerConfig(speculative_config=json.dumps(fields))
 
 
 def test_the_time_of_a_plan_is_not_spent_on_what_cannot_pay(monkeypatch):

@@ -100,13 +100,14 @@ def test_what_requests_bring_is_held_up_to_a_size() -> None:
 
 def test_ids_that_are_still_to_be_computed_are_counted_with_those_that_come() -> None:
     assert submission(num_ids=3, max_tokens=10, choices={0: (), 2: (7, 8)}).id_bytes == 3 * 44 + (10 + 8) * 5
+    assert submission(num_ids=3, max_tokens=10, beams=4).id_bytes == 3 * 44 + 10 * 5 + 4 * 10 * 16
     ring = Registry()
     ring.submit("1-1", num_ids=1, max_tokens=100)
     ring.submit("1-2", num_ids=1, max_tokens=100)
     ring.ledgers.resize(max_logprob_bytes=1, max_id_bytes=1600)  # once the engine knows its memory
     refused = ring.refusal("1-3", num_ids=1, max_tokens=100)
     assert refused.code is Code.RESOURCE_EXHAUSTED
-    assert "outputs to come (n times max_tokens)" in refused.message
+    assert "outputs to come (n, or the beams, times max_tokens)" in refused.message
     assert ring.refusal("1-3", max_tokens=1, logprobs=0).code is Code.INVALID_ARGUMENT
 
 

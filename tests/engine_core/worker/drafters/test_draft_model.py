@@ -153,9 +153,27 @@ def test_what_does_not_fit_the_target_is_refused(
     assert refused.value.option == "speculative_config"
 
 
-def test_a_model_that_is_not_there_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    missing = drafting_by(tmp_path / "missing")
-    with pytest.raises(ConfigError, match="missing does not exist") as refused, speculating(checkpoint, missing):
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("gone", "one that can be used: .*config.json"),
+        ("truncated", "one that can be used: .*model.safetensors"),
+        ("nan", "is damaged: layer 1 of 0 … 1 puts out NaN"),
+    ],
+)
+def test_a_damaged_model_is_refused(smaller: Path, checkpoint: Path, damage: str, problem: str, tmp_path: Path) -> None:
+    drafting = tmp_path / damage
+    if damage == "nan":
+        model = AutoModelForCausalLM.from_pretrained(smaller)
+        model.model.layers[1].mlp.up_proj.weight.data.fill_(torch.nan)
+        save_model(model, drafting)
+    else:
+        shutil.copytree(smaller, drafting)
+        weights = drafting / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+    if damage == "gone":
+        (drafting / "config.json").unlink()
+    with pytest.raises(ConfigError, match=problem) as refused, speculating(checkpoint, drafting_by(drafting)):
         pass
     assert refused.value.option == "speculative_config"
 

@@ -280,6 +280,7 @@ DAMAGES = {
     "truncated": (_cut_short, r"is damaged or not a safetensors file"),
     "d2t beyond the vocabulary": (lambda head: _with(head, d2t=torch.full((64,), 150)), r"d2t names tokens from 150"),
     "d2t before the vocabulary": (lambda head: _with(head, d2t=torch.full((64,), -1)), r"d2t names tokens from -1"),
+    "no d2t": (lambda head: _with(head, d2t=torch.empty(0)), r"no d2t, .* draft_vocab_size=64 are: .* vocab_size=199"),
     "a token twice": (lambda head: _with(head, d2t=-torch.arange(64)), r"names a token twice"),
     "NaN": (lambda head: _with(head, **{"norm.weight": torch.full((64,), torch.nan)}), r"computes no numbers"),
     "NaN in a row": (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 
 import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2
@@ -82,6 +84,27 @@ def test_a_prompt_whose_time_runs_out_at_the_engine_is_charged(world: Ring, char
     end = detokenizer_pb2.TextFinished(request_id=call.request_id, epoch=1, finish_reason=FinishReason.DEADLINE)
     world.text_output.receive(detokenizer_pb2.TextOutputs(finished=[end]))
     assert charged == [prompt]
+
+
+@pytest.mark.parametrize("max_output", [7, 100_000])
+def test_all_beams_of_a_search_are_charged(max_output: int, world: Ring, charged: list[int]) -> None:
+    """Of an abandoned one, which has delivered nothing, those that time and ``max_tokens`` allowed; and but once."""
+    call = world.ask(ask(max_tokens=20, n=2))
+    prompt = call.resolved.prompt_tokens
+    call._resolved = replace(call.resolved, beams=8, max_output=max_output)
+    world.settle()
+    assert sum(charged) == prompt + 2 * 20 * 8 // 2
+    charged.clear()
+    call = world.ask(ask(n=2))
+    call._resolved = replace(call.resolved, beams=8, max_output=max_output)
+    call.computing_since = time.monotonic() - 2
+    for choice in range(2):
+        end = detokenizer_pb2.TextFinished(
+            request_id=call.request_id, epoch=1, choice=choice, finish_reason=FinishReason.DEADLINE
+        )
+        world.text_output.receive(detokenizer_pb2.TextOutputs(finished=[end]))
+    steps = (sum(charged) - prompt) / 8
+    assert steps == 7 or 2000 <= steps < 5000
 
 
 async def test_requests_in_flight_are_bounded_by_their_memory() -> None:
