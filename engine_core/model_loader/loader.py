@@ -64,6 +64,13 @@ def model_outline(checkpoint: Checkpoint, rank: Rank | None = None, *, expands_e
     return make_model(checkpoint, TorchAttention(), ops, torch.device("meta"), quantization, rank)
 
 
+def outline_parts(checkpoint: Checkpoint, *, quantized: bool) -> PartFactory:
+    """Makes parts on the meta device beside those of the model; ``quantized`` as these are, if they are."""
+    given = checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size
+    quantization = outline_quantization(*given) if quantized else None
+    return PartFactory(TorchBackend(), TorchAttention(), checkpoint.dtype, torch.device("meta"), quantization)
+
+
 def vision_outline(checkpoint: Checkpoint) -> VisionModel | None:
     """What encodes pictures, on the meta device: it can check them. None if the model takes none."""
     if (vision := checkpoint.vision) is None:
