@@ -79,13 +79,6 @@ def vision_outline(checkpoint: Checkpoint) -> VisionModel | None:
     return vision.model(vision.config, vision.preprocessor, vision.shape, factory)
 
 
-def outline_parts(checkpoint: Checkpoint, *, quantized: bool) -> PartFactory:
-    """Makes parts on the meta device, which know their tensors and bytes; ``quantized`` as the model's, if it is."""
-    given = checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size
-    quantization = outline_quantization(*given) if quantized else None
-    return PartFactory(TorchBackend(), TorchAttention(), checkpoint.dtype, torch.device("meta"), quantization)
-
-
 def load_weights(
     model: LanguageModel,
     checkpoint: Checkpoint,
