@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,13 +181,15 @@ class Drafter:
     targets: Collection[str] = (*WEIGHTS, *CONFIGS)
     in_stages: bool = True
     """Whether it goes with pipeline stages."""
+    fields: Mapping[str, int] = field(default_factory=dict)
+    """More of ``--speculative-config``."""
 
     def __str__(self) -> str:
         return self.method
 
     def options(self, target: Path, directory: Path, count: int) -> dict[str, Any]:
         """As in ``--speculative-config``; what is in ``directory`` is made once."""
-        found: dict[str, Any] = {"method": self.method, "num_speculative_tokens": count}
+        found: dict[str, Any] = {"method": self.method, "num_speculative_tokens": count, **self.fields}
         if self.make is not None:
             place = directory / self.method
             found["model"] = str(place if place.exists() else self.make(target, place))
@@ -211,7 +213,8 @@ def _head(target: Path, directory: Path) -> Path:
 
 _WITH_STATES = {CONFIGS[name].model_type for name in ("delta net", "mamba", "convolutions")}
 DRAFTERS: dict[str, Drafter] = {
-    "ngram": Drafter("ngram"),
+    # Runs of one token are found in random text, too, and mostly mislead.
+    "ngram": Drafter("ngram", fields={"prompt_lookup_min": 1}),
     "draft_model": Drafter("draft_model", _drafting_model),
     "mtp": Drafter("mtp", targets=WITH_MTP),
     "eagle3": Drafter("eagle3", _head, ("bundled", "bfloat16", "int8", "experts"), in_stages=False),

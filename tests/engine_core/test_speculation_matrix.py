@@ -75,8 +75,9 @@ def pairs(targets: list[str]) -> list[Any]:
 def test_answers_are_the_same(known: Known, drafter: Drafter, count: int, condition: str) -> None:
     speculation = drafter.options(known.model, known.directory, count)
     asked = [replace(each, speculation=place % 4 > 0) for place, each in enumerate(requests())]
+    # Where there is little room, the policy takes too few drafts of a random model to meet all cases.
     with (
-        every_draft() if count % 2 else nullcontext(),
+        every_draft() if count % 2 or condition != "room" else nullcontext(),
         engine_of(known.model, speculation, condition, **known.options) as engine,
     ):
         assert differences(answers_of(engine, asked), known.answers) == []
