@@ -30,7 +30,7 @@ def pruned(source: Path, directory: Path, layers: list[int]) -> Path:
     return directory
 
 
-def perturbed(source: Path, directory: Path, share: float = 0.08) -> Path:
+def perturbed(source: Path, directory: Path, share: float = 0.05) -> Path:
     """A checkpoint whose matrices differ from another one's by ``share`` of their own deviation: it often agrees."""
     shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.py", "corpus"), dirs_exist_ok=True)
     generator = torch.Generator().manual_seed(1)
