@@ -8,7 +8,7 @@ namespace {
 
 template <int kBits>
 struct TableOf {
-    using Type = Table256;
+    using Type = LargeTable<1 << kBits>;
 };
 template <>
 struct TableOf<4> {

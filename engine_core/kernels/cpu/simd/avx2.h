@@ -58,20 +58,49 @@ inline Words shifted_right(Words w) {
     return _mm256_srli_epi32(w, kBits);
 }
 
-// Numbers looked up by words' low 4 bits.
+// Numbers looked up by words' low bits. Successive integers are computed instead, which takes fewer operations than to
+// look up one of 16 numbers, and far fewer than to gather one of more.
+template <int kCount>
+class Successive {
+public:
+    explicit Successive(const float* numbers)
+        : found(are_successive(numbers)), first_(_mm256_set1_epi32(found ? static_cast<int>(numbers[0]) : 0)) {}
+    Vec operator[](Words codes) const { return _mm256_cvtepi32_ps(_mm256_add_epi32(codes, first_)); }
+    const bool found;
+
+private:
+    static bool are_successive(const float* numbers) {
+        const float first = numbers[0];
+        bool are = first >= -kCount && first <= kCount && first == static_cast<float>(static_cast<int>(first));
+        for (int code = 1; are && code < kCount; ++code) are = numbers[code] == first + static_cast<float>(code);
+        return are;
+    }
+
+    const Words first_;
+};
+
 struct Table16 {
-    explicit Table16(const float* numbers) : low(_mm256_loadu_ps(numbers)), high(_mm256_loadu_ps(numbers + 8)) {}
+    explicit Table16(const float* numbers)
+        : successive(numbers), low(_mm256_loadu_ps(numbers)), high(_mm256_loadu_ps(numbers + 8)) {}
     Vec operator[](Words w) const {
+        if (successive.found) return successive[_mm256_and_si256(w, _mm256_set1_epi32(15))];
         const Vec is_high = _mm256_castsi256_ps(_mm256_slli_epi32(w, 28));
         return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, w), _mm256_permutevar8x32_ps(high, w), is_high);
     }
+    const Successive<16> successive;
     const Vec low, high;
 };
 
 // By the low 8 bits.
-struct Table256 {
-    explicit Table256(const float* numbers) : numbers(numbers) {}
-    Vec operator[](Words w) const { return _mm256_i32gather_ps(numbers, _mm256_and_si256(w, _mm256_set1_epi32(255)), 4); }
+template <int kCount>
+struct LargeTable {
+    explicit LargeTable(const float* numbers) : successive(numbers), numbers(numbers) {}
+    Vec operator[](Words w) const {
+        const Words codes = _mm256_and_si256(w, _mm256_set1_epi32(255));
+        if (successive.found) return successive[codes];
+        return _mm256_i32gather_ps(numbers, codes, 4);
+    }
+    const Successive<kCount> successive;
     const float* const numbers;
 };
 

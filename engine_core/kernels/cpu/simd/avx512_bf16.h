@@ -62,8 +62,9 @@ struct Table16 {
 };
 
 // By the low 8 bits.
-struct Table256 {
-    explicit Table256(const float* numbers) : numbers(numbers) {}
+template <int>
+struct LargeTable {
+    explicit LargeTable(const float* numbers) : numbers(numbers) {}
     Vec operator[](Words w) const { return _mm512_i32gather_ps(_mm512_and_si512(w, _mm512_set1_epi32(255)), numbers, 4); }
     const float* const numbers;
 };

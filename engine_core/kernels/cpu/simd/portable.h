@@ -86,7 +86,8 @@ struct Table {
     const float* const numbers;
 };
 using Table16 = Table<15>;
-using Table256 = Table<255>;
+template <int>
+using LargeTable = Table<255>;
 
 inline Vec low_bfloat16(Words w) { return bits_as<Vec>(w << 16); }
 inline Vec high_bfloat16(Words w) { return bits_as<Vec>(w & 0xffff0000u); }
