@@ -202,7 +202,7 @@ def _drafting_model(target: Path, directory: Path) -> Path:
         return pruned(target, directory, [0, 2, 4])
     if json.loads((target / "config.json").read_text())["model_type"] in _WITH_STATES:
         return with_tokenizer(save_model(make_model(DRAFTING), directory))
-    return perturbed(target, directory)
+    return perturbed(target, directory, share=0.3)
 
 
 def _head(target: Path, directory: Path) -> Path:
