@@ -37,9 +37,11 @@ public:
     using Decoded = D;
     using Lines = CodeLines<kBits>;
     static constexpr int kInputs = Lines::kInputs, kSteps = kInputs / D::kPack;
-    static constexpr long kFewRows = 4;  // for which lookup in registers pays off
 
     explicit Codes(const float* codebook) : table_(codebook) {}
+
+    // For how many rows lookup in registers pays off: each block of rows does it again.
+    long few_rows() const { return kBits == 4 && table_.is_computed() ? 12 : 4; }
 
     using Loaded = LineWords<Lines::kCount>;
 
@@ -71,7 +73,8 @@ public:
     using Decoded = BFloat16;
     using Lines = CodeLines<4>;
     static constexpr int kInputs = 8, kSteps = 4;
-    static constexpr long kFewRows = kMostUnitRows;  // always: it uses another port than products
+    // Always: it uses another port than products.
+    static constexpr long few_rows() { return kMostUnitRows; }
 
     explicit Codes(const float* codebook) {
         uint16_t twice[32];
@@ -102,7 +105,7 @@ public:
     using Decoded = BFloat16;
     using Lines = CodeLines<8>;
     static constexpr int kInputs = 4, kSteps = 2;
-    static constexpr long kFewRows = 6;
+    static constexpr long few_rows() { return 6; }
 
     explicit Codes(const float* codebook) {
         uint16_t numbers[256];
@@ -145,7 +148,7 @@ public:
     using Decoded = BFloat16;
     using Lines = CodeLines<kBits>;
     static constexpr int kInputs = Lines::kInputs, kSteps = kInputs / 2;
-    static constexpr long kFewRows = 4;
+    static constexpr long few_rows() { return 4; }
 
     explicit SplitCodes(const float* codebook) {
         uint16_t numbers[64];

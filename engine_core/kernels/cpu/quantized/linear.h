@@ -93,7 +93,7 @@ private:
             groups_.read(tile, part.first_group, part.groups, numbers);
             groups_.prefetch_groups(next, then.first_group, then.groups);
             const uint8_t* const ahead = lines(next, then.first);
-            if (rows <= Codes::kFewRows) {
+            if (rows <= codes_.few_rows()) {
                 for_blocks<kBlockRows>(rows, [&](auto count, long block, long, long start) {
                     const InRegisters source{*this, lines(tile, first), block == 0 ? ahead : lines(tile, first)};
                     const long offset = start * kTileOutputs;

@@ -87,6 +87,7 @@ struct Table16 {
         const Vec is_high = _mm256_castsi256_ps(_mm256_slli_epi32(w, 28));
         return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, w), _mm256_permutevar8x32_ps(high, w), is_high);
     }
+    bool is_computed() const { return successive.found; }
     const Successive<16> successive;
     const Vec low, high;
 };
@@ -100,6 +101,7 @@ struct LargeTable {
         if (successive.found) return successive[codes];
         return _mm256_i32gather_ps(numbers, codes, 4);
     }
+    bool is_computed() const { return successive.found; }
     const Successive<kCount> successive;
     const float* const numbers;
 };

@@ -58,6 +58,7 @@ inline Words shifted_right(Words w) {
 struct Table16 {
     explicit Table16(const float* numbers) : numbers(_mm512_loadu_ps(numbers)) {}
     Vec operator[](Words w) const { return _mm512_permutexvar_ps(w, numbers); }
+    static constexpr bool is_computed() { return false; }
     const Vec numbers;
 };
 
@@ -66,6 +67,7 @@ template <int>
 struct LargeTable {
     explicit LargeTable(const float* numbers) : numbers(numbers) {}
     Vec operator[](Words w) const { return _mm512_i32gather_ps(_mm512_and_si512(w, _mm512_set1_epi32(255)), numbers, 4); }
+    static constexpr bool is_computed() { return false; }
     const float* const numbers;
 };
 

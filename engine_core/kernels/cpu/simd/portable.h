@@ -83,6 +83,7 @@ struct Table {
     Vec operator[](Words w) const {
         return Vec{numbers[w[0] & kMask], numbers[w[1] & kMask], numbers[w[2] & kMask], numbers[w[3] & kMask]};
     }
+    static constexpr bool is_computed() { return false; }
     const float* const numbers;
 };
 using Table16 = Table<15>;
