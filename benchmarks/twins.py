@@ -103,13 +103,13 @@ def _prune_gguf(source: Path, kept: Sequence[int], output: Path) -> None:
     writer.close()
 
 
-def load(source: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The model of transformers that computes a checkpoint."""
+def load(source: Path) -> Any:
+    """The model of transformers that computes a checkpoint, in float32."""
     auto: Any = AutoModelForCausalLM
     if source.is_dir():
-        return auto.from_pretrained(source, dtype=dtype).eval()
+        return auto.from_pretrained(source, dtype=torch.float32).eval()
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    model = auto.from_config(config, dtype=dtype)
+    model = auto.from_config(config, dtype=torch.float32)
     read: Any = load_gguf_checkpoint
     stored = read(str(source), return_tensors=True, model_to_load=model)["tensors"]
     model.load_state_dict(stored, strict=not config.tie_word_embeddings)
@@ -212,7 +212,7 @@ def make_twin(
 ) -> list[int]:
     """Write a twin of ``source`` to ``output``; returns the layers that it has."""
     texts = write_texts(source, 2, 96, prompts, seed=1)
-    kept = choose_layers(load(source, torch.bfloat16), texts, layers)
+    kept = choose_layers(load(source), texts, layers)
     if training is None:
         prune(source, kept, output)
     else:
