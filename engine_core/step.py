@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from engine_core.logprobs import Logprobs
 from engine_core.media import Picture, Placeholder
+from engine_core.pooling.params import Pooled, PoolingParams
 from engine_core.request import Finish, SamplingParams
 
 
@@ -31,6 +32,10 @@ class NewSequence:
     params: SamplingParams
     media: tuple[Placeholder, ...] = ()
     """The prompt's pictures, by ascending offset."""
+    pooling: PoolingParams | None = None
+    """How the prompt is pooled at its end, in place of sampling; None: tokens are sampled."""
+    second_text: int | None = None
+    """As in ``PoolingInput``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,8 @@ class StepResult:
     proposed_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → drafts for the next step that a drafter computed, where the plan has ``proposals`` and no grammar forces
     a token; as of ``Drafter.propose``."""
+    pooled: dict[int, Pooled] = field(default_factory=dict)
+    """seq_id → the result, for sequences that are pooled and whose end the plan reached (``samples``)."""
     failed: dict[int, Failure] = field(default_factory=dict)
     """By seq_id. Such a sequence's ``token_ids`` are those before the failure."""
     grammar_seconds: dict[int, float] = field(default_factory=dict)
@@ -194,3 +201,5 @@ class SequenceOutput:
     """Tokens of the choice that drafters proposed, besides those that a grammar forces; so far."""
     rejected_drafts: int = 0
     """Proposed tokens that were computed and are not in the output; so far."""
+    pooled: Pooled | None = None
+    """The input's result, with its ``finish``; None if tokens are generated."""

@@ -34,6 +34,15 @@ class TypedParts:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooled:
+    """The result of an input that is pooled. The ring carries it unread."""
+
+    values: bytes
+    """Little-endian float32, row by row."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEnd:
     """The end of one choice."""
 
@@ -49,6 +58,8 @@ class ChoiceEnd:
     """Tokens that the engine had guessed ahead, those accepted and those rejected."""
     beam_score: float | None = None
     """None unless beams were searched."""
+    pooled: Pooled | None = None
+    """The input's result; None if tokens are generated, or none was computed."""
 
 
 @dataclass(frozen=True, slots=True)

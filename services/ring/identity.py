@@ -16,6 +16,7 @@ MIN_VERSION, MAX_VERSION = 1, 1
 MAX_REQUEST_ID_LENGTH = 64
 CONSTRAINT, FORM_BESIDE_TOOLS, REASONING_BUDGET = "constraint", "form_beside_tools", "reasoning_budget"
 MEDIA, NO_REPEAT_NGRAM, BEAM_SEARCH = "media", "no_repeat_ngram", "beam_search"
+POOLING = "pooling"
 PARSE, ANSWER_STOPS, CONTENT_TOKENS = "parse", "answer_stops", "content_tokens"
 FORMAT_CAPABILITIES = (
     "calls.apertus",

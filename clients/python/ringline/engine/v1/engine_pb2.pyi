@@ -13,6 +13,7 @@ import ringline.types.v1.constraint_pb2
 import ringline.types.v1.link_pb2
 import ringline.types.v1.output_pb2
 import ringline.types.v1.part_pb2
+import ringline.types.v1.pooling_pb2
 import ringline.types.v1.sampling_pb2
 import typing
 
@@ -221,7 +222,7 @@ global___MediaPlace = MediaPlace
 class Submit(google.protobuf.message.Message):
     """A request for the engine. Everything is resolved; a field has a default only where its comment says so.
 
-    Planned: adapter (23), task (25).
+    Planned: adapter (23).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -253,6 +254,7 @@ class Submit(google.protobuf.message.Message):
     REASONING_BUDGET_FIELD_NUMBER: builtins.int
     BEAM_SEARCH_FIELD_NUMBER: builtins.int
     SPECULATION_FIELD_NUMBER: builtins.int
+    POOLING_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id: "<incarnation>-<counter>" in decimal, of the submitter's own incarnation. At most 64 characters."""
     epoch: builtins.int
@@ -300,7 +302,7 @@ class Submit(google.protobuf.message.Message):
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size. An engine bounds the ids of all
-        requests together; a Submit beyond that is refused with RESOURCE_EXHAUSTED.
+        requests together; a Submit beyond that is refused with RESOURCE_EXHAUSTED. Empty with pooling.
         """
 
     @property
@@ -355,6 +357,12 @@ class Submit(google.protobuf.message.Message):
         Default: none.
         """
 
+    @property
+    def pooling(self) -> global___Pooling:
+        """Results of inputs in place of tokens; each input is a choice. Whatever says how tokens are drawn is not set then. A
+        Submit with it names pooling in requires. Default: tokens are generated.
+        """
+
     def __init__(
         self,
         *,
@@ -385,9 +393,10 @@ class Submit(google.protobuf.message.Message):
         reasoning_budget: global___ReasoningBudget | None = ...,
         beam_search: ringline.types.v1.sampling_pb2.BeamSearch | None = ...,
         speculation: builtins.bool | None = ...,
+        pooling: global___Pooling | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "beam_search", b"beam_search", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "prompt_logprobs", b"prompt_logprobs", "reasoning_budget", b"reasoning_budget", "sampling", b"sampling", "speculation", b"speculation", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "beam_search", b"beam_search", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "reasoning_budget", b"reasoning_budget", "sampling", b"sampling", "speculation", b"speculation", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "pooling", b"pooling", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload
@@ -398,6 +407,61 @@ class Submit(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_timeout_ms", b"_timeout_ms"]) -> typing.Literal["timeout_ms"] | None: ...
 
 global___Submit = Submit
+
+@typing.final
+class Pooling(google.protobuf.message.Message):
+    """Inputs whose results are computed in place of tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARAMS_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    @property
+    def params(self) -> ringline.types.v1.pooling_pb2.PoolingParams:
+        """What is computed; every default is resolved."""
+
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolingInput]:
+        """1 to 2048; those that have no result yet."""
+
+    def __init__(
+        self,
+        *,
+        params: ringline.types.v1.pooling_pb2.PoolingParams | None = ...,
+        inputs: collections.abc.Iterable[global___PoolingInput] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["params", b"params"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "params", b"params"]) -> None: ...
+
+global___Pooling = Pooling
+
+@typing.final
+class PoolingInput(google.protobuf.message.Message):
+    """One input of a request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    SECOND_TEXT_FIELD_NUMBER: builtins.int
+    choice: builtins.int
+    """Index of its choice; ascending."""
+    second_text: builtins.int
+    """Index of the first id of a second text, whose tokens are of type 1; 0: there is none."""
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """1 to max_model_len ids, each below the vocabulary's size."""
+
+    def __init__(
+        self,
+        *,
+        choice: builtins.int = ...,
+        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        second_text: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "second_text", b"second_text", "token_ids", b"token_ids"]) -> None: ...
+
+global___PoolingInput = PoolingInput
 
 @typing.final
 class ReasoningBudget(google.protobuf.message.Message):
@@ -773,8 +837,6 @@ global___MediaChanges = MediaChanges
 class StepOutputs(google.protobuf.message.Message):
     """News of many choices as packed arrays. The arrays of one entry per choice are request_ids, epochs, choices,
     first_positions and token_counts; a choice has at most one entry in a frame.
-
-    Planned: vectors and scores (13).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1041,6 +1103,7 @@ class Finished(google.protobuf.message.Message):
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
     REJECTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
     BEAM_SCORE_FIELD_NUMBER: builtins.int
+    POOLED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id."""
     epoch: builtins.int
@@ -1063,6 +1126,10 @@ class Finished(google.protobuf.message.Message):
     def error(self) -> google.rpc.status_pb2.Status:
         """Set if the finish reason is ERROR."""
 
+    @property
+    def pooled(self) -> ringline.types.v1.pooling_pb2.PooledOutput:
+        """With pooling: the input's result, if the finish reason is STOP."""
+
     def __init__(
         self,
         *,
@@ -1076,9 +1143,10 @@ class Finished(google.protobuf.message.Message):
         accepted_draft_tokens: builtins.int = ...,
         rejected_draft_tokens: builtins.int = ...,
         beam_score: builtins.float | None = ...,
+        pooled: ringline.types.v1.pooling_pb2.PooledOutput | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "_stop_token_id", b"_stop_token_id", "beam_score", b"beam_score", "error", b"error", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "_stop_token_id", b"_stop_token_id", "accepted_draft_tokens", b"accepted_draft_tokens", "beam_score", b"beam_score", "choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "position", b"position", "rejected_draft_tokens", b"rejected_draft_tokens", "request_id", b"request_id", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "_stop_token_id", b"_stop_token_id", "beam_score", b"beam_score", "error", b"error", "pooled", b"pooled", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "_stop_token_id", b"_stop_token_id", "accepted_draft_tokens", b"accepted_draft_tokens", "beam_score", b"beam_score", "choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "pooled", b"pooled", "position", b"position", "rejected_draft_tokens", b"rejected_draft_tokens", "request_id", b"request_id", "stop_token_id", b"stop_token_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_beam_score", b"_beam_score"]) -> typing.Literal["beam_score"] | None: ...
     @typing.overload
@@ -1222,7 +1290,7 @@ global___GetModelRequest = GetModelRequest
 class GetModelResponse(google.protobuf.message.Message):
     """What the engine serves.
 
-    Planned: further served names (19), tasks (20), zone (21), adapters (22).
+    Planned: further served names (19), zone (21), adapters (22).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1250,6 +1318,7 @@ class GetModelResponse(google.protobuf.message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: builtins.int
     MEDIA_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     PICTURE_FACTS_FIELD_NUMBER: builtins.int
+    POOLING_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that clients ask for."""
     architecture: builtins.str
@@ -1308,6 +1377,12 @@ class GetModelResponse(google.protobuf.message.Message):
     def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What the engine can do, as in Welcome."""
 
+    @property
+    def pooling(self) -> ringline.types.v1.pooling_pb2.PoolingFacts:
+        """What is computed in place of tokens; part of model_digest. Such an engine generates no tokens, and has the capability
+        pooling instead of generate. Default: tokens are generated.
+        """
+
     def __init__(
         self,
         *,
@@ -1334,9 +1409,10 @@ class GetModelResponse(google.protobuf.message.Message):
         num_parameters: builtins.int = ...,
         media_memory_bytes: builtins.int = ...,
         picture_facts: builtins.str = ...,
+        pooling: ringline.types.v1.pooling_pb2.PoolingFacts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "media_memory_bytes", b"media_memory_bytes", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "picture_facts", b"picture_facts", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling", "pooling", b"pooling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "media_memory_bytes", b"media_memory_bytes", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "picture_facts", b"picture_facts", "pooling", b"pooling", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
 

@@ -14,6 +14,7 @@ import ringline.types.v1.constraint_pb2
 import ringline.types.v1.link_pb2
 import ringline.types.v1.output_pb2
 import ringline.types.v1.part_pb2
+import ringline.types.v1.pooling_pb2
 import ringline.types.v1.sampling_pb2
 import sys
 import typing
@@ -25,11 +26,39 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _Truncation:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _TruncationEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Truncation.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TRUNCATION_UNSPECIFIED: _Truncation.ValueType  # 0
+    """As TRUNCATION_NONE."""
+    TRUNCATION_NONE: _Truncation.ValueType  # 1
+    """It is refused."""
+    TRUNCATION_END: _Truncation.ValueType  # 2
+    """Its end is cut off; of a pair, the document's."""
+    TRUNCATION_START: _Truncation.ValueType  # 3
+    """Its beginning is cut off; of a pair, the document's."""
+
+class Truncation(_Truncation, metaclass=_TruncationEnumTypeWrapper):
+    """What becomes of an input that is too long. Read an unknown value as TRUNCATION_NONE."""
+
+TRUNCATION_UNSPECIFIED: Truncation.ValueType  # 0
+"""As TRUNCATION_NONE."""
+TRUNCATION_NONE: Truncation.ValueType  # 1
+"""It is refused."""
+TRUNCATION_END: Truncation.ValueType  # 2
+"""Its end is cut off; of a pair, the document's."""
+TRUNCATION_START: Truncation.ValueType  # 3
+"""Its beginning is cut off; of a pair, the document's."""
+global___Truncation = Truncation
+
 @typing.final
 class GenerateRequest(google.protobuf.message.Message):
     """One request. An absent field has the default stated at the field.
 
-    Planned: adapter (18), task (19).
+    Planned: adapter (18).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -741,10 +770,7 @@ global___OutputParams = OutputParams
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):
-    """News of one request. Skip an event that is unknown (a response in which none is set).
-
-    Planned: vectors and scores (11).
-    """
+    """News of one request. Skip an event that is unknown (a response in which none is set)."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -758,6 +784,9 @@ class GenerateResponse(google.protobuf.message.Message):
     STARTED_FIELD_NUMBER: builtins.int
     REQUEST_FINISHED_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    EMBEDDED_FIELD_NUMBER: builtins.int
+    SCORED_FIELD_NUMBER: builtins.int
+    CLASSIFIED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The client's name for the request; empty when a refused frame had none, one that is too long, or was
     refused before it was read.
@@ -796,6 +825,18 @@ class GenerateResponse(google.protobuf.message.Message):
     def refused(self) -> global___Refused:
         """The request is refused. Nothing else comes."""
 
+    @property
+    def embedded(self) -> global___EmbedResponse:
+        """Vectors of an EmbedRequest."""
+
+    @property
+    def scored(self) -> global___ScoreResponse:
+        """Scores of a ScoreRequest."""
+
+    @property
+    def classified(self) -> global___ClassifyResponse:
+        """Labels of a ClassifyRequest."""
+
     def __init__(
         self,
         *,
@@ -809,10 +850,13 @@ class GenerateResponse(google.protobuf.message.Message):
         started: global___Started | None = ...,
         request_finished: global___RequestFinished | None = ...,
         refused: global___Refused | None = ...,
+        embedded: global___EmbedResponse | None = ...,
+        scored: global___ScoreResponse | None = ...,
+        classified: global___ClassifyResponse | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["admitted", b"admitted", "choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "request_finished", b"request_finished", "started", b"started"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["admitted", b"admitted", "choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "in_reply_to", b"in_reply_to", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "request_finished", b"request_finished", "request_id", b"request_id", "started", b"started"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["admitted", "prefill", "prompt_logprobs", "delta", "choice_finished", "started", "request_finished", "refused"] | None: ...
+    def HasField(self, field_name: typing.Literal["admitted", b"admitted", "choice_finished", b"choice_finished", "classified", b"classified", "delta", b"delta", "embedded", b"embedded", "event", b"event", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "request_finished", b"request_finished", "scored", b"scored", "started", b"started"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["admitted", b"admitted", "choice_finished", b"choice_finished", "classified", b"classified", "delta", b"delta", "embedded", b"embedded", "event", b"event", "in_reply_to", b"in_reply_to", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "request_finished", b"request_finished", "request_id", b"request_id", "scored", b"scored", "started", b"started"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["admitted", "prefill", "prompt_logprobs", "delta", "choice_finished", "started", "request_finished", "refused", "embedded", "scored", "classified"] | None: ...
 
 global___GenerateResponse = GenerateResponse
 
@@ -820,7 +864,7 @@ global___GenerateResponse = GenerateResponse
 class Admitted(google.protobuf.message.Message):
     """A request as it was accepted. A resume needs this and the delivered ids.
 
-    Planned: adapter with its digest (10), task (11).
+    Planned: adapter with its digest (10).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1170,6 +1214,384 @@ class Usage(google.protobuf.message.Message):
 global___Usage = Usage
 
 @typing.final
+class PoolingInput(google.protobuf.message.Message):
+    """An input of a model that makes no tokens. Exactly one must be set."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """Text; not empty."""
+    @property
+    def token_ids(self) -> ringline.types.v1.sampling_pb2.TokenIds:
+        """Token ids; not empty, each below the vocabulary's size. No prompt is put before them."""
+
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        token_ids: ringline.types.v1.sampling_pb2.TokenIds | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["input", b"input"]) -> typing.Literal["text", "token_ids"] | None: ...
+
+global___PoolingInput = PoolingInput
+
+@typing.final
+class PoolingOptions(google.protobuf.message.Message):
+    """What requests for vectors, scores and labels have in common."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
+    REQUIRES_FIELD_NUMBER: builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    TRUNCATION_FIELD_NUMBER: builtins.int
+    MAX_INPUT_TOKENS_FIELD_NUMBER: builtins.int
+    priority: builtins.int
+    """As in GenerateRequest."""
+    cache_salt: builtins.str
+    """As in GenerateRequest."""
+    timeout_ms: builtins.int
+    """As in GenerateRequest; without it, or behind its end, the request is refused with DEADLINE_EXCEEDED."""
+    traceparent: builtins.str
+    """As in GenerateRequest."""
+    add_special_tokens: builtins.bool
+    """Add the tokenizer's special tokens to texts. Default: true."""
+    truncation: global___Truncation.ValueType
+    """What becomes of an input that is longer than the model takes, or than max_input_tokens. Default: it is refused."""
+    max_input_tokens: builtins.int
+    """Most tokens of an input, special tokens included, ≥ 1. Default: what the model takes."""
+    @property
+    def requires(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """As in GenerateRequest."""
+
+    def __init__(
+        self,
+        *,
+        priority: builtins.int | None = ...,
+        cache_salt: builtins.str = ...,
+        timeout_ms: builtins.int | None = ...,
+        traceparent: builtins.str = ...,
+        requires: collections.abc.Iterable[builtins.str] | None = ...,
+        add_special_tokens: builtins.bool | None = ...,
+        truncation: global___Truncation.ValueType = ...,
+        max_input_tokens: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_input_tokens", b"_max_input_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "add_special_tokens", b"add_special_tokens", "max_input_tokens", b"max_input_tokens", "priority", b"priority", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_input_tokens", b"_max_input_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "max_input_tokens", b"max_input_tokens", "priority", b"priority", "requires", b"requires", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "truncation", b"truncation"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_input_tokens", b"_max_input_tokens"]) -> typing.Literal["max_input_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_timeout_ms", b"_timeout_ms"]) -> typing.Literal["timeout_ms"] | None: ...
+
+global___PoolingOptions = PoolingOptions
+
+@typing.final
+class EmbedRequest(google.protobuf.message.Message):
+    """Asks for vectors."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    DIMENSIONS_FIELD_NUMBER: builtins.int
+    NORMALIZE_FIELD_NUMBER: builtins.int
+    PER_TOKEN_FIELD_NUMBER: builtins.int
+    PROMPT_NAME_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """As in GenerateRequest."""
+    model: builtins.str
+    """As in GenerateRequest."""
+    dimensions: builtins.int
+    """Numbers of a vector: the leading ones. Default: all."""
+    normalize: builtins.bool
+    """Scale vectors to a length of 1. Default: as the model does."""
+    per_token: builtins.bool
+    """A vector for each token. Default: false, one for each input."""
+    prompt_name: builtins.str
+    """Name of one of the model's prompts, which is put before each text. Default: the model's default prompt."""
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolingInput]:
+        """1 to 2048."""
+
+    @property
+    def options(self) -> global___PoolingOptions:
+        """Limits and more."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        model: builtins.str = ...,
+        inputs: collections.abc.Iterable[global___PoolingInput] | None = ...,
+        dimensions: builtins.int | None = ...,
+        normalize: builtins.bool | None = ...,
+        per_token: builtins.bool = ...,
+        prompt_name: builtins.str | None = ...,
+        options: global___PoolingOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "_prompt_name", b"_prompt_name", "dimensions", b"dimensions", "normalize", b"normalize", "options", b"options", "prompt_name", b"prompt_name"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "_prompt_name", b"_prompt_name", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "options", b"options", "per_token", b"per_token", "prompt_name", b"prompt_name", "request_id", b"request_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_dimensions", b"_dimensions"]) -> typing.Literal["dimensions"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_normalize", b"_normalize"]) -> typing.Literal["normalize"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_prompt_name", b"_prompt_name"]) -> typing.Literal["prompt_name"] | None: ...
+
+global___EmbedRequest = EmbedRequest
+
+@typing.final
+class EmbedResponse(google.protobuf.message.Message):
+    """Vectors, in the order of the inputs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    DIMENSIONS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
+    values: builtins.bytes
+    """Little-endian float32: the vectors one after the other."""
+    dimensions: builtins.int
+    """Numbers of a vector."""
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Vectors of each input; empty: one each."""
+
+    @property
+    def report(self) -> global___PoolingReport:
+        """About the request."""
+
+    def __init__(
+        self,
+        *,
+        values: builtins.bytes = ...,
+        dimensions: builtins.int = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+        report: global___PoolingReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "dimensions", b"dimensions", "report", b"report", "values", b"values"]) -> None: ...
+
+global___EmbedResponse = EmbedResponse
+
+@typing.final
+class ScoreRequest(google.protobuf.message.Message):
+    """Asks how well documents match a query, or texts match each other. A model with the task classify and a form of pairs
+    reads both together; of others, vectors are compared by their cosine.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    QUERIES_FIELD_NUMBER: builtins.int
+    DOCUMENTS_FIELD_NUMBER: builtins.int
+    ACTIVATION_FIELD_NUMBER: builtins.int
+    INSTRUCTION_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """As in GenerateRequest."""
+    model: builtins.str
+    """As in GenerateRequest."""
+    activation: builtins.bool
+    """Apply the head's activation. Default: true."""
+    instruction: builtins.str
+    """What a match means, for models whose template shows it. Default: the template's own."""
+    @property
+    def queries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolingInput]:
+        """What is looked for: one, or as many as documents, each with its own."""
+
+    @property
+    def documents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolingInput]:
+        """1 to 2048."""
+
+    @property
+    def options(self) -> global___PoolingOptions:
+        """Limits and more."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        model: builtins.str = ...,
+        queries: collections.abc.Iterable[global___PoolingInput] | None = ...,
+        documents: collections.abc.Iterable[global___PoolingInput] | None = ...,
+        activation: builtins.bool | None = ...,
+        instruction: builtins.str = ...,
+        options: global___PoolingOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_activation", b"_activation", "activation", b"activation", "options", b"options"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_activation", b"_activation", "activation", b"activation", "documents", b"documents", "instruction", b"instruction", "model", b"model", "options", b"options", "queries", b"queries", "request_id", b"request_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_activation", b"_activation"]) -> typing.Literal["activation"] | None: ...
+
+global___ScoreRequest = ScoreRequest
+
+@typing.final
+class ScoreResponse(google.protobuf.message.Message):
+    """Scores, in the order of the documents."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SCORES_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
+    @property
+    def scores(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """The higher, the better."""
+
+    @property
+    def report(self) -> global___PoolingReport:
+        """About the request."""
+
+    def __init__(
+        self,
+        *,
+        scores: collections.abc.Iterable[builtins.float] | None = ...,
+        report: global___PoolingReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["report", b"report", "scores", b"scores"]) -> None: ...
+
+global___ScoreResponse = ScoreResponse
+
+@typing.final
+class ClassifyRequest(google.protobuf.message.Message):
+    """Asks for labels."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    ACTIVATION_FIELD_NUMBER: builtins.int
+    PER_TOKEN_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """As in GenerateRequest."""
+    model: builtins.str
+    """As in GenerateRequest."""
+    activation: builtins.bool
+    """Apply the head's activation: then the numbers are probabilities. Default: true."""
+    per_token: builtins.bool
+    """Labels for each token. Default: false, for each input."""
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolingInput]:
+        """1 to 2048."""
+
+    @property
+    def options(self) -> global___PoolingOptions:
+        """Limits and more."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        model: builtins.str = ...,
+        inputs: collections.abc.Iterable[global___PoolingInput] | None = ...,
+        activation: builtins.bool | None = ...,
+        per_token: builtins.bool = ...,
+        options: global___PoolingOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_activation", b"_activation", "activation", b"activation", "options", b"options"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_activation", b"_activation", "activation", b"activation", "inputs", b"inputs", "model", b"model", "options", b"options", "per_token", b"per_token", "request_id", b"request_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_activation", b"_activation"]) -> typing.Literal["activation"] | None: ...
+
+global___ClassifyRequest = ClassifyRequest
+
+@typing.final
+class ClassifyResponse(google.protobuf.message.Message):
+    """Labels, in the order of the inputs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
+    values: builtins.bytes
+    """Little-endian float32: a number for each label, input by input (and token by token)."""
+    @property
+    def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the labels."""
+
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Tokens of each input that have numbers; empty: one set of numbers for each input."""
+
+    @property
+    def report(self) -> global___PoolingReport:
+        """About the request."""
+
+    def __init__(
+        self,
+        *,
+        values: builtins.bytes = ...,
+        labels: collections.abc.Iterable[builtins.str] | None = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+        report: global___PoolingReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "labels", b"labels", "report", b"report", "values", b"values"]) -> None: ...
+
+global___ClassifyResponse = ClassifyResponse
+
+@typing.final
+class PoolingReport(google.protobuf.message.Message):
+    """What a response tells about its request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USAGE_FIELD_NUMBER: builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: builtins.int
+    NUMERICS_FIELD_NUMBER: builtins.int
+    SERVER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Name of the model."""
+    model_digest: builtins.str
+    """As in Started."""
+    numerics: builtins.str
+    """As in Started; empty if several engines with different ones computed it."""
+    server_request_id: builtins.str
+    """The server's id of the request, which its logs and traces use."""
+    @property
+    def usage(self) -> global___Usage:
+        """Tokens."""
+
+    @property
+    def input_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Tokens of each input, or pair, in order."""
+
+    def __init__(
+        self,
+        *,
+        usage: global___Usage | None = ...,
+        input_tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        model: builtins.str = ...,
+        model_digest: builtins.str = ...,
+        numerics: builtins.str = ...,
+        server_request_id: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["input_tokens", b"input_tokens", "model", b"model", "model_digest", b"model_digest", "numerics", b"numerics", "server_request_id", b"server_request_id", "usage", b"usage"]) -> None: ...
+
+global___PoolingReport = PoolingReport
+
+@typing.final
 class SessionRequest(google.protobuf.message.Message):
     """From the client, on a Session."""
 
@@ -1177,6 +1599,9 @@ class SessionRequest(google.protobuf.message.Message):
 
     GENERATE_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
+    EMBED_FIELD_NUMBER: builtins.int
+    SCORE_FIELD_NUMBER: builtins.int
+    CLASSIFY_FIELD_NUMBER: builtins.int
     @property
     def generate(self) -> global___GenerateRequest:
         """Begin a request."""
@@ -1185,15 +1610,30 @@ class SessionRequest(google.protobuf.message.Message):
     def cancel(self) -> global___CancelRequest:
         """End a request."""
 
+    @property
+    def embed(self) -> global___EmbedRequest:
+        """Begin a request for vectors."""
+
+    @property
+    def score(self) -> global___ScoreRequest:
+        """Begin a request for scores."""
+
+    @property
+    def classify(self) -> global___ClassifyRequest:
+        """Begin a request for labels."""
+
     def __init__(
         self,
         *,
         generate: global___GenerateRequest | None = ...,
         cancel: global___CancelRequest | None = ...,
+        embed: global___EmbedRequest | None = ...,
+        score: global___ScoreRequest | None = ...,
+        classify: global___ClassifyRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "frame", b"frame", "generate", b"generate"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "frame", b"frame", "generate", b"generate"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["frame", b"frame"]) -> typing.Literal["generate", "cancel"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "classify", b"classify", "embed", b"embed", "frame", b"frame", "generate", b"generate", "score", b"score"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "classify", b"classify", "embed", b"embed", "frame", b"frame", "generate", b"generate", "score", b"score"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["frame", b"frame"]) -> typing.Literal["generate", "cancel", "embed", "score", "classify"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -1435,7 +1875,7 @@ global___ListModelsResponse = ListModelsResponse
 class Model(google.protobuf.message.Message):
     """A model that requests can name.
 
-    Planned: further names (10), tasks (11), adapters (12).
+    Planned: further names (10), adapters (12).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1451,6 +1891,7 @@ class Model(google.protobuf.message.Message):
     CAPABILITIES_FIELD_NUMBER: builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: builtins.int
+    POOLING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     architecture: builtins.str
@@ -1481,6 +1922,10 @@ class Model(google.protobuf.message.Message):
         where it has none. Without the seed. Absent: not told.
         """
 
+    @property
+    def pooling(self) -> ringline.types.v1.pooling_pb2.PoolingFacts:
+        """What it computes in place of tokens, for Embed, Score and Classify. Absent: it generates tokens."""
+
     def __init__(
         self,
         *,
@@ -1495,8 +1940,9 @@ class Model(google.protobuf.message.Message):
         capabilities: collections.abc.Iterable[builtins.str] | None = ...,
         default_sampling: global___SamplingParams | None = ...,
         num_parameters: builtins.int = ...,
+        pooling: ringline.types.v1.pooling_pb2.PoolingFacts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "name", b"name", "num_parameters", b"num_parameters", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling", "pooling", b"pooling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "name", b"name", "num_parameters", b"num_parameters", "pooling", b"pooling", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___Model = Model

@@ -45,6 +45,21 @@ class InferenceServiceStub(object):
                 request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.SessionRequest.SerializeToString,
                 response_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/ringline.inference.v1.InferenceService/Embed',
+                request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/ringline.inference.v1.InferenceService/Score',
+                request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/ringline.inference.v1.InferenceService/Classify',
+                request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/ringline.inference.v1.InferenceService/Tokenize',
                 request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -84,6 +99,29 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Vectors of inputs. A call fails as a whole; its status names the input at fault. A result may have up to 32 MiB: a
+        stub that takes less (4 MiB by default) asks for fewer inputs or dimensions. Needs the capability pooling, like Score
+        and Classify.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How well documents match a query.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Labels of inputs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """The ids of a text or chat, as Generate would see them.
         """
@@ -117,6 +155,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.SessionRequest.FromString,
                     response_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.SessionResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
+                    response_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -189,6 +242,87 @@ class InferenceService(object):
             '/ringline.inference.v1.InferenceService/Session',
             ringline_dot_inference_dot_v1_dot_inference__pb2.SessionRequest.SerializeToString,
             ringline_dot_inference_dot_v1_dot_inference__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.inference.v1.InferenceService/Embed',
+            ringline_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            ringline_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.inference.v1.InferenceService/Score',
+            ringline_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            ringline_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.inference.v1.InferenceService/Classify',
+            ringline_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+            ringline_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

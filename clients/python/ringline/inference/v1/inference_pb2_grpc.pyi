@@ -39,6 +39,27 @@ class InferenceServiceStub:
     new session ends with UNAVAILABLE and no response.
     """
 
+    Embed: grpc.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.EmbedRequest,
+        ringline.inference.v1.inference_pb2.EmbedResponse,
+    ]
+    """Vectors of inputs. A call fails as a whole; its status names the input at fault. A result may have up to 32 MiB: a
+    stub that takes less (4 MiB by default) asks for fewer inputs or dimensions. Needs the capability pooling, like Score
+    and Classify.
+    """
+
+    Score: grpc.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.ScoreRequest,
+        ringline.inference.v1.inference_pb2.ScoreResponse,
+    ]
+    """How well documents match a query."""
+
+    Classify: grpc.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.ClassifyRequest,
+        ringline.inference.v1.inference_pb2.ClassifyResponse,
+    ]
+    """Labels of inputs."""
+
     Tokenize: grpc.UnaryUnaryMultiCallable[
         ringline.inference.v1.inference_pb2.TokenizeRequest,
         ringline.inference.v1.inference_pb2.TokenizeResponse,
@@ -77,6 +98,27 @@ class InferenceServiceAsyncStub:
     All requests share one HTTP/2 window: keep reading, or the session stalls and is ended. While the server drains, a
     new session ends with UNAVAILABLE and no response.
     """
+
+    Embed: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.EmbedRequest,
+        ringline.inference.v1.inference_pb2.EmbedResponse,
+    ]
+    """Vectors of inputs. A call fails as a whole; its status names the input at fault. A result may have up to 32 MiB: a
+    stub that takes less (4 MiB by default) asks for fewer inputs or dimensions. Needs the capability pooling, like Score
+    and Classify.
+    """
+
+    Score: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.ScoreRequest,
+        ringline.inference.v1.inference_pb2.ScoreResponse,
+    ]
+    """How well documents match a query."""
+
+    Classify: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.ClassifyRequest,
+        ringline.inference.v1.inference_pb2.ClassifyResponse,
+    ]
+    """Labels of inputs."""
 
     Tokenize: grpc.aio.UnaryUnaryMultiCallable[
         ringline.inference.v1.inference_pb2.TokenizeRequest,
@@ -120,6 +162,33 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         All requests share one HTTP/2 window: keep reading, or the session stalls and is ended. While the server drains, a
         new session ends with UNAVAILABLE and no response.
         """
+
+    @abc.abstractmethod
+    def Embed(
+        self,
+        request: ringline.inference.v1.inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.inference.v1.inference_pb2.EmbedResponse, collections.abc.Awaitable[ringline.inference.v1.inference_pb2.EmbedResponse]]:
+        """Vectors of inputs. A call fails as a whole; its status names the input at fault. A result may have up to 32 MiB: a
+        stub that takes less (4 MiB by default) asks for fewer inputs or dimensions. Needs the capability pooling, like Score
+        and Classify.
+        """
+
+    @abc.abstractmethod
+    def Score(
+        self,
+        request: ringline.inference.v1.inference_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.inference.v1.inference_pb2.ScoreResponse, collections.abc.Awaitable[ringline.inference.v1.inference_pb2.ScoreResponse]]:
+        """How well documents match a query."""
+
+    @abc.abstractmethod
+    def Classify(
+        self,
+        request: ringline.inference.v1.inference_pb2.ClassifyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.inference.v1.inference_pb2.ClassifyResponse, collections.abc.Awaitable[ringline.inference.v1.inference_pb2.ClassifyResponse]]:
+        """Labels of inputs."""
 
     @abc.abstractmethod
     def Tokenize(
