@@ -67,6 +67,7 @@ from engine_core.models.qwen3_5 import Qwen3_5ForCausalLM
 from engine_core.models.qwen3_5_moe import Qwen3_5MoeForCausalLM
 from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
 from engine_core.models.qwen3_next import Qwen3NextForCausalLM
+from engine_core.models.roberta import CamembertModel, RobertaModel, XLMRobertaModel
 from engine_core.models.seed_oss import SeedOssForCausalLM
 from engine_core.models.smollm3 import SmolLM3ForCausalLM
 from engine_core.models.solar_open import SolarOpenForCausalLM
@@ -133,6 +134,18 @@ ENCODERS: dict[str, type[EncoderModel]] = {
     "BertForSequenceClassification": BertModel,
     "BertForTokenClassification": BertModel,
     "BertModel": BertModel,
+    "CamembertForMaskedLM": CamembertModel,
+    "CamembertForSequenceClassification": CamembertModel,
+    "CamembertForTokenClassification": CamembertModel,
+    "CamembertModel": CamembertModel,
+    "RobertaForMaskedLM": RobertaModel,
+    "RobertaForSequenceClassification": RobertaModel,
+    "RobertaForTokenClassification": RobertaModel,
+    "RobertaModel": RobertaModel,
+    "XLMRobertaForMaskedLM": XLMRobertaModel,
+    "XLMRobertaForSequenceClassification": XLMRobertaModel,
+    "XLMRobertaForTokenClassification": XLMRobertaModel,
+    "XLMRobertaModel": XLMRobertaModel,
 }
 """Models whose tokens see those after them, by the class that a checkpoint was saved with."""
 _SPELLINGS = {

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import BertConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    BertConfig,
+    CamembertConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
 
 from engine_core.attention.base import AttentionMetadata
 from engine_core.forward_context import ForwardContext
@@ -32,6 +39,10 @@ CASES: dict[str, tuple[str, PretrainedConfig]] = {
         "BertModel",
         BertConfig(**PADDED, hidden_act="gelu_new", type_vocab_size=1, layer_norm_eps=1e-6),
     ),
+    "bert-masked-lm": ("BertForMaskedLM", BertConfig(**SIZES)),
+    "camembert": ("CamembertModel", CamembertConfig(**SIZES, pad_token_id=1, type_vocab_size=1)),
+    "roberta-masked-lm": ("RobertaForMaskedLM", RobertaConfig(**SIZES, pad_token_id=0, type_vocab_size=2)),
+    "xlm-roberta": ("XLMRobertaModel", XLMRobertaConfig(**PADDED, pad_token_id=1, type_vocab_size=1)),
 }
 """By name: the class that transformers saves, and its configuration."""
 

@@ -71,3 +71,13 @@ def test_layers_share_one_cache(own: LanguageModel) -> None:
 def test_layers_run_as_one_captured_call(own: LanguageModel) -> None:
     hidden_states(own, inputs_of([5]))
     assert own._run_layers._graph is not None  # type: ignore[attr-defined]
+
+
+def test_padding_within_an_input_of_roberta_counts_for_no_position(tmp_path: Path) -> None:
+    reference = make("xlm-roberta", tmp_path)
+    inputs = inputs_of([9, 12])
+    inputs[1][[0, 4, 5, 11]] = 1
+    together = hidden_states(load(tmp_path), inputs)
+    with torch.no_grad():
+        theirs = reference(input_ids=inputs[1][None]).last_hidden_state[0]
+    torch.testing.assert_close(together[1], theirs, atol=1e-4, rtol=1e-4)

@@ -22,7 +22,7 @@ FAMILIES = {
     ("jamba", "JambaForCausalLM"): "a hybrid of attention and state-space layers",
     ("falcon_h1", "FalconH1ForCausalLM"): "a hybrid of attention and state-space layers",
     ("fnet", "FNetForMaskedLM"): "an encoder",
-    ("longformer", "LongformerModel"): "such as one for embeddings",
+    ("longformer", "LongformerModel"): "an encoder",
     ("t5", "T5ForConditionalGeneration"): "an encoder-decoder",
     ("bart", "BartForCausalLM"): "an encoder-decoder",
     ("whisper", "WhisperForConditionalGeneration"): "a speech model",
