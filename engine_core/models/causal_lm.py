@@ -20,6 +20,7 @@ from engine_core.layers.rotary import Rotary
 from engine_core.models.language_model import StagedModel, group_of_layers
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.ops.base import DecoderStack, Greatest
+from engine_core.pooling.pooler import Head
 from engine_core.weights.source import Weights
 
 
@@ -73,6 +74,15 @@ class CausalLM(StagedModel):
         self._layers = dict(zip(self.stage_layers, self.make_layers(parts), strict=True))
         self._norm = self.make_norm(parts) if self.has_head else None
         self._set_layers(self.stage_layers)
+
+    def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
+        """transformers' ``score``; of reward models, two layers with ReLU between them."""
+        hidden = self.embedding_size
+        if architecture.endswith("RewardModel"):
+            inner = parts.float32_linear("score.0", hidden, hidden, bias=True)
+            outer = parts.float32_linear("score.2", hidden, num_labels, bias=True)
+            return lambda pooled: outer(inner(pooled).relu_())
+        return parts.float32_linear("score", hidden, num_labels, bias=per_token)
 
     def make_layers(self, parts: PartFactory) -> list[DecoderLayer]:
         """The layers of ``stage_layers``."""
