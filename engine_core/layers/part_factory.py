@@ -230,9 +230,9 @@ class PartFactory:
         own = self.shares.own_heads(features)
         return self._add(HeadsRMSNorm(name, features, eps, self.backend, self.device, own))
 
-    def layer_norm(self, name: str | None, features: int | Features, eps: float) -> LayerNorm:
-        """Layer norm over all ``features``; without a name, weights are ones and biases zeros."""
-        return self._add(LayerNorm(name, _features(features), eps, self.backend, self.device))
+    def layer_norm(self, name: str | None, features: int | Features, eps: float, *, bias: bool = True) -> LayerNorm:
+        """Layer norm over all ``features``; without a name, weights are ones, and without a ``bias``, biases zeros."""
+        return self._add(LayerNorm(name, _features(features), eps, self.backend, self.device, bias=bias))
 
     def convolution(self, name: str, shape: ConvolutionShape) -> Convolution:
         return self._add(Convolution(name, shape, self.backend))

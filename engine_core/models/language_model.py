@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.errors import UnsupportedModelError
-from engine_core.forward_context import ForwardContext, IntermediateTensors, MediaRows
+from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
@@ -233,6 +233,7 @@ class LanguageModel(ABC):
             self._factory.dtype,
             self.kv_cache_groups,
             self._factory.attention_backend.cache_dtype,
+            takes_turns=self.config.attends_both_ways,
         )
 
     @property
@@ -298,11 +299,11 @@ class StagedModel(LanguageModel):
 
     @abstractmethod
     def first_input(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, media: MediaRows | None = None
+        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext | None = None
     ) -> IntermediateTensors:
         """The input of this stage's first layer for ``input_ids`` [T] int64 at ``positions`` [T] int64.
 
-        Embeddings of ``media`` replace those of the tokens in their rows.
+        Embeddings of the ``context``'s media replace those of the tokens in their rows.
         In a later stage it is made up from the ids alone, to measure and test the stage by itself.
         """
 

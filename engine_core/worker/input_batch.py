@@ -54,6 +54,10 @@ class BatchLimits:
     """Whether any layer keeps a state."""
     num_speculative_tokens: int = 0
     """The most drafts that a step proposes for a sequence's next step."""
+    attends_both_ways: bool = False
+    """Whether a token sees those after it: then nothing is read from the cache after the step that wrote it."""
+    concurrent_steps: int = 1
+    """The most steps in flight."""
     vision: VisionShape | None = None
     """None: no sequence has a picture."""
     encoder_step_tokens: int = 0
@@ -72,6 +76,15 @@ class BatchLimits:
     def max_blocks_per_seq(self) -> int:
         """The most blocks that the longest sequence has at a time, in all of its tables."""
         return blocks_of_longest(self.kv_cache_groups, self.max_model_len, self.max_num_batched_tokens, self.block_size)
+
+    @property
+    def most_blocks(self) -> int:
+        """The most blocks that all sequences together have at a time."""
+        if not self.attends_both_ways:
+            return self.max_num_seqs * self.max_blocks_per_seq
+        rows, seqs = self.max_num_batched_tokens, min(self.max_num_seqs, self.max_num_batched_tokens)
+        # The last block of each sequence may be almost empty.
+        return self.concurrent_steps * (-(-rows // self.block_size) + seqs)
 
     @property
     def max_rows(self) -> int:

@@ -158,6 +158,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
         keeps_states=checkpoint.config.keeps_states,
         num_speculative_tokens=scheduler.num_speculative_tokens,
+        attends_both_ways=checkpoint.config.attends_both_ways,
         vision=vision,
         encoder_step_tokens=0 if vision is None else encoder_step_tokens(scheduler, vision),
         encoder_cache_tokens=0 if vision is None else encoder_cache_tokens(config.cache, scheduler, vision),
