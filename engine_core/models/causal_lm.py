@@ -14,6 +14,7 @@ from engine_core.layers.part_factory import PartFactory
 from engine_core.models.layered_model import LayeredModel
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.ops.base import Greatest
+from engine_core.pooling.pooler import Head
 
 
 class CausalLM(LayeredModel):
@@ -43,6 +44,15 @@ class CausalLM(LayeredModel):
                 config.embedding_scale,
             )
         self.add_layers(parts)
+
+    def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
+        """transformers' ``score``; of reward models, two layers with ReLU between them."""
+        hidden = self.embedding_size
+        if architecture.endswith("RewardModel"):
+            inner = parts.float32_linear("score.0", hidden, hidden, bias=True)
+            outer = parts.float32_linear("score.2", hidden, num_labels, bias=True)
+            return lambda pooled: outer(inner(pooled).relu_())
+        return parts.float32_linear("score", hidden, num_labels, bias=per_token)
 
     def make_norm(self, parts: PartFactory) -> Callable[[torch.Tensor], torch.Tensor]:
         """The norm between the last layer and the head."""
