@@ -46,7 +46,7 @@ class CausalLM(LayeredModel):
         self.add_layers(parts)
 
     def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
-        """transformers' ``score``; of reward models, two layers with ReLU between them."""
+        """Transformers' ``score``; of reward models, two layers with ReLU between them."""
         hidden = self.embedding_size
         if architecture.endswith("RewardModel"):
             inner = parts.float32_linear("score.0", hidden, hidden, bias=True)

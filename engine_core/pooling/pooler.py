@@ -33,7 +33,7 @@ def _sigmoid(x: Wide) -> Wide:
         return 1 / (1 + np.exp(-x))
 
 
-_ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
+ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
@@ -47,7 +47,7 @@ _ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
 class Head(Protocol):
     """Numbers of labels."""
 
-    def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
+    def __call__(self, pooled: torch.Tensor, /) -> torch.Tensor:
         """[R, L] float32 of ``pooled`` [R, H] float32, without padding."""
 
 
@@ -64,7 +64,7 @@ class Pooler:
         self._dense = [
             (
                 parts.float32_linear(f"{layer.folder}.linear", layer.inputs, layer.outputs, bias=layer.bias),
-                _ACTIVATIONS[layer.activation],
+                ACTIVATIONS[layer.activation],
             )
             for layer in config.dense
         ]
