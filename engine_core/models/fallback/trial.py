@@ -278,27 +278,31 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., torch.T
     """Instead of a mask, an empty tensor of its shape with the window as an attribute."""
     last = min(others["config"].max_position_embeddings, _MOST_POSITIONS) - 1
     mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device="meta")
-    setattr(mask, _WINDOW, _window_of(mask_function, last))
+    setattr(mask, _WINDOW, _NO_LIMIT if _sees_all(mask_function, last) else _window_of(mask_function, last))
     return mask
 
 
+def _sees_all(mask_function: Callable[..., torch.Tensor], last: int) -> bool:
+    """Whether tokens see all others, found by probing what those at positions up to ``last`` see."""
+    return bool(last) and all(bool(_seen(mask_function, at, last).all()) for at in (0, last // 2, last))
+
+
 def _window_of(mask_function: Callable[..., torch.Tensor], last: int) -> int | None:
-    """The window of a mask, None without one, ``_NO_LIMIT`` if tokens see all others, found by probing what tokens at
-    positions up to ``last`` see.
-    """
+    """The window of a mask, None without one, found by probing what tokens at positions up to ``last`` see."""
     places = torch.arange(last + 1, device="cpu")
-
-    def seen(position: int) -> torch.Tensor:
-        first = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")  # batch and head
-        return mask_function(first, first, first + position, places[None, None, None]).expand(1, 1, 1, -1).flatten()
-
-    if last and all(bool(seen(position).all()) for position in {0, last // 2, last}):
-        return _NO_LIMIT
-    window = last + 1 - int(seen(last).int().argmax())
+    window = last + 1 - int(_seen(mask_function, last, last).int().argmax())
     for position in sorted({0, 1, window - 1, window, last // 2, last} & set(range(last + 1))):
-        if not torch.equal(seen(position), (places <= position) & (places > position - window)):
+        seen = _seen(mask_function, position, last)
+        if not torch.equal(seen, (places <= position) & (places > position - window)):
             raise UnsupportedModelError(f"its mask is {_NEITHER}")
     return None if window == last + 1 else window
+
+
+def _seen(mask_function: Callable[..., torch.Tensor], position: int, last: int) -> torch.Tensor:
+    """[last + 1]: which of the tokens up to ``last`` the one at ``position`` sees."""
+    first = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")  # batch and head
+    places = torch.arange(last + 1, device="cpu")[None, None, None]
+    return mask_function(first, first, first + position, places).expand(1, 1, 1, -1).flatten()
 
 
 AttentionInterface.register(_IMPLEMENTATION, attend)
