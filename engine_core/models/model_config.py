@@ -142,6 +142,14 @@ class ModelShape:
         return {}
 
     @property
+    def attends_both_ways(self) -> bool:
+        """Whether a token sees those after it, too, so that all of an input is in one step, and nothing is read later.
+
+        An encoder overrides it.
+        """
+        return False
+
+    @property
     def cache_owners(self) -> tuple[int, ...]:
         """Each layer's cache owner: itself, or an earlier layer with the same cache size and window.
 

@@ -11,11 +11,13 @@ from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine_core.errors import UnsupportedModelError
+from engine_core.models.bert import BertModel
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.deepseek_ocr import DeepseekOCRTextForCausalLM
 from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM
 from engine_core.models.dots1 import Dots1ForCausalLM
+from engine_core.models.encoder_model import EncoderModel
 from engine_core.models.ernie4_5 import Ernie4_5ForCausalLM
 from engine_core.models.ernie4_5_moe import Ernie4_5MoeForCausalLM
 from engine_core.models.exaone4 import Exaone4ForCausalLM
@@ -39,6 +41,7 @@ from engine_core.models.internlm3 import InternLM3ForCausalLM
 from engine_core.models.iquestcoder import IQuestCoderForCausalLM
 from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.language_model import LanguageModel
+from engine_core.models.layered_model import LayeredModel
 from engine_core.models.lfm2 import Lfm2ForCausalLM
 from engine_core.models.lfm2_moe import Lfm2MoeForCausalLM
 from engine_core.models.lfm3 import Lfm3ForCausalLM
@@ -64,6 +67,7 @@ from engine_core.models.qwen3_5 import Qwen3_5ForCausalLM
 from engine_core.models.qwen3_5_moe import Qwen3_5MoeForCausalLM
 from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
 from engine_core.models.qwen3_next import Qwen3NextForCausalLM
+from engine_core.models.roberta import CamembertModel, RobertaModel, XLMRobertaModel
 from engine_core.models.seed_oss import SeedOssForCausalLM
 from engine_core.models.smollm3 import SmolLM3ForCausalLM
 from engine_core.models.solar_open import SolarOpenForCausalLM
@@ -124,6 +128,26 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
     "SolarOpenForCausalLM": SolarOpenForCausalLM,
 }
+ENCODERS: dict[str, type[EncoderModel]] = {
+    "BertForMaskedLM": BertModel,
+    "BertForPreTraining": BertModel,
+    "BertForSequenceClassification": BertModel,
+    "BertForTokenClassification": BertModel,
+    "BertModel": BertModel,
+    "CamembertForMaskedLM": CamembertModel,
+    "CamembertForSequenceClassification": CamembertModel,
+    "CamembertForTokenClassification": CamembertModel,
+    "CamembertModel": CamembertModel,
+    "RobertaForMaskedLM": RobertaModel,
+    "RobertaForSequenceClassification": RobertaModel,
+    "RobertaForTokenClassification": RobertaModel,
+    "RobertaModel": RobertaModel,
+    "XLMRobertaForMaskedLM": XLMRobertaModel,
+    "XLMRobertaForSequenceClassification": XLMRobertaModel,
+    "XLMRobertaForTokenClassification": XLMRobertaModel,
+    "XLMRobertaModel": XLMRobertaModel,
+}
+"""Models whose tokens see those after them, by the class that a checkpoint was saved with."""
 _SPELLINGS = {
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
@@ -165,7 +189,7 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     ``fields`` are config.json's. Raises ``UnsupportedModelError`` with the reason if they show that nothing runs it;
     a later trial decides whether the fallback can.
     """
-    own = ARCHITECTURES.get(architecture)
+    own: type[LayeredModel] | None = ARCHITECTURES.get(architecture) or ENCODERS.get(architecture)
     if own is not None and model_impl != TRANSFORMERS:
         return ModelChoice(architecture, own, RINGLINE, (own.model_type,), "by Ringline's own model")
     from engine_core.models.fallback.rules import MIXTURES, TESTED, model_types
