@@ -225,6 +225,8 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     own = _own_model(architecture, fields)
     if own is not None and model_impl != TRANSFORMERS:
         return ModelChoice(architecture, own, RINGLINE, (own.model_type,), "by Ringline's own model")
+    if (encoder := _encoder_of_transformers(architecture, model_impl, has_own=own is not None)) is not None:
+        return encoder
     from engine_core.models.fallback.rules import MIXTURES, TESTED, model_types
 
     types = model_types(architecture)
@@ -247,6 +249,23 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     return ModelChoice(
         architecture, TransformersForCausalLM, TRANSFORMERS, types, f"through transformers' module, {because}"
     )
+
+
+def _encoder_of_transformers(architecture: str, model_impl: str, *, has_own: bool) -> ModelChoice | None:
+    """What runs an encoder through transformers; None: it is none that may. Raises ``UnsupportedModelError``."""
+    from engine_core.models.fallback.rules import encoder_class, encoder_types
+
+    if (base := encoder_class(architecture)) is None:
+        if has_own and architecture in ENCODERS:
+            raise not_supported(architecture, "--model-impl transformers does not run it; auto does")
+        return None
+    if model_impl == RINGLINE:
+        way = "--model-impl auto runs it through transformers"
+        raise not_supported(architecture, f"Ringline has no model of its own for it; {way}")
+    from engine_core.models.fallback.encoder import TransformersEncoder  # loads much of transformers
+
+    because = "through transformers' module, since Ringline has no model of its own for it"
+    return ModelChoice(architecture, TransformersEncoder, TRANSFORMERS, encoder_types(base), because)
 
 
 def _own_model(architecture: str, fields: Mapping[str, Any]) -> type[LayeredModel] | None:
