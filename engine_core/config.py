@@ -13,6 +13,7 @@ from typing import Any
 
 from engine_core.errors import ConfigError
 from engine_core.media import VisionShape
+from engine_core.pooling.facts import PoolingFacts
 from engine_core.speculation import SpeculativeConfig, read_speculative_config
 
 
@@ -425,6 +426,8 @@ class ModelSpec:
     """None: the model takes no pictures."""
     picture_token_cost: float = 1.0
     """Tokens of text that a step computes in the time in which it encodes a token of a picture, as measured."""
+    pooling: PoolingFacts | None = None
+    """What it computes in place of tokens; None: it generates."""
 
 
 def encoder_portion_tokens(scheduler: SchedulerConfig, cost: float) -> int:
