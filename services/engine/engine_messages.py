@@ -45,6 +45,8 @@ _FIELDS = {
     **{name: f"sampling.{name}" for name in engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
     "deadline": "timeout_ms",
     "grammar": "constraint",
+    "task": "pooling.params.task",
+    "dimensions": "pooling.params.dimensions",
 }
 """Maps fields of the core's request to their name in a Submit, where the two differ."""
 _EARLY_STOPPING: dict[int, bool | None] = {
@@ -204,6 +206,8 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
     match error:
         case InvalidRequestError():
             field = _FIELDS.get(error.field, error.field)
+            if field.startswith("inputs"):
+                field = f"pooling.{field}"
             return invalid_field(field, error.problem).status
         case QueueFullError():
             return Status(Code.RESOURCE_EXHAUSTED, str(error), retry_after_ms)

@@ -12,6 +12,7 @@ from ringline.types.v1 import pooling_pb2
 from engine_core.config import ModelSpec
 from engine_core.pooling.facts import PairForm, PoolingFacts
 from engine_core.pooling.params import PoolingInput, PoolingParams, PoolingRequest, PoolingTask
+from engine_core.pooling.validation import result_bytes
 from services.common.telemetry.tracing import MAX_TRACEPARENT
 from services.engine.grammar_queue import EngineRequest
 from services.engine.submit_limits import check_envelope
@@ -149,15 +150,9 @@ def _params_of(params: pooling_pb2.PoolingParams, facts: PoolingFacts) -> Poolin
 
 def _result_bytes(request: PoolingRequest, facts: PoolingFacts) -> int:
     """Of all inputs' results; raises ``Refused`` if that is too much to send at a time."""
-    params = request.params
-    width = (params.dimensions or facts.dimensions) if params.task.embeds else len(facts.labels)
-    rows = len(request.inputs)
-    if params.task.per_token:
-        rows = sum(len(each.token_ids) for each in request.inputs.values())
-    size = 4 * rows * width
-    if size > MAX_POOLED_BYTES:
-        problem = f"results of {size} bytes ({rows} rows of {width} numbers): expected at most {MAX_POOLED_BYTES}"
-        raise invalid_field("pooling.inputs", f"{problem}; send fewer inputs at a time", reason=Reason.TOO_LARGE)
+    if (size := result_bytes(request, facts)) > MAX_POOLED_BYTES:
+        problem = f"results of {size} bytes: expected at most {MAX_POOLED_BYTES}; send fewer inputs at a time"
+        raise invalid_field("pooling.inputs", problem, reason=Reason.TOO_LARGE)
     return size
 
 
