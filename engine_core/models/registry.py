@@ -154,6 +154,14 @@ _SPELLINGS = {
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
 }
 """Names in published checkpoints, with those of transformers' classes."""
+_OTHER_HEADS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForProcessRewardModel",
+    "ForRewardModel",
+    "Model",
+)
+"""Ends of the names of classes whose layers are those of …ForCausalLM."""
 _LLAMAS = (InternLM3ForCausalLM, IQuestCoderForCausalLM)
 """Families whose checkpoints transformers saves as Llama's, with a ``model_type`` of their own."""
 
@@ -181,6 +189,20 @@ def canonical_architecture(architecture: str, model_type: object) -> str:
     if architecture == "LlamaForCausalLM":
         return next((each.__name__ for each in _LLAMAS if each.model_type == model_type), architecture)
     return _SPELLINGS.get(architecture, architecture)
+
+
+def is_encoder(architecture: str) -> bool:
+    """Whether a class of that name is one of ``ENCODERS``."""
+    return architecture in ENCODERS
+
+
+def decoder_of(architecture: str, model_type: object) -> str:
+    """The class that generates with the layers of ``architecture``, which has another head, or none."""
+    for end in _OTHER_HEADS:
+        if architecture.endswith(end):
+            named = canonical_architecture(f"{architecture.removesuffix(end)}ForCausalLM", model_type)
+            return named if named in ARCHITECTURES else _class_of(model_type) or architecture
+    return architecture
 
 
 def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) -> ModelChoice:

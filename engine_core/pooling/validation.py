@@ -63,7 +63,9 @@ def _check_params(params: PoolingParams, facts: PoolingFacts) -> None:
 
 def _check_dimensions(dimensions: int, task: PoolingTask, facts: PoolingFacts) -> None:
     if not task.embeds:
-        raise InvalidRequestError("dimensions", f"cannot be chosen for {task.value}, whose results have a number a label")
+        raise InvalidRequestError(
+            "dimensions", f"cannot be chosen for {task.value}, whose results have a number a label"
+        )
     if dimensions == facts.dimensions:
         return
     if not facts.is_matryoshka:
@@ -106,5 +108,7 @@ def result_bytes(request: PoolingRequest, facts: PoolingFacts) -> int:
     """Bytes of all results of ``request``."""
     params = request.params
     width = (params.dimensions or facts.dimensions) if params.task.embeds else len(facts.labels)
-    rows = sum(len(each.token_ids) for each in request.inputs.values()) if params.task.per_token else len(request.inputs)
+    rows = (
+        sum(len(each.token_ids) for each in request.inputs.values()) if params.task.per_token else len(request.inputs)
+    )
     return rows * width * _FLOAT_BYTES
