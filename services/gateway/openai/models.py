@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from ringline import Model
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.relay import Relay
 from starlette.responses import Response
 
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Call, Endpoint
 from services.gateway.openai.errors import OPENAI
+
+_Model = TypeVar("_Model", Model, pb.Model)
 
 
 async def list_models(call: Call) -> Response:
@@ -33,7 +37,15 @@ async def retrieve_model(call: Call) -> Response:
 
 async def model_of(call: Call, name: str | None) -> Model:
     """The model of that name that the caller may use; None: the one served. Raises ``ApiError``."""
-    models = await _models(call)
+    return _named(await _models(call), name)
+
+
+async def served_model(call: Call, name: str | None) -> pb.Model:
+    """The same, as the ring describes it."""
+    return _named((await Relay(call.client).list_models(pb.ListModelsRequest())).models, name)
+
+
+def _named(models: Sequence[_Model], name: str | None) -> _Model:
     for model in models:
         if name in (None, "", model.name):
             return model
