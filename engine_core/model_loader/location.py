@@ -11,7 +11,7 @@ from engine_core.model_loader.gguf.files import is_gguf, is_projector_name, mode
 from engine_core.model_loader.gguf.projector import model_file, require_language_model
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.hub import HubModel, check_available, download
-from engine_core.model_loader.packaged import PACKAGED_MODELS, PackagedModel, packaged_file
+from engine_core.model_loader.packaged import PACKAGED_MODELS, PackagedModel, packaged_path
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BUNDLED_MODELS = (_ROOT / "services" / "checkpoints" / "tiny", _ROOT / "checkpoints" / "tiny")
@@ -46,7 +46,7 @@ def local_path(model: str) -> Path | None:
             return path
         raise CheckpointError(file_problem(path))
     if model in PACKAGED_MODELS:
-        return packaged_file(model)
+        return packaged_path(model)
     if HubModel.parse(model) is None:
         raise CheckpointError(_not_there(model))
     return None
