@@ -9,7 +9,7 @@ from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, completions, models, tokenize
 from services.gateway.openai.responses import endpoint as responses
 from services.gateway.page import page
-from services.gateway.pooling import embeddings, rerank, scores
+from services.gateway.pooling import cohere, embeddings, labels, llama_cpp, rerank, results, scores, tei
 from services.gateway.rpc import inference
 
 ENDPOINTS: Sequence[Endpoint] = (
@@ -22,6 +22,11 @@ ENDPOINTS: Sequence[Endpoint] = (
     *embeddings.ENDPOINTS,
     *rerank.ENDPOINTS,
     *scores.ENDPOINTS,
+    *labels.ENDPOINTS,
+    *results.ENDPOINTS,
+    *tei.ENDPOINTS,
+    *cohere.ENDPOINTS,
+    *llama_cpp.ENDPOINTS,
     *page.ENDPOINTS,
     *inference.ENDPOINTS,
 )

@@ -25,10 +25,9 @@ _ROOMS: Mapping[tuple[str, ...], str] = {
     ("/v1/tokenize", "/v1/detokenize", "/v1/tokenizer_info"): _UNPREFIXED,
     ("/api/version",): "it is called /version",
     ("/apply-template", "/v1/chat/completions/render", "/v1/completions/render"): _RENDERING,
-    ("/props", "/v1/props", "/slots", "/v1/slots", "/info", "/load", "/server_info"): _STATE,
+    ("/props", "/v1/props", "/slots", "/v1/slots", "/load", "/server_info"): _STATE,
     ("/get_model_info", "/model_info", "/get_server_info", "/api/tags", "/api/show", "/api/ps"): _STATE,
-    ("/v1/embedding", "/v1/embed", "/v2/embed", "/embed", "/api/embed", "/api/embeddings", "/encode"): _VECTORS,
-    ("/embedding", "/pooling", "/v1/pooling", "/classify", "/v1/classify"): _VECTORS,
+    ("/v1/embedding", "/api/embed", "/api/embeddings", "/encode", "/embed_sparse"): _VECTORS,
     ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"): _NO_ADAPTERS,
     ("/load_lora_adapter", "/unload_lora_adapter"): _NO_ADAPTERS,
     # OpenAI, Anthropic

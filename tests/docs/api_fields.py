@@ -19,9 +19,12 @@ from services.gateway.openai.responses.request import ResponseRequest
 from services.gateway.openai.sampling_fields import SamplingFields
 from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from services.gateway.other_servers import OtherServers
+from services.gateway.pooling import cohere, llama_cpp, tei
 from services.gateway.pooling.embeddings import EmbeddingRequest
 from services.gateway.pooling.fields import CutFields, PoolingFields
+from services.gateway.pooling.labels import ClassifyRequest
 from services.gateway.pooling.rerank import RerankRequest
+from services.gateway.pooling.results import PoolingRequest
 from services.gateway.pooling.scores import ScoreRequest
 from tests.docs.documents import ROOT, Generated
 
@@ -37,6 +40,14 @@ ENDPOINTS: Mapping[str, type[Body]] = {
     **dict.fromkeys(("/v1/embeddings", "/embeddings"), EmbeddingRequest),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"), RerankRequest),
     **dict.fromkeys(("/score", "/v1/score"), ScoreRequest),
+    **dict.fromkeys(("/classify", "/v1/classify"), ClassifyRequest),
+    **dict.fromkeys(("/pooling", "/v1/pooling"), PoolingRequest),
+    "/embed": tei.EmbedRequest,
+    "/embed_all": tei.VectorFields,
+    "/predict": tei.PredictRequest,
+    "/similarity": tei.SimilarityRequest,
+    **dict.fromkeys(("/v2/embed", "/v1/embed"), cohere.EmbedRequest),
+    "/embedding": llama_cpp.EmbeddingRequest,
 }
 """The bodies of requests, by path."""
 _SHARED: Mapping[type[Body], str] = {

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from ringline import Model
-from ringline.inference.v1 import inference_pb2 as pb
-from ringline.relay import Relay
 from starlette.responses import Response
 
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Call, Endpoint
 from services.gateway.openai.errors import OPENAI
-
-_Model = TypeVar("_Model", Model, pb.Model)
 
 
 async def list_models(call: Call) -> Response:
@@ -37,15 +34,7 @@ async def retrieve_model(call: Call) -> Response:
 
 async def model_of(call: Call, name: str | None) -> Model:
     """The model of that name that the caller may use; None: the one served. Raises ``ApiError``."""
-    return _named(await _models(call), name)
-
-
-async def served_model(call: Call, name: str | None) -> pb.Model:
-    """The same, as the ring describes it."""
-    return _named((await Relay(call.client).list_models(pb.ListModelsRequest())).models, name)
-
-
-def _named(models: Sequence[_Model], name: str | None) -> _Model:
+    models = await _models(call)
     for model in models:
         if name in (None, "", model.name):
             return model
@@ -69,7 +58,7 @@ def _none_yet() -> ApiError:
 
 
 def _object(model: Model) -> dict[str, Any]:
-    """A model, with OpenAI's, vLLM's, Anthropic's and OpenRouter's members, and two of Ringline's own at the end."""
+    """A model, with OpenAI's, vLLM's, Anthropic's and OpenRouter's members, and Ringline's own at the end."""
     reads = ["text", "image"] if "media" in model.capabilities else ["text"]
     return {
         "id": model.name,
@@ -84,10 +73,19 @@ def _object(model: Model) -> dict[str, Any]:
         "lifecycle": "active",
         "created_at": "1970-01-01T00:00:00Z",
         "max_input_tokens": model.max_model_len,
-        "architecture": {"input_modalities": reads, "output_modalities": ["text"]},
+        "architecture": {"input_modalities": reads, "output_modalities": [_made_by(model)]},
         "default_sampling": dict(model.default_sampling),
         "num_parameters": model.num_parameters,
+        "tasks": ["generate"] if model.pooling is None else list(model.pooling.tasks),
+        "pooling": None if model.pooling is None else asdict(model.pooling),
     }
+
+
+def _made_by(model: Model) -> str:
+    """What a model makes, in OpenRouter's words."""
+    if model.pooling is None:
+        return "text"
+    return "embeddings" if model.pooling.dimensions else "scores"
 
 
 ENDPOINTS = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import msgspec
+from ringline import Model
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.relay import Relay
 
@@ -67,7 +67,7 @@ class EmbeddingRequest(InputFields):
     )
 
 
-def _request(body: EmbeddingRequest, _model: pb.Model | None) -> pb.EmbedRequest:
+def _request(body: EmbeddingRequest, _model: Model | None) -> pb.EmbedRequest:
     writer_of(body.encoding_format)
     asked = build(pb.EmbedRequest, body)
     read_cut(body, asked.options)
@@ -107,11 +107,6 @@ def usage_of(report: pb.PoolingReport) -> dict[str, Any]:
     if usage.cached_tokens:
         members["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     return members
-
-
-def rows_by_input(rows: Iterator[memoryview], counts: Sequence[int]) -> Iterator[list[memoryview]]:
-    """The rows of each input that has one for each token."""
-    return (list(islice(rows, count)) for count in counts)
 
 
 EMBEDDINGS = PoolingEndpoint(EmbeddingRequest, Relay.embed, _request, _write, input_names)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from ringline import RingError
+from ringline import Model, RingError
 from ringline.errors import ProtocolError
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.relay import Relay
@@ -19,7 +19,7 @@ from services.gateway.fields import checked
 from services.gateway.http.api_error import api_error_from
 from services.gateway.http.call import Call, parse
 from services.gateway.http.large import SMALL_ENTRIES
-from services.gateway.openai.models import served_model
+from services.gateway.openai.models import model_of
 from services.gateway.openai.sampling_fields import call_of
 from services.gateway.pooling.fields import Asked, PoolingFields, identify
 from services.gateway.pooling.floats import FLOAT_BYTES
@@ -41,7 +41,7 @@ class PoolingEndpoint(Generic[_Body, _Asked, _Told]):
 
     body: type[_Body]
     ask: Callable[[Relay, _Asked], Awaitable[_Told]]
-    request: Callable[[_Body, pb.Model | None], _Asked]
+    request: Callable[[_Body, Model | None], _Asked]
     """The ring's request; called in a thread for large bodies. Raises ``ApiError`` or ``InvalidRequest``."""
     write: Callable[[Call, _Body, _Told], Iterator[bytes]]
     """The pieces of the answer, each small; called in a thread for large answers."""
@@ -55,7 +55,7 @@ class PoolingEndpoint(Generic[_Body, _Asked, _Told]):
         body: _Body = await call.aside(lambda: checked(cast(Any, parse(self._decoder, call.body))))
         call = call_of(call, body)
         try:
-            model = await served_model(call, body.model) if self.needs_model(body) else None
+            model = await model_of(call, body.model) if self.needs_model(body) else None
             asked = await call.aside(lambda: self._build(call, body, model))
             told = await self.ask(Relay(call.client), asked)
             _check(asked, told)
@@ -65,7 +65,7 @@ class PoolingEndpoint(Generic[_Body, _Asked, _Told]):
         entries = _numbers(told) + len(call.body) // _BODY_BYTES_PER_ENTRY
         return await _written(call, self.write(call, body, told), entries)
 
-    def _build(self, call: Call, body: _Body, model: pb.Model | None) -> _Asked:
+    def _build(self, call: Call, body: _Body, model: Model | None) -> _Asked:
         asked = self.request(body, model)
         identify(asked, call)
         return asked

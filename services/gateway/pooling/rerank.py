@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
+from ringline import Model
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.relay import Relay
 
@@ -49,6 +50,10 @@ class ScoreFields(CutFields):
 class RerankRequest(ScoreFields):
     """The body of ``/rerank``."""
 
+    truncate: Annotated[
+        bool | None, supported("TEI's and Jina's: `truncate_prompt_tokens` -1. Default: false; in `/v2/rerank` true.")
+    ] = None
+
     query: Annotated[Document | None, supported("A text, or an object with a `text`.")] = None
     documents: Annotated[
         list[Document] | None, supported(f"Texts, or objects with a `text`: at most {MAX_INPUTS}.")
@@ -71,7 +76,7 @@ class RerankRequest(ScoreFields):
     relevant_spans: Annotated[Any, refused("a document has one score", False)] = None
 
 
-def _request(body: RerankRequest, _model: pb.Model | None) -> pb.ScoreRequest:
+def _request(body: RerankRequest, *, v2: bool) -> pb.ScoreRequest:
     if body.query is None:
         raise missing("query", None, "a text")
     if body.raw_scores is not None:
@@ -79,6 +84,8 @@ def _request(body: RerankRequest, _model: pb.Model | None) -> pb.ScoreRequest:
             raise invalid("raw_scores", "use_activation says otherwise: give one")
         body.use_activation = not body.raw_scores
     asked = build(pb.ScoreRequest, body)
+    if v2 and body.truncate is None:  # Cohere cuts long documents, and has no field that asks for it
+        body.truncate = True
     read_cut(body, asked.options)
     field, documents = _documents(body)
     add_inputs(asked.queries, [_text(body.query, "query")], "query", single=True)
@@ -153,9 +160,13 @@ def _as_tei(texts: Sequence[str], scores: Sequence[float], order: Sequence[int],
 
 
 def _endpoint(*, v2: bool) -> PoolingEndpoint[RerankRequest, pb.ScoreRequest, pb.ScoreResponse]:
-    return PoolingEndpoint(
-        RerankRequest, Relay.score, _request, lambda call, body, told: _write(call, body, told, v2=v2), _names
-    )
+    def request(body: RerankRequest, _model: Model | None) -> pb.ScoreRequest:
+        return _request(body, v2=v2)
+
+    def write(call: Call, body: RerankRequest, told: pb.ScoreResponse) -> Iterator[bytes]:
+        return _write(call, body, told, v2=v2)
+
+    return PoolingEndpoint(RerankRequest, Relay.score, request, write, _names)
 
 
 _FIRST, _SECOND = _endpoint(v2=False), _endpoint(v2=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import msgspec
+from ringline import Model
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.relay import Relay
 
@@ -51,7 +52,7 @@ class ScoreRequest(ScoreFields):
     label_token_ids: Annotated[Any, refused(_NO_LABELS, [])] = None
 
 
-def _request(body: ScoreRequest, _model: pb.Model | None) -> pb.ScoreRequest:
+def _request(body: ScoreRequest, _model: Model | None) -> pb.ScoreRequest:
     first, second = _fields(body)
     asked = build(pb.ScoreRequest, body)
     read_cut(body, asked.options)

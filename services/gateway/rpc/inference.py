@@ -194,6 +194,8 @@ def _unary(name: str, kind: type[_M], method: Callable[[Relay, _M, float | None]
         try:
             request, timeout = await call.aside(lambda: form.read(kind, call)), form.timeout(call)
             message = await method(Relay(call.client), request, timeout)
+            if isinstance(message, pb.EmbedResponse | pb.ScoreResponse | pb.ClassifyResponse):
+                call.tokens.prompt += message.report.usage.prompt_tokens
         except RingError as error:
             raise form.failed(error) from None
         end = form.end(_OK) if form.has_envelopes else b""

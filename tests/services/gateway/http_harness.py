@@ -49,6 +49,10 @@ class Reply:
     headers: dict[str, str]
     body: bytes
 
+    def json(self) -> Any:
+        """The body's object."""
+        return json.loads(self.body)
+
     @property
     def error(self) -> dict[str, Any]:
         """In OpenAI's form."""

@@ -74,6 +74,10 @@ class PoolingInference(ScriptedInference):
         tasks = (pooling_pb2.POOLING_TASK_CLASSIFY, pooling_pb2.POOLING_TASK_TOKEN_CLASSIFY)
         self.model.pooling.CopyFrom(pooling_pb2.PoolingFacts(tasks=tasks, labels=LABELS))
 
+    def generates(self) -> None:
+        """Be a model that generates text from now on."""
+        self.model.ClearField("pooling")
+
     def refuses(self, code: grpc.StatusCode, message: str, *details: Message) -> None:
         """Refuse all from now on."""
         self.refusal = code, message, details

@@ -6,16 +6,18 @@ import asyncio
 import base64
 import json
 import struct
-import time
+import threading
+from collections.abc import Iterator
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 
+from services.gateway.pooling import endpoint
 from tests.services.gateway.http_harness import running
 from tests.services.gateway.pooling.conftest import Doors
-from tests.services.gateway.pooling.fake_ring import PoolingInference, bad_field, float32, ids_of, vector
+from tests.services.gateway.pooling.fake_ring import LABELS, PoolingInference, bad_field, float32, ids_of, vector
 from tests.waiting import until
 
 PATH = "/v1/embeddings"
@@ -173,6 +175,25 @@ async def test_a_processors_refusal_names_the_bodys_field(doors: Doors, given, f
     assert await doors.refused(PATH, input=given) == (400, param, f"{param}: it is wrong")
 
 
+async def test_an_input_that_is_too_long_is_told_in_clients_words(doors: Doors) -> None:
+    problem = "70 tokens are too long: expected at most 64 (options.truncation cuts longer ones)"
+    doors.ring.refuses(*bad_field("inputs[2]", problem))
+    for path, field, name, cut in (
+        (PATH, "input", "input[2]", "truncate_prompt_tokens"),
+        ("/embed", "inputs", "inputs[2]", "truncate"),
+    ):
+        reply = await doors.post(path, **{field: ["a", "b", "c"]})
+        assert (reply.status, reply.error["param"], reply.error["code"]) == (400, name, "context_length_exceeded")
+        expected = f"{name}: 70 tokens are too long: expected at most 64 ({cut} cuts longer ones). This model's maximum"
+        assert reply.error["message"] == f"{expected} context length is 64 tokens."
+
+
+async def test_a_model_for_something_else_is_told_in_paths(doors: Doors) -> None:
+    doors.ring.refuses(grpc.StatusCode.FAILED_PRECONDITION, "model: 'a' generates text (Generate, Session)")
+    message = (await doors.refused(PATH, input="a"))[2]
+    assert message == "model: 'a' generates text (/v1/chat/completions, /v1/completions)"
+
+
 async def test_other_failures_keep_their_status(doors: Doors) -> None:
     info = error_details_pb2.ErrorInfo(domain="ringline", reason="OVERLOAD")
     doors.ring.refuses(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", info)
@@ -220,6 +241,25 @@ async def test_a_client_that_goes_away_cancels_its_request(doors: Doors) -> None
     await until(lambda: doors.gateway.process.load.num_requests == 0)
 
 
+async def test_a_caller_whom_processors_do_not_know_keeps_no_session(doors: Doors) -> None:
+    doors.ring.refuses(grpc.StatusCode.UNAUTHENTICATED, "who?")
+    reply = await doors.gateway.ask("POST", PATH, {"input": "a"}, {"authorization": "Bearer guess"})
+    assert (reply.status, len(doors.gateway.process.callers)) == (401, 0)
+
+
+async def test_browsers_ask_by_the_contract_itself(doors: Doors) -> None:
+    path = "/ringline.inference.v1.InferenceService/"
+    answer = await doors.ask(f"{path}Embed", inputs=[{"text": "ab"}, {"tokenIds": {"ids": [3]}}])
+    assert base64.b64decode(answer["values"]) == struct.pack("<16f", *vector([97, 98], 8), *vector([3], 8))
+    answer = await doors.ask(f"{path}Score", queries=[{"text": "ab"}], documents=[{"text": "ab"}])
+    assert answer["scores"] == [1]
+    answer = await doors.ask(f"{path}Classify", inputs=[{"text": "ab"}])
+    assert answer["labels"] == list(LABELS)
+    await until(lambda: doors.gateway.process.load.num_requests == 0)
+    text = (await doors.gateway.ask("GET", "/metrics")).body.decode()
+    assert f'ringline_http_prompt_tokens_total{{endpoint="{path}Embed",model_name=""}} 3.0' in text
+
+
 async def test_tokens_are_counted(doors: Doors) -> None:
     await doors.ask(PATH, input=["abc", "de"])
     await until(lambda: doors.gateway.process.load.num_requests == 0)
@@ -228,26 +268,36 @@ async def test_tokens_are_counted(doors: Doors) -> None:
 
 
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
-async def test_no_one_waits_for_the_largest_answer(encoding_format: str) -> None:
-    """2,048 vectors of 1,024 numbers: they come in pieces, and the event loop has other work meanwhile."""
-    ring, numbers = PoolingInference(1024), vector([1], 1024)
-    ring.embedded = pb.EmbedResponse(values=struct.pack("<1024f", *numbers) * 2048, dimensions=1024)
-    waits: list[float] = []
+async def test_a_large_answer_is_written_in_a_thread_piece_by_piece(
+    encoding_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2,048 vectors of 256 numbers; nothing large is made on the event loop, and it is never whole in memory."""
+    ring, numbers = PoolingInference(256), vector([1], 256)
+    ring.embedded = pb.EmbedResponse(values=struct.pack("<256f", *numbers) * 2048, dimensions=256)
+    on_loop: list[bool] = []
+    sizes: list[int] = []
+    write_next = endpoint._next
 
-    async def others() -> None:
-        while True:
-            begun = time.perf_counter()
-            await asyncio.sleep(0.001)
-            waits.append(time.perf_counter() - begun)
+    def write(pieces: Iterator[bytes]) -> bytes:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        sizes.append(len(piece := write_next(pieces)))
+        return piece
 
+    monkeypatch.setattr(endpoint, "_next", write)
     async with running(ring) as gateway:
-        measuring = asyncio.create_task(others())
         reply = await gateway.ask("POST", PATH, {"input": ["a"] * 2048, "encoding_format": encoding_format})
-        measuring.cancel()
     assert reply.headers["transfer-encoding"] == "chunked"
+    assert not any(on_loop)
+    assert sum(sizes) == len(reply.body)
+    assert max(sizes) < 2 * endpoint._PIECE_BYTES < len(reply.body)
     answer = json.loads(reply.body)
     assert len(answer["data"]) == 2048
     last = answer["data"][-1]["embedding"]
-    found = list(struct.unpack("<1024f", base64.b64decode(last))) if encoding_format == "base64" else last
+    found = list(struct.unpack("<256f", base64.b64decode(last))) if encoding_format == "base64" else last
     assert list(map(float32, found)) == numbers
-    assert max(waits) < 0.25
+
+
+async def test_an_answer_of_a_few_vectors_has_a_length(doors: Doors) -> None:
+    reply = await doors.post(PATH, input=["a"] * 300)  # written in a thread, and less than a piece
+    assert int(reply.headers["content-length"]) == len(reply.body)
+    assert len(reply.json()["data"]) == 300

@@ -42,6 +42,14 @@ async def test_documents_come_in_order(doors: Doors, path: str) -> None:
         assert [one["document"] for one in results] == [{"text": DOCUMENTS[index]} for index in ORDER]
 
 
+async def test_coheres_form_cuts_long_documents(doors: Doors) -> None:
+    for path, expected in (("/v2/rerank", pb.TRUNCATION_END), ("/v1/rerank", pb.TRUNCATION_UNSPECIFIED)):
+        await doors.ask(path, query=QUERY, documents=DOCUMENTS)
+        assert doors.ring.asked[-1].options.truncation == expected
+    await doors.ask("/v2/rerank", query=QUERY, documents=DOCUMENTS, truncate=False)
+    assert not doors.ring.asked[-1].options.truncation
+
+
 async def test_documents_that_are_objects_come_back_as_they_are(doors: Doors) -> None:
     documents: list[Any] = [{"text": "xyz", "id": 7}, "abd"]
     body = {"query": {"text": QUERY}, "documents": documents, "return_documents": True}
