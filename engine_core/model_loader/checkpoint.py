@@ -41,6 +41,7 @@ from engine_core.models.kinds import not_supported
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import (
     ARCHITECTURES,
+    ENCODERS,
     RINGLINE,
     ModelChoice,
     canonical_architecture,
@@ -468,7 +469,7 @@ def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
 
 def _check_names(path: Path, raw: Mapping[str, Any], choice: ModelChoice) -> None:
     """Refuse a ``model_type`` or dtype with an unknown name."""
-    own = [each.model_type for each in ARCHITECTURES.values()]
+    own = [each.model_type for each in (*ARCHITECTURES.values(), *ENCODERS.values())]
     known = own if choice.impl == RINGLINE else list(CONFIG_MAPPING)  # lists: the file's value may be unhashable
     if (model_type := raw.get("model_type")) is not None and model_type not in known:
         raise _contradiction(path, choice, model_type)

@@ -117,7 +117,7 @@ def _logits(
         )
         hidden = model.forward(ids.to(device), positions.to(device), context)
         # A stage before the last returns memory that it reuses.
-        rows = model.compute_logits(hidden) if model.has_head else hidden.clone()
+        rows = model.compute_logits(hidden) if model.has_head and model.pooler is None else hidden.clone()
         for (sequence, first, end), part in zip(step, torch.split(rows, counts), strict=True):
             logits[sequence] |= dict(zip(range(first, end), part, strict=True))
     return torch.stack([row for sequence in logits for _, row in sorted(sequence.items())])
