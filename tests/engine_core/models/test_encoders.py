@@ -19,7 +19,13 @@ LENGTHS = (150, 1, 2, 47, 48, 49, 17, 97)
 """Around the sizes of tiles of queries, keys and blocks."""
 
 
-@pytest.fixture(scope="module", params=CASES)
+QUICK = ("bert", "distilbert", "gemma3-encoder", "modernbert", "xlm-roberta")
+"""The others are the same with other switches, and take long."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[] if name in QUICK else pytest.mark.models) for name in CASES]
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
     directory = tmp_path_factory.mktemp("checkpoint")
     return make(request.param, directory), directory

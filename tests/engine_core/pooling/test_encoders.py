@@ -32,6 +32,8 @@ SEQUENCES = {
     "nomic-bert": "NomicBertForSequenceClassification",
     "xlm-roberta": "XLMRobertaForSequenceClassification",
 }
+QUICK = ("bert", "electra-narrow", "modernbert-biases-masked-lm", "xlm-roberta")
+"""The others take long."""
 TOKENS = {"bert": "BertForTokenClassification", "modernbert": "ModernBertForTokenClassification"}
 
 
@@ -66,7 +68,9 @@ def test_vectors(case: str, mode: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(values, by_itself)
 
 
-@pytest.mark.parametrize("case", SEQUENCES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.models) for case in SEQUENCES]
+)
 def test_labels_of_inputs(case: str, tmp_path: Path) -> None:
     fields = LABELS | ({"classifier_pooling": "mean", "classifier_bias": True} if "biases" in case else {})
     model = saved(case, tmp_path, SEQUENCES[case], **fields)
