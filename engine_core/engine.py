@@ -6,9 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, for_model
 from engine_core.errors import StandstillError
 from engine_core.executor.base import Executor, PendingResult
+from engine_core.pooling.params import PoolingRequest
+from engine_core.pooling.validation import validate_pooling_request
 from engine_core.request import FinishReason, Request
 from engine_core.scheduling import Scheduler, SchedulerStats
 from engine_core.step import SequenceOutput, StepPlan
@@ -29,18 +31,22 @@ class EngineCore:
         """Submitted steps, oldest first. Between calls of ``step`` there is room for another, except after an
         interrupted wait."""
         kv_cache, model = executor.kv_cache_config, executor.model
+        config = for_model(config, model)
         identity = [part.encode() for part in (executor.model_digest, model.dtype, kv_cache.layout)]
         stages = config.parallel.pipeline_parallel_size
         self._scheduler = Scheduler(
             config.scheduler, config.cache, kv_cache, model, clock, identity, stages, executor.step_times
         )
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request | PoolingRequest) -> None:
         """Raise ``InvalidRequestError`` for a request that this engine can never serve. Callable from any thread."""
+        if isinstance(request, PoolingRequest):
+            validate_pooling_request(request, self.model)
+            return
         validate_request(request, self.model, self._executor.grammar_support)
         self._scheduler.check(request)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request | PoolingRequest) -> None:
         """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``, without changes."""
         self.check(request)
         self._scheduler.add(request)
@@ -48,7 +54,7 @@ class EngineCore:
     def cancel(
         self, request_id: str, choice: int | None = None, finish_reason: FinishReason | None = FinishReason.CANCELLED
     ) -> bool:
-        """End a request, or one of its choices; False if it is not live.
+        """End a request, or one of its choices (inputs, if it is pooled); False if it is not live.
 
         The next ``step`` reports the end with ``finish_reason``; None ends silently, and the id is free at once.
         """

@@ -112,6 +112,8 @@ class ForwardContext:
     """None: no row of the step stands for a picture."""
     rotary_positions: torch.Tensor | None = None
     """[3, T] int64: time, height and width, for models that rotate by three positions; None: all are the row's own."""
+    token_types: torch.Tensor | None = None
+    """[T] int64: which of an input's texts a token is of, for models that tell them apart; None: all are of type 0."""
     taps: Taps | None = None
     """Filled by the layers; None: nobody asks for their inputs."""
 

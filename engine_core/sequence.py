@@ -11,6 +11,7 @@ from engine_core.beam_search import Candidates, Search
 from engine_core.config import ModelSpec
 from engine_core.kv_cache_interface import NO_STATE
 from engine_core.media import Picture, Placeholder, embedding_key
+from engine_core.pooling.inputs import InputRequest
 from engine_core.request import Request, SamplingParams
 
 NEVER = sys.maxsize
@@ -127,6 +128,10 @@ class SequenceGroup:
     """Whether the next output may have to report about the prompt."""
     beams: Search | None = None
     """None: choices are sampled. Else ``members`` are beams, and the choices are what the search finds."""
+    pooled: InputRequest | None = None
+    """The request, if it is an input that is pooled; None: tokens are generated."""
+    looks_up_prefix: bool = field(init=False)
+    """Whether cached blocks may take the place of its first tokens, whose hidden states nobody then needs."""
 
     def __post_init__(self, model: ModelSpec, block_size: int) -> None:
         params = self.plain_params = self.request.params
@@ -144,6 +149,11 @@ class SequenceGroup:
             self.stop_ids = self.stop_ids.union(model.eos_token_ids)
         self.min_tokens = params.min_tokens
         self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
+        self.looks_up_prefix = True
+        if isinstance(self.request, InputRequest):
+            self.pooled, self.max_output = self.request, 1
+            facts, task = model.pooling, self.pooled.pooling.task
+            self.looks_up_prefix = facts is not None and facts.reads_last and not task.per_token
         self.max_computed = self.num_prompt_tokens + self.max_output - 1
         if params.beam_search is not None:
             self.beams = Search(params.beam_search, sorted(self.request.resume) or range(params.n), self.max_output)
@@ -154,6 +164,15 @@ class SequenceGroup:
             self.plain_params = replace(params, prompt_logprobs=None)
             # A choice that starts from shared blocks cannot report prompt log probabilities: the leader computes all.
             self.share_at = self.num_prompt_tokens - 1
+
+    @property
+    def request_id(self) -> str:
+        """The id by which outputs name it."""
+        return self.request.request_id if self.pooled is None else self.pooled.whole.request_id
+
+    def reported(self, choice: int) -> int:
+        """The number by which outputs name a choice."""
+        return choice if self.pooled is None else self.pooled.choice
 
     def whole_blocks(self, num_blocks: int, block_size: int) -> int:
         """``num_blocks``, or fewer: so many leading blocks that none ends inside a picture that must stay whole."""

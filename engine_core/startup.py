@@ -130,10 +130,11 @@ class Startup:
         device = self._device()
         self._join_ranks(device)
         loaded = self._load_weights(checkpoint)
+        concurrent_steps = self._concurrent_steps(device)
+        limits = replace(limits, concurrent_steps=concurrent_steps)
         cache, step_bytes = self._size_cache(loaded.reports, limits, device)
         unwritten_bytes = self._allocate(cache, loaded.reports)
         warm = self._warm_up(cache, checkpoint.spec, device.invariance_advice)
-        concurrent_steps = self._concurrent_steps(device)
         vision = vision_outline(checkpoint)
         self._workers.start_steps(concurrent_steps, warm.largest_step_seconds)
         is_here = not self._workers.places

@@ -167,12 +167,12 @@ class StepResult:
     proposed_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → drafts for the next step that a drafter computed, where the plan has ``proposals`` and no grammar forces
     a token; as of ``Drafter.propose``."""
-    pooled: dict[int, Pooled] = field(default_factory=dict)
-    """seq_id → the result, for sequences that are pooled and whose end the plan reached (``samples``)."""
     failed: dict[int, Failure] = field(default_factory=dict)
     """By seq_id. Such a sequence's ``token_ids`` are those before the failure."""
     grammar_seconds: dict[int, float] = field(default_factory=dict)
     """seq_id → processor time of its grammar, if slow (``SLOW_GRAMMAR``): others had to wait."""
+    pooled: dict[int, Pooled] = field(default_factory=dict)
+    """seq_id → the result, for sequences that are pooled and whose end the plan reached (``samples``)."""
 
 
 @dataclass(slots=True)

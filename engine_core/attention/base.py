@@ -33,10 +33,14 @@ class KVCacheSpec:
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
     cache_dtype: str = "auto"
     """The stored type: auto (``dtype``), or int8 or fp8 with scales, where the backend supports them."""
+    takes_turns: bool = False
+    """Whether all layers have one place, as each reads only what it has written in the same step."""
 
     @property
     def num_places(self) -> int:
         """Number of layers of the largest group."""
+        if self.takes_turns:
+            return min(1, len(self.layers))
         return max((len(group.layers) for group in self.groups), default=0)
 
     @property
@@ -49,6 +53,8 @@ class KVCacheSpec:
     ) -> list[torch.Tensor]:
         """The cache of each layer: its ``view`` of the tensor in ``memories`` at its place."""
         places = {layer: place for group in self.groups for place, layer in enumerate(group.layers)}
+        if self.takes_turns:
+            places = dict.fromkeys(places, 0)
         return [view(memories[places[index]], layer) for index, layer in enumerate(self.layers)]
 
 

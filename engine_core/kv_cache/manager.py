@@ -68,8 +68,10 @@ class KVCacheManager:
         return len(self._groups)
 
     def looks_up_prefix(self, group: SequenceGroup) -> bool:
-        """Whether choices of ``group`` may start from cached blocks: not if they report prompt log probabilities."""
-        return self.prefix_caching and not group.scores_prompt
+        """Whether choices of ``group`` may start from cached blocks: not if they report prompt log probabilities, or
+        are pooled with the hidden states of all tokens.
+        """
+        return self.prefix_caching and not group.scores_prompt and group.looks_up_prefix
 
     def find_prefix(self, seq: Sequence) -> Prefix:
         """The longest prefix of ``seq`` for which every block that later tokens read is cached, and the state behind.

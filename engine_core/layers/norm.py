@@ -109,15 +109,28 @@ class HeadsRMSNorm(RMSNorm):
 class LayerNorm(Norm):
     """Subtracts the mean, divides by the deviation, and adds a bias (Ba et al., 2016, https://arxiv.org/abs/1607.06450)."""
 
+    def __init__(
+        self,
+        name: str | None,
+        features: Features,
+        eps: float,
+        backend: OpsBackend,
+        device: torch.device,
+        *,
+        bias: bool = True,
+    ) -> None:
+        """Over all ``features``; without a name, weights are ones, and without a ``bias``, biases are zeros."""
+        super().__init__(name, features, eps, backend, device)
+        self._has_bias = bias
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        kinds = () if self._name is None else ("weight", "bias")
+        kinds = () if self._name is None else ("weight", "bias") if self._has_bias else ("weight",)
         return {f"{self._name}.{kind}": (self._features.count,) for kind in kinds}
 
     def load(self, weights: Weights) -> None:
         count = self._features.count
-        if self._name is None:
-            weight, bias = torch.ones(count, device=self._device), torch.zeros(count, device=self._device)
-            weight, bias = self._padded(weight), self._padded(bias)
-        else:  # the first is valid only until the second is taken
-            weight, bias = (self._padded(weights.take(name).float()) for name in self.tensors())
+        weight, bias = torch.ones(count, device=self._device), torch.zeros(count, device=self._device)
+        # What is taken is valid only until the next is taken.
+        taken = [self._padded(weights.take(name).float()) for name in self.tensors()]
+        weight, bias = [*taken, *map(self._padded, (weight, bias)[len(taken) :])]
         self.op = self._backend.norm(weight, bias, self._eps, count)

@@ -17,6 +17,7 @@ from engine_core.layers.altup import AltUp, AltUpShape
 from engine_core.layers.attention import Attention, HeadNormNames
 from engine_core.layers.convolution import Convolution, ConvolutionShape, LearnedTensors
 from engine_core.layers.embedding import VocabParallelEmbedding
+from engine_core.layers.float32_linear import Float32Linear, TokenRowsLinear
 from engine_core.layers.fused_moe import FusedMoE, RoutedExperts, RouterTensors
 from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead, SigmoidGate
 from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
@@ -172,6 +173,16 @@ class PartFactory:
         method = self._quantization.method((name,))
         return self._add(ParallelLMHead(shape, self.backend, method, self.shares.of_tokens(vocab_size)))
 
+    def float32_linear(self, name: str, inputs: int, outputs: int, *, bias: bool = False) -> Float32Linear:
+        """A layer of few rows behind the model, in float32: whole on every rank, and never quantized."""
+        return self._add(Float32Linear(name, inputs, outputs, self.backend, bias=bias))
+
+    def token_rows_linear(
+        self, tensor: str, vocab_size: int, inputs: int, token_ids: tuple[int, ...]
+    ) -> TokenRowsLinear:
+        """As ``TokenRowsLinear``."""
+        return self._add(TokenRowsLinear(tensor, vocab_size, inputs, token_ids, self.backend))
+
     def sigmoid_gate(self, name: str, hidden_size: int) -> SigmoidGate:
         """A projection to one logit per row, whose sigmoid multiplies another block's output; never quantized."""
         shape = LinearShape.of(name, Features(1, hidden_size), Features(1, 1, fixed=True))
@@ -219,9 +230,9 @@ class PartFactory:
         own = self.shares.own_heads(features)
         return self._add(HeadsRMSNorm(name, features, eps, self.backend, self.device, own))
 
-    def layer_norm(self, name: str | None, features: int | Features, eps: float) -> LayerNorm:
-        """Layer norm over all ``features``; without a name, weights are ones and biases zeros."""
-        return self._add(LayerNorm(name, _features(features), eps, self.backend, self.device))
+    def layer_norm(self, name: str | None, features: int | Features, eps: float, *, bias: bool = True) -> LayerNorm:
+        """Layer norm over all ``features``; without a name, weights are ones, and without a ``bias``, biases zeros."""
+        return self._add(LayerNorm(name, _features(features), eps, self.backend, self.device, bias=bias))
 
     def convolution(self, name: str, shape: ConvolutionShape) -> Convolution:
         return self._add(Convolution(name, shape, self.backend))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.formats import file_problem, missing_config
 from engine_core.model_loader.gguf.files import is_gguf, is_projector_name, model_name
 from engine_core.model_loader.gguf.projector import model_file, require_language_model
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.hub import HubModel, check_available, download
-from engine_core.model_loader.packaged import PACKAGED_MODELS, PackagedModel, packaged_file
+from engine_core.model_loader.packaged import PACKAGED_MODELS, PackagedModel, packaged_path
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BUNDLED_MODELS = (_ROOT / "services" / "checkpoints" / "tiny", _ROOT / "checkpoints" / "tiny")
@@ -46,7 +47,7 @@ def local_path(model: str) -> Path | None:
             return path
         raise CheckpointError(file_problem(path))
     if model in PACKAGED_MODELS:
-        return packaged_file(model)
+        return packaged_path(model)
     if HubModel.parse(model) is None:
         raise CheckpointError(_not_there(model))
     return None
@@ -121,3 +122,17 @@ def find_path(
     hub_model = HubModel.parse(model)
     assert hub_model is not None
     return download(hub_model, revision, download_dir, weights, load_format)
+
+
+def tokenizer_source(config: ModelConfig) -> Path:
+    """The directory or GGUF file of the tokenizer that ``config`` names, by default the model's.
+
+    Raises as ``find_checkpoint`` does.
+    """
+    if config.tokenizer is None or config.tokenizer == config.model:
+        revision = config.tokenizer_revision or config.revision
+        return find_checkpoint(config.model, revision, config.download_dir, weights=False)
+    path = find_path(config.tokenizer, config.tokenizer_revision, config.download_dir, weights=False)
+    if not path.is_dir() or any((path / name).is_file() for name in ("tokenizer.json", "config.json")):
+        return path
+    return model_file(path) or path

@@ -13,13 +13,13 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
-from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace, MediaRows
+from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.altup import AltUpShape
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
-from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.causal_lm import CausalLM
 from engine_core.models.gemma4 import (
     Gemma4Config,
     Gemma4ForCausalLM,
@@ -27,6 +27,7 @@ from engine_core.models.gemma4 import (
     PerLayerShape,
     shared_cache_owners,
 )
+from engine_core.models.layered_model import DecoderLayer
 from engine_core.models.model_config import (
     MOST_LAYERS,
     common_fields,
@@ -240,9 +241,9 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
         return StackWithStreams(self.per_layer, self.spread, stack)
 
     def first_input(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, media: MediaRows | None = None
+        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext | None = None
     ) -> IntermediateTensors:
-        given = super().first_input(input_ids, positions, media)
+        given = super().first_input(input_ids, positions, context)
         # With a single stage, streams are made within the stack.
         return given if self.spread is None or self.has_head else replace(given, hidden=self.spread(given.hidden))
 

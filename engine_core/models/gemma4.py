@@ -17,7 +17,8 @@ from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
-from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.layered_model import DecoderLayer
 from engine_core.models.model_config import (
     MOST_HEADS,
     MOST_LAYERS,
@@ -254,12 +255,12 @@ class Gemma4ForCausalLM(CausalLM):
         return stack if self.per_layer is None or not self.has_head else StackWithEmbeddings(self.per_layer, stack)
 
     def first_input(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, media: MediaRows | None = None
+        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext | None = None
     ) -> IntermediateTensors:
-        given = super().first_input(input_ids, positions, media)
+        given = super().first_input(input_ids, positions, context)
         if self.per_layer is None:
             return given
-        of_tokens = self.per_layer.of_tokens(input_ids, media)
+        of_tokens = self.per_layer.of_tokens(input_ids, None if context is None else context.media)
         return replace(given, per_layer=of_tokens if self.has_head else self.per_layer(of_tokens, given.hidden))
 
     def received_shapes(self, rows: int) -> list[tuple[int, ...]]:

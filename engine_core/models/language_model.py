@@ -15,7 +15,8 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import KVCacheSpec
-from engine_core.forward_context import ForwardContext, IntermediateTensors, MediaRows
+from engine_core.errors import UnsupportedModelError
+from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
@@ -23,6 +24,8 @@ from engine_core.media import VisionShape
 from engine_core.models.model_config import ModelShape
 from engine_core.models.vision_model import VisionModel
 from engine_core.ops.base import Greatest, greatest_of
+from engine_core.pooling.config import PoolerConfig, PoolingType
+from engine_core.pooling.pooler import Head, Pooler
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.states.base import StateCacheSpec
 from engine_core.weights.source import Weights
@@ -40,6 +43,8 @@ class LanguageModel(ABC):
     """Whether ``read_config`` supports ``per_layer_config``; other models refuse it."""
     gives_taps: ClassVar[bool] = False
     """Whether ``forward`` fills ``ForwardContext.taps``."""
+    default_pooling: ClassVar[PoolingType] = PoolingType.LAST
+    """Of which hidden states results are made, where a checkpoint does not say."""
 
     @classmethod  # noqa: B027
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
@@ -62,6 +67,8 @@ class LanguageModel(ABC):
         """Encodes pictures; None: the model sees none, or another stage encodes them."""
         self.vision_parts: tuple[Part, ...] = ()
         """Those of ``parts`` that belong to it."""
+        self.pooler: Pooler | None = None
+        """Makes results of hidden states; None: the model generates tokens, or this is not its last stage."""
         self.stage_layers = config.stage_layers(parts.rank.pp_size)[parts.rank.pp]
         """This stage's layers: all, if it is the only stage."""
 
@@ -77,6 +84,36 @@ class LanguageModel(ABC):
         own = len(self._factory.parts)
         self.vision = vision(config, preprocessor, shape, self._factory.replicated(quantization))
         self.vision_parts = tuple(self._factory.parts[own:])
+
+    def add_pooler(self, config: PoolerConfig, architecture: str) -> None:
+        """Make the parts that pool, behind all others; call before ``load``.
+
+        ``architecture``: the class in the checkpoint's configuration, which may have a classifier.
+        """
+        if not self.has_head:
+            return
+        parts, classifier = self._factory.replicated(None), None
+        if config.classifies and config.tokens is None:
+            per_token = all(task.per_token for task in config.facts.tasks)
+            classifier = self.make_classifier(parts, architecture, len(config.facts.labels), per_token=per_token)
+        self.pooler = Pooler(config, parts, self.vocab_size, self.embedding_size, classifier)
+
+    def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
+        """What makes numbers of labels of pooled hidden states, or of each (``per_token``); without activation.
+
+        Raises ``UnsupportedModelError``.
+        """
+        raise UnsupportedModelError(f"{architecture} has a classifier that is not supported")
+
+    @classmethod
+    def pooling_of(cls, raw: Mapping[str, Any], architecture: str) -> PoolingType:
+        """Of which hidden states the class ``architecture`` makes results, as ``raw``, its config.json, says."""
+        return cls.default_pooling
+
+    @classmethod
+    def head_tensor(cls, config: ModelShape) -> str:
+        """The name of the weight [V, H] of the head for tokens; empty: it has none."""
+        return ""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -206,6 +243,7 @@ class LanguageModel(ABC):
             self._factory.dtype,
             self.kv_cache_groups,
             self._factory.attention_backend.cache_dtype,
+            takes_turns=self.config.attends_both_ways,
         )
 
     @property
@@ -271,11 +309,11 @@ class StagedModel(LanguageModel):
 
     @abstractmethod
     def first_input(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, media: MediaRows | None = None
+        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext | None = None
     ) -> IntermediateTensors:
         """The input of this stage's first layer for ``input_ids`` [T] int64 at ``positions`` [T] int64.
 
-        Embeddings of ``media`` replace those of the tokens in their rows.
+        Embeddings of the ``context``'s media replace those of the tokens in their rows.
         In a later stage it is made up from the ids alone, to measure and test the stage by itself.
         """
 

@@ -21,11 +21,12 @@ from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import Rotary
-from engine_core.models.causal_lm import CausalLM, LayersAndNorm
+from engine_core.models.causal_lm import CausalLM
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM
 from engine_core.models.gated_delta_net import GatedDeltaNetConfig
 from engine_core.models.glm4_moe import Glm4MoeForCausalLM
 from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
+from engine_core.models.layered_model import LayersAndNorm
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.models.qwen3_5 import Qwen3_5ForCausalLM
 from engine_core.models.qwen3_5_moe import Qwen3_5MoeForCausalLM

@@ -127,7 +127,9 @@ class OPTForCausalLM(CausalLM):
             project_out = parts.linear(f"{self.prefix}.project_out", config.hidden_size, config.embedding_size)
         return OPTOutput(norm, project_out)
 
-    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def embed(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, token_types: torch.Tensor | None = None
+    ) -> torch.Tensor:
         tokens, places = self.embed_tokens(input_ids), self.embed_positions(positions + _FIRST_POSITION)
         return places + tokens if self.project_in is None else self.project_in(tokens, places)
 

@@ -9,8 +9,8 @@ from transformers import PretrainedConfig
 from engine_core.layers.linear import ColumnParallelLinear
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.states import RecurrentHeads
-from engine_core.models.causal_lm import DecoderLayer
 from engine_core.models.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig, read_gated_delta_net
+from engine_core.models.layered_model import DecoderLayer
 from engine_core.models.model_config import positive
 from engine_core.models.qwen2_moe import qwen_mixture
 from engine_core.models.qwen3_5 import QwenHybrid, QwenHybridLayer

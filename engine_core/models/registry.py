@@ -11,11 +11,13 @@ from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine_core.errors import UnsupportedModelError
+from engine_core.models.bert import BertModel
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.deepseek_ocr import DeepseekOCRTextForCausalLM
 from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM
 from engine_core.models.dots1 import Dots1ForCausalLM
+from engine_core.models.encoder_model import EncoderModel
 from engine_core.models.ernie4_5 import Ernie4_5ForCausalLM
 from engine_core.models.ernie4_5_moe import Ernie4_5MoeForCausalLM
 from engine_core.models.exaone4 import Exaone4ForCausalLM
@@ -23,7 +25,7 @@ from engine_core.models.exaone_moe import ExaoneMoeForCausalLM
 from engine_core.models.flex_olmo import FlexOlmoForCausalLM
 from engine_core.models.gemma import GemmaForCausalLM
 from engine_core.models.gemma2 import Gemma2ForCausalLM
-from engine_core.models.gemma3 import Gemma3ForCausalLM
+from engine_core.models.gemma3 import Gemma3Encoder, Gemma3ForCausalLM
 from engine_core.models.gemma3n import Gemma3nForCausalLM
 from engine_core.models.gemma4 import Gemma4ForCausalLM
 from engine_core.models.glm import GlmForCausalLM
@@ -39,6 +41,7 @@ from engine_core.models.internlm3 import InternLM3ForCausalLM
 from engine_core.models.iquestcoder import IQuestCoderForCausalLM
 from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.language_model import LanguageModel
+from engine_core.models.layered_model import LayeredModel
 from engine_core.models.lfm2 import Lfm2ForCausalLM
 from engine_core.models.lfm2_moe import Lfm2MoeForCausalLM
 from engine_core.models.lfm3 import Lfm3ForCausalLM
@@ -51,7 +54,9 @@ from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
+from engine_core.models.modernbert import ModernBertModel
 from engine_core.models.nemotron_h import NemotronHForCausalLM
+from engine_core.models.nomic_bert import NomicBertModel
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.olmo3 import Olmo3ForCausalLM
 from engine_core.models.olmoe import OlmoeForCausalLM
@@ -64,6 +69,7 @@ from engine_core.models.qwen3_5 import Qwen3_5ForCausalLM
 from engine_core.models.qwen3_5_moe import Qwen3_5MoeForCausalLM
 from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
 from engine_core.models.qwen3_next import Qwen3NextForCausalLM
+from engine_core.models.roberta import CamembertModel, RobertaModel, XLMRobertaModel
 from engine_core.models.seed_oss import SeedOssForCausalLM
 from engine_core.models.smollm3 import SmolLM3ForCausalLM
 from engine_core.models.solar_open import SolarOpenForCausalLM
@@ -124,12 +130,49 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
     "SolarOpenForCausalLM": SolarOpenForCausalLM,
 }
+ENCODERS: dict[str, type[EncoderModel]] = {
+    "BertForMaskedLM": BertModel,
+    "BertForPreTraining": BertModel,
+    "BertForSequenceClassification": BertModel,
+    "BertForTokenClassification": BertModel,
+    "BertModel": BertModel,
+    "CamembertForMaskedLM": CamembertModel,
+    "CamembertForSequenceClassification": CamembertModel,
+    "CamembertForTokenClassification": CamembertModel,
+    "CamembertModel": CamembertModel,
+    "Gemma3TextModel": Gemma3Encoder,
+    "ModernBertForMaskedLM": ModernBertModel,
+    "ModernBertForSequenceClassification": ModernBertModel,
+    "ModernBertForTokenClassification": ModernBertModel,
+    "ModernBertModel": ModernBertModel,
+    "NomicBertForMaskedLM": NomicBertModel,
+    "NomicBertForSequenceClassification": NomicBertModel,
+    "NomicBertForTokenClassification": NomicBertModel,
+    "NomicBertModel": NomicBertModel,
+    "RobertaForMaskedLM": RobertaModel,
+    "RobertaForSequenceClassification": RobertaModel,
+    "RobertaForTokenClassification": RobertaModel,
+    "RobertaModel": RobertaModel,
+    "XLMRobertaForMaskedLM": XLMRobertaModel,
+    "XLMRobertaForSequenceClassification": XLMRobertaModel,
+    "XLMRobertaForTokenClassification": XLMRobertaModel,
+    "XLMRobertaModel": XLMRobertaModel,
+}
+"""Models whose tokens see those after them, by the class that a checkpoint was saved with."""
 _SPELLINGS = {
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
 }
 """Names in published checkpoints, with those of transformers' classes."""
+_OTHER_HEADS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForProcessRewardModel",
+    "ForRewardModel",
+    "Model",
+)
+"""Ends of the names of classes whose layers are those of …ForCausalLM."""
 _LLAMAS = (InternLM3ForCausalLM, IQuestCoderForCausalLM)
 """Families whose checkpoints transformers saves as Llama's, with a ``model_type`` of their own."""
 
@@ -159,15 +202,31 @@ def canonical_architecture(architecture: str, model_type: object) -> str:
     return _SPELLINGS.get(architecture, architecture)
 
 
+def is_encoder(architecture: str) -> bool:
+    """Whether a class of that name is one of ``ENCODERS``."""
+    return architecture in ENCODERS
+
+
+def decoder_of(architecture: str, model_type: object) -> str:
+    """The class that generates with the layers of ``architecture``, which has another head, or none."""
+    for end in _OTHER_HEADS:
+        if architecture.endswith(end):
+            named = canonical_architecture(f"{architecture.removesuffix(end)}ForCausalLM", model_type)
+            return named if named in ARCHITECTURES else _class_of(model_type) or architecture
+    return architecture
+
+
 def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) -> ModelChoice:
     """Choose what runs an architecture in config.json, with ``model_impl`` from ``ModelConfig``.
 
     ``fields`` are config.json's. Raises ``UnsupportedModelError`` with the reason if they show that nothing runs it;
     a later trial decides whether the fallback can.
     """
-    own = ARCHITECTURES.get(architecture)
+    own = _own_model(architecture, fields)
     if own is not None and model_impl != TRANSFORMERS:
         return ModelChoice(architecture, own, RINGLINE, (own.model_type,), "by Ringline's own model")
+    if (encoder := _encoder_of_transformers(architecture, model_impl, has_own=own is not None)) is not None:
+        return encoder
     from engine_core.models.fallback.rules import MIXTURES, TESTED, model_types
 
     types = model_types(architecture)
@@ -190,6 +249,31 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     return ModelChoice(
         architecture, TransformersForCausalLM, TRANSFORMERS, types, f"through transformers' module, {because}"
     )
+
+
+def _encoder_of_transformers(architecture: str, model_impl: str, *, has_own: bool) -> ModelChoice | None:
+    """What runs an encoder through transformers; None: it is none that may. Raises ``UnsupportedModelError``."""
+    from engine_core.models.fallback.rules import encoder_class, encoder_types
+
+    if (base := encoder_class(architecture)) is None:
+        if has_own and architecture in ENCODERS:
+            raise not_supported(architecture, "--model-impl transformers does not run it; auto does")
+        return None
+    if model_impl == RINGLINE:
+        way = "--model-impl auto runs it through transformers"
+        raise not_supported(architecture, f"Ringline has no model of its own for it; {way}")
+    from engine_core.models.fallback.encoder import TransformersEncoder  # loads much of transformers
+
+    because = "through transformers' module, since Ringline has no model of its own for it"
+    return ModelChoice(architecture, TransformersEncoder, TRANSFORMERS, encoder_types(base), because)
+
+
+def _own_model(architecture: str, fields: Mapping[str, Any]) -> type[LayeredModel] | None:
+    """Ringline's model for it, if there is one."""
+    encoder = ENCODERS.get(architecture)
+    if encoder is Gemma3Encoder and not fields.get("use_bidirectional_attention"):
+        encoder = None
+    return encoder or ARCHITECTURES.get(architecture)
 
 
 def _way_out(architecture: str, fields: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.forward import HostForward
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from engine_core.worker.pooling_step import PoolingRunner
 
 _WITHOUT_KERNELS = (
     "Torch computes the model instead: several times slower, and results depend on what else is in the batch. "
@@ -134,6 +135,8 @@ class CpuPlatform(Platform):
         return HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS), links)
 
     def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
+        if self._limits.pooling is not None:
+            return PoolingRunner(model, batch, self.make_forward(model, links), self._samples, self.computing)
         sampler = Sampler(batch.sampling, NumpyOps(model.vocab_size)) if self._samples else None
         return ModelRunner(model, batch, self.make_forward(model, links), sampler)
 

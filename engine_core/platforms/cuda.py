@@ -30,6 +30,7 @@ from engine_core.worker.dummy_batches import Run, largest_step, picture_step, st
 from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.pooling_step import PoolingRunner
 
 _LARGEST_CONTEXT = 1 << 30
 """Bytes. A context takes 0.3 to 0.7 GiB, depending on GPU and driver."""
@@ -243,6 +244,8 @@ class CudaPlatform(Platform):
         return DeviceForward(model, self._limits, self.torch_device, self.attention)
 
     def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
+        if self._limits.pooling is not None:
+            return PoolingRunner(model, batch, self.make_forward(model, links), self._samples, self.computing)
         sampler = Sampler(batch.sampling, TorchOps()) if self._samples else None
         return ModelRunner(model, batch, self.make_forward(model, links), sampler)
 

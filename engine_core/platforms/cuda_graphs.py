@@ -314,13 +314,14 @@ def _is_capturable(inputs: StepInputs) -> bool:
 
 
 def _with_pictures(context: ForwardContext, inputs: StepInputs, device: torch.device) -> ForwardContext:
-    """``context`` of a step some rows of which lie in pictures, on ``device``."""
+    """``context`` of a step of an encoder, or some rows of which lie in pictures, on ``device``."""
     until = next((each.visible_until for each in inputs.metadata), None)
-    given = [each for each in (inputs.rotary_positions, until) if each is not None]
+    given = [each for each in (inputs.rotary_positions, inputs.token_types, until) if each is not None]
     there = iter(upload([each.numpy() for each in given], device))
     rotary = None if inputs.rotary_positions is None else next(there)
+    types = None if inputs.token_types is None else next(there)
     metadata = context.metadata
     if until is not None:
         until = next(there)
         metadata = [replace(group, visible_until=until) for group in metadata]
-    return replace(context, metadata=metadata, media=inputs.media, rotary_positions=rotary)
+    return replace(context, metadata=metadata, media=inputs.media, rotary_positions=rotary, token_types=types)

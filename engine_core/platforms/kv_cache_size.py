@@ -156,7 +156,8 @@ def size_by_profile(
     """The caches that fit into the budget.
 
     There are never more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
-    caching: as many again for cached prefixes that no sequence uses. Nor are there more slots than ``useful_states``.
+    caching: as many again for cached prefixes that no sequence uses. Where tokens see those after them, there are those
+    of the steps in flight. Nor are there more slots than ``useful_states``.
     Raises ``OutOfMemoryError`` if one sequence of ``max_model_len`` does not fit.
     """
     utilization = cache.gpu_memory_utilization
@@ -184,7 +185,7 @@ def size_as_given(
     given = cache.kv_cache_memory_bytes
     assert given is not None
     blocks, states = _claims(cache, limits, bytes_per_block, bytes_per_state)
-    if bytes_per_block:
+    if bytes_per_block and not limits.attends_both_ways:
         blocks = replace(blocks, most=None)
     elif not limits.kv_cache_groups and bytes_per_state:
         states = replace(states, most=None)
@@ -195,7 +196,10 @@ def size_as_given(
 def _claims(cache: CacheConfig, limits: BatchLimits, bytes_per_block: int, bytes_per_state: int) -> tuple[Claim, Claim]:
     """What blocks and slots can use; a model without attention uses no blocks, one without states no slots."""
     needed, prefix_caching = limits.max_blocks_per_seq, cache.enable_prefix_caching
-    blocks = Claim(bytes_per_block, needed, limits.max_num_seqs * needed * (2 if prefix_caching else 1))
+    useful = limits.most_blocks
+    if not limits.attends_both_ways and prefix_caching:
+        useful *= 2
+    blocks = Claim(bytes_per_block, needed, useful)
     if not limits.keeps_states:
         return blocks, Claim(0, 0, 0)
     useful = useful_states(limits.max_num_seqs, enable_prefix_caching=prefix_caching)

@@ -40,5 +40,8 @@ class PoolingFacts:
     """Name of the prompt of an input without one; empty: none."""
     pair_form: PairForm | None = None
     """None: it scores no pairs."""
+    reads_last: bool = False
+    """Whether the last token's hidden state alone decides the result of a whole input: what comes before may then be in
+    the prefix cache."""
     attends_both_ways: bool = False
     """Whether every token sees all others: then all of an input is computed in one step."""

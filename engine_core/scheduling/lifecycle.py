@@ -20,6 +20,8 @@ from itertools import count
 
 from engine_core.config import ModelSpec
 from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.pooling.inputs import InputRequest, LiveInputs, requests_of
+from engine_core.pooling.params import PoolingRequest
 from engine_core.request import Finish, Request
 from engine_core.scheduling.encoder_cache import EncoderCacheManager
 from engine_core.scheduling.outputs import end_of, output_of_end
@@ -49,6 +51,8 @@ class Lifecycle:
         takes no pictures. ``speculation``: None if no drafter proposes tokens.
         """
         self.groups: dict[str, SequenceGroup] = {}
+        self.inputs: dict[str, LiveInputs] = {}
+        """Inputs that are pooled, by the id of their request; each is a group of its own."""
         self.running: list[Sequence] = []
         """Running sequences, in order of rank."""
         self.in_flight: dict[int, StepInFlight] = {}
@@ -103,6 +107,12 @@ class Lifecycle:
         self.groups[request.request_id] = group
         self.deadlines.add(request)
         self._queue.append(self._next_choice(group, SequenceState.QUEUED))
+
+    def add_inputs(self, request: PoolingRequest, now: float) -> None:
+        """Queue all inputs of a request."""
+        live = self.inputs[request.request_id] = LiveInputs(request.request_id)
+        for each in requests_of(request, live):
+            self.add(each, now)
 
     def start(self, seq: Sequence, now: float) -> None:
         """Let ``seq`` run, which was popped from the queue and has its blocks."""
@@ -231,7 +241,10 @@ class Lifecycle:
         while group.unstarted:
             group.pending.append(self._next_choice(group, SequenceState.PENDING))
         group.queue_seconds = now - group.queued_at
-        self.started.append(group.request.request_id)
+        if group.pooled is None or not group.pooled.whole.is_started:
+            self.started.append(group.request_id)
+        if group.pooled is not None:
+            group.pooled.whole.is_started = True
         group.cached_tokens = min(first.num_computed, group.num_prompt_tokens)
         if self._kv.looks_up_prefix(group):
             self._counters.prefix_query_tokens += first.num_tokens
@@ -317,3 +330,11 @@ class Lifecycle:
             if not group.members:
                 self.deadlines.remove(group.request)
                 del self.groups[group.request.request_id]
+                if group.pooled is not None:
+                    self._forget_input(group.pooled)
+
+    def _forget_input(self, ended: InputRequest) -> None:
+        whole = ended.whole
+        del whole.ids[ended.choice]
+        if not whole.ids:
+            del self.inputs[whole.request_id]

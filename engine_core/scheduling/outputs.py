@@ -10,6 +10,7 @@ from engine_core.sequence import Sequence, SequenceGroup
 from engine_core.step import SequenceOutput, StepResult
 
 _LENGTH = Finish(FinishReason.LENGTH)
+_POOLED = Finish(FinishReason.STOP)
 
 
 def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
@@ -33,7 +34,7 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
     """Append a step's tokens for ``seq``, up to one that ends it; None if there is no news.
 
     ``num_computed``: computed tokens of ``seq`` after the step. A failed sequence ends with ERROR, unless its last
-    token ends it.
+    token ends it; one that is pooled ends with its result.
     """
     group = seq.group
     first_position = len(seq.output)
@@ -44,6 +45,9 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
         if finish is not None:
             token_ids = token_ids[:count]
             break
+    pooled = None
+    if group.pooled is not None and (pooled := result.pooled.get(seq.seq_id)) is not None:
+        finish = _POOLED
     if finish is None and seq.seq_id in result.failed:
         failure = result.failed[seq.seq_id]
         finish = Finish(FinishReason.ERROR, error=failure.problem, error_field=failure.field)
@@ -60,8 +64,8 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
     if logprobs is not None and len(logprobs) != len(token_ids):
         logprobs = logprobs[: len(token_ids)]
     return SequenceOutput(
-        group.request.request_id,
-        seq.choice,
+        group.request_id,
+        group.reported(seq.choice),
         first_position,
         token_ids,
         logprobs,
@@ -70,6 +74,7 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
         prefilled_tokens,
         queue_seconds,
         prompt_logprobs,
+        pooled=pooled,
     )
 
 
@@ -79,8 +84,8 @@ def output_of_end(
     """The output for a choice that ends without a step; ``drafts``: accepted and rejected ones."""
     cached_tokens, queue_seconds = _take_admission(group)
     return SequenceOutput(
-        group.request.request_id,
-        choice,
+        group.request_id,
+        group.reported(choice),
         num_output_tokens,
         [],
         None,

@@ -98,7 +98,10 @@ class _Level:
 
 
 class WaitingQueue:
-    """All waiting sequences. ``num_requests`` and ``num_tokens`` count only fresh requests: those never admitted."""
+    """All waiting sequences. ``num_requests`` and ``num_tokens`` count only fresh requests: those never admitted.
+
+    A request whose inputs are pooled counts once, while one of them is fresh.
+    """
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
@@ -124,9 +127,14 @@ class WaitingQueue:
     def append(self, seq: Sequence) -> None:
         """Append an arriving request; ``seq`` stands for it."""
         self._level(seq.group.priority).append(seq)
+        self.num_tokens += seq.num_tokens
+        if seq.group.pooled is not None:
+            whole = seq.group.pooled.whole
+            whole.num_waiting += 1
+            if whole.num_waiting > 1:
+                return
         self._num_of_tenant[seq.group.tenant] += 1
         self.num_requests += 1
-        self.num_tokens += seq.num_tokens
 
     def put_back(self, seq: Sequence) -> None:
         """Put a sequence of an admitted group back, at the front of its priority."""
@@ -152,20 +160,29 @@ class WaitingQueue:
         self.num_tokens += new.num_tokens - old.num_tokens
 
     def _remove(self, seq: Sequence, *, served: bool) -> None:
-        priority, tenant = seq.group.priority, seq.group.tenant
+        priority = seq.group.priority
         level = self._levels[priority]
         if seq.state is SequenceState.RETURNING:
             del level.returning[bisect_left(level.returning, seq.rank, key=_rank)]
         else:
             level.remove(seq.group, served=served)
-            self._num_of_tenant[tenant] -= 1
-            if not self._num_of_tenant[tenant]:
-                del self._num_of_tenant[tenant]
-            self.num_requests -= 1
             self.num_tokens -= seq.num_tokens
+            self._count_out(seq.group)
         if not level:
             del self._levels[priority]
             del self._priorities[bisect_left(self._priorities, priority)]
+
+    def _count_out(self, group: SequenceGroup) -> None:
+        """``group`` waits no more, and its request neither, unless other inputs of it do."""
+        if group.pooled is not None:
+            whole = group.pooled.whole
+            whole.num_waiting -= 1
+            if whole.num_waiting:
+                return
+        self._num_of_tenant[group.tenant] -= 1
+        if not self._num_of_tenant[group.tenant]:
+            del self._num_of_tenant[group.tenant]
+        self.num_requests -= 1
 
     def _level(self, priority: int) -> _Level:
         level = self._levels.get(priority)

@@ -44,6 +44,7 @@ from engine_core.errors import ExecutorError, InvalidRequestError, OutOfMemoryEr
 from engine_core.kv_cache.manager import KVCacheManager, Prefix
 from engine_core.kv_cache.state_slots import StateUse
 from engine_core.kv_cache_interface import SPARE_SLOTS, KVCacheConfig, blocks_of_longest
+from engine_core.pooling.params import PoolingRequest
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.scheduling import drafting
 from engine_core.scheduling.beams import Beams
@@ -112,9 +113,9 @@ class Scheduler:
         """Raise ``InvalidRequestError`` for a request with more beams than can run."""
         self._beams.check(request)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request | PoolingRequest) -> None:
         """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` if its id is live."""
-        if request.request_id in self._lifecycle.groups:
+        if request.request_id in self._lifecycle.groups or request.request_id in self._lifecycle.inputs:
             problem = f"{request.request_id!r} is in use; expected an id that no live request has"
             raise InvalidRequestError("request_id", problem)
         limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
@@ -126,7 +127,10 @@ class Scheduler:
                 f"now {limit - waiting} of {limit} (max_num_queued_reqs); retry later"
             )
         now = self._clock()
-        self._lifecycle.add(request, now)
+        if isinstance(request, PoolingRequest):
+            self._lifecycle.add_inputs(request, now)
+        else:
+            self._lifecycle.add(request, now)
         if self._fair:
             self._tenants.came(request.tenant, now)
 
@@ -138,6 +142,10 @@ class Scheduler:
         ``take_ended`` reports the end with ``finish_reason``; None: no report. Blocks become free at once, or when the
         steps in flight that use them are over.
         """
+        if (inputs := self._lifecycle.inputs.get(request_id)) is not None:
+            ids = list(inputs.ids.values()) if choice is None else filter(None, [inputs.ids.get(choice)])
+            ended = [self.cancel(each, finish_reason=finish_reason) for each in ids]
+            return any(ended)
         group = self._lifecycle.groups.get(request_id)
         if group is None:
             return False

@@ -110,8 +110,10 @@ class StepInFlight:
         self.states = StatePlan(sources, targets, saves)
 
     def is_answered_by(self, result: StepResult) -> bool:
-        """Whether ``result`` has tokens for exactly the sequences that sample, except failed ones."""
+        """Whether ``result`` has tokens, or pooled numbers, for just the sequences that sample, except failed ones."""
         answers = [bool(token_ids) for token_ids in result.token_ids]
+        if result.pooled and len(answers) == len(self.samples):
+            answers = [seq.seq_id in result.pooled for seq in self.sequences]
         if result.failed and len(answers) == len(self.samples):
             for place, seq in enumerate(self.sequences):
                 answers[place] |= self.samples[place] and seq.seq_id in result.failed
@@ -145,17 +147,19 @@ class StepInFlight:
 
     def introduce(self, seq: Sequence) -> None:
         """Add ``seq`` to the plan as new to the workers; call before ``add``."""
-        group = seq.group
+        group, pooled = seq.group, seq.group.pooled
         self.new.append(
             NewSequence(
                 seq_id=seq.seq_id,
-                choice=seq.choice,
+                choice=group.reported(seq.choice),
                 token_ids=[*group.request.prompt_token_ids, *seq.output],
                 num_prompt_tokens=group.num_prompt_tokens,
                 num_computed_tokens=seq.num_computed,
                 block_ids=[list(table) for table in seq.block_tables],
                 params=group.params,
                 media=group.placeholders,
+                pooling=None if pooled is None else pooled.pooling,
+                second_text=None if pooled is None else pooled.second_text,
             )
         )
 

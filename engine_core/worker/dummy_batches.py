@@ -12,6 +12,8 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata, Atte
 from engine_core.forward_context import Caches
 from engine_core.kv_cache_interface import NO_STATE, KVCacheGroup, LayerCacheSpec, MLAAttentionSpec
 from engine_core.media import Picture, PictureShape, Placeholder
+from engine_core.pooling.facts import PoolingFacts
+from engine_core.pooling.params import PoolingParams
 from engine_core.request import SamplingParams
 from engine_core.step import EncoderPlan, NewSequence, StatePlan, StepPlan
 from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS
@@ -48,6 +50,8 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
     The sampler works on ``sampler_rows`` rows at a time. All of these ask for everything, and all but the last sample
     from a nucleus, which costs most; the last uses top-k instead, which makes the sampler copy the others' logits.
     """
+    if limits.pooling is not None:
+        return _largest_pooled_step(limits, limits.pooling, vocab_size)
     seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     demanding, at_once = min(seqs, max(sampler_rows, _DEMANDING_SEQS)), min(seqs, sampler_rows)
     nucleus, top_k = (_demanding(vocab_size, top_k=another_way) for another_way in (False, True))
@@ -72,6 +76,35 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
     return StepPlan(0, [], new, list(range(seqs)), num_tokens, [True] * seqs, {}, states=states)
 
 
+def _largest_pooled_step(limits: BatchLimits, pooling: PoolingFacts, vocab_size: int) -> StepPlan:
+    """As ``largest_step`` for a model that pools: as long inputs as there may be, each with a result for each token, if
+    the model makes such. The last one is a chunk at the end of the longest, unless inputs are computed whole.
+    """
+    params = most_demanding(pooling)
+    lengths, rows_left = list[int](), limits.max_num_batched_tokens
+    while rows_left and len(lengths) < limits.max_num_seqs:
+        lengths.append(min(rows_left, limits.longest_prompt))
+        rows_left -= lengths[-1]
+    before = [0] * len(lengths)
+    if not pooling.attends_both_ways:
+        before[-1] = limits.longest_prompt - lengths[-1]
+    new = []
+    for seq, (computed, rows) in enumerate(zip(before, lengths, strict=True)):
+        tokens = [(seq + position) % vocab_size for position in range(computed + rows)]
+        blocks = [[0] * -(-len(tokens) // limits.block_size) for _ in limits.kv_cache_groups]
+        new.append(NewSequence(seq, seq, tokens, len(tokens), computed, blocks, GREEDY, pooling=params))
+    states = None
+    if limits.keeps_states:
+        states = StatePlan([0 if computed else NO_STATE for computed in before], [0] * len(new))
+    return StepPlan(0, [], new, list(range(len(new))), lengths, [True] * len(new), {}, states=states)
+
+
+def most_demanding(pooling: PoolingFacts) -> PoolingParams:
+    """The parameters of results that take most memory."""
+    task = next((task for task in pooling.tasks if task.per_token), pooling.tasks[0])
+    return PoolingParams(task, normalize=task.embeds)
+
+
 def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
     """Every parameter at its most expensive; top-k and the nucleus of all tokens exclude each other."""
     listed = range(min(MAX_LIST_ITEMS, vocab_size))
@@ -93,15 +126,18 @@ def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
 
 
 def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
-    """A short prompt and a few greedy tokens, in the first blocks and slot; the last plan releases the sequence.
+    """A short prompt and a few greedy tokens, or a result, in the first blocks and slot; the last plan releases the
+    sequence.
 
     Groups use the same blocks, so their layers overwrite each other's keys: the generated tokens are arbitrary.
     """
     prompt = limits.warm_up_tokens(vocab_size)
-    longest = len(prompt)
-    steps = min(_WARM_UP_STEPS, limits.max_model_len - longest)
+    longest, pooling = len(prompt), limits.pooling
+    steps = min(_WARM_UP_STEPS, limits.max_model_len - longest) if pooling is None else 1
     blocks = list(range(-(-(longest + steps) // limits.block_size)))[: limits.max_blocks_per_table]
     new = NewSequence(0, 0, prompt, longest, 0, [blocks] * len(limits.kv_cache_groups), GREEDY)
+    if pooling is not None:
+        new = replace(new, pooling=most_demanding(pooling))
     first, following = (StatePlan([source], [0]) if limits.keeps_states else None for source in (NO_STATE, 0))
     plans = [StepPlan(0, [], [new], [0], [longest], [True], {}, states=first)]
     plans += [StepPlan(step, [], [], [0], [1], [True], {}, states=following) for step in range(1, steps)]

@@ -115,7 +115,7 @@ class HostForward:
 def _forward_stage(model: StagedModel, links: StageLinks, inputs: StepInputs, context: ForwardContext) -> torch.Tensor:
     """Receive before the layers, send after them."""
     if model.is_first_stage:
-        given = model.first_input(inputs.input_ids, inputs.positions, context.media)
+        given = model.first_input(inputs.input_ids, inputs.positions, context)
     else:
         shapes = model.received_shapes(len(inputs.input_ids))
         given = IntermediateTensors(*(links.receive(shape, model.dtype) for shape in shapes))

@@ -22,6 +22,7 @@ from engine_core.attention.base import AttentionMetadata
 from engine_core.forward_context import MediaRows
 from engine_core.kv_cache_interface import KVCacheGroup, blocks_of_longest
 from engine_core.media import Placeholder, VisionShape
+from engine_core.pooling.facts import PoolingFacts
 from engine_core.request import SamplingParams
 from engine_core.sampling.grammar_mask import Following
 from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
@@ -53,12 +54,18 @@ class BatchLimits:
     """Whether any layer keeps a state."""
     num_speculative_tokens: int = 0
     """The most drafts that a step proposes for a sequence's next step."""
+    attends_both_ways: bool = False
+    """Whether a token sees those after it: then nothing is read from the cache after the step that wrote it."""
+    concurrent_steps: int = 1
+    """The most steps in flight."""
     vision: VisionShape | None = None
     """None: no sequence has a picture."""
     encoder_step_tokens: int = 0
     """The most tokens of pictures that a step encodes."""
     encoder_cache_tokens: int = 0
     """The most tokens of pictures whose embeddings are kept."""
+    pooling: PoolingFacts | None = None
+    """None: tokens are sampled."""
 
     @property
     def max_blocks_per_table(self) -> int:
@@ -71,13 +78,27 @@ class BatchLimits:
         return blocks_of_longest(self.kv_cache_groups, self.max_model_len, self.max_num_batched_tokens, self.block_size)
 
     @property
+    def most_blocks(self) -> int:
+        """The most blocks that all sequences together have at a time."""
+        if not self.attends_both_ways:
+            return self.max_num_seqs * self.max_blocks_per_seq
+        rows, seqs = self.max_num_batched_tokens, min(self.max_num_seqs, self.max_num_batched_tokens)
+        # The last block of each sequence may be almost empty.
+        return self.concurrent_steps * (-(-rows // self.block_size) + seqs)
+
+    @property
     def max_rows(self) -> int:
         """The most rows of a step: fewer than ``max_num_batched_tokens`` if all sequences together have fewer."""
-        return min(self.max_num_batched_tokens, self.max_num_seqs * max(1, self.max_model_len - 1))
+        return min(self.max_num_batched_tokens, self.max_num_seqs * self.longest_prompt)
+
+    @property
+    def longest_prompt(self) -> int:
+        """In tokens; one that is sampled needs a place behind it."""
+        return self.max_model_len if self.pooling is not None else max(1, self.max_model_len - 1)
 
     def warm_up_tokens(self, vocab_size: int) -> list[int]:
         """The warm-up's prompt."""
-        longest = min(_WARM_UP_PROMPT, self.max_num_batched_tokens, self.max_model_len - 1)
+        longest = min(_WARM_UP_PROMPT, self.max_num_batched_tokens, self.longest_prompt)
         return [position % vocab_size for position in range(longest)]
 
 
@@ -117,11 +138,13 @@ class StepInputs:
     """As in ``ForwardContext``."""
     media: MediaRows | None = None
     """What takes the place of the rows in ``spans``, once it is gathered."""
+    token_types: torch.Tensor | None = None
+    """As in ``ForwardContext``."""
 
     @property
     def is_of_text(self) -> bool:
         """Whether no row needs more than its token and its position."""
-        return not self.spans and self.rotary_positions is None
+        return not self.spans and self.rotary_positions is None and self.token_types is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +199,8 @@ class InputBatch:
         self._no_drafts = np.zeros(slots, np.int64)
         self._starts_of_single_rows = np.arange(slots + 1, dtype=np.int32)
         self._media = None if limits.vision is None else BatchMedia(slots, limits.vision)
+        self._second_texts = np.zeros(slots, np.int64)
+        """The first token of type 1; behind all tokens if there is none. Only for encoders."""
         self._seq_ids: list[int] = []
         self._slots = np.empty(0, np.intp)
         """Slots of ``_seq_ids``, the last step's sequences, which are mostly the next step's, too."""
@@ -239,6 +264,8 @@ class InputBatch:
         self._append_blocks(slot, sequence.block_ids)
         if self._media is not None:
             self._media.set(slot, sequence.media)
+        if isinstance(sequence, NewSequence):
+            self._second_texts[slot] = known if sequence.second_text is None else sequence.second_text
         self.sampling.add(slot, sequence.params, sequence.choice, known - sequence.num_prompt_tokens)
         if sequence.params.beam_search is not None:
             self._of_beams[slot] = sequence.params, sequence.media
@@ -335,7 +362,12 @@ class InputBatch:
             introductions=self._introductions,
             spans=media.spans,
             rotary_positions=None if media.rotary_positions is None else torch.from_numpy(media.rotary_positions),
+            token_types=self._token_types(row_slots, positions) if self._limits.attends_both_ways else None,
         )
+
+    def _token_types(self, row_slots: Index, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+        """[T] int64 for rows at ``positions`` [T] of the sequences in ``row_slots`` [T]."""
+        return torch.from_numpy((positions >= self._second_texts.take(row_slots)).astype(np.int64))
 
     def _write_drafts(self, plan: StepPlan, slots: Index) -> npt.NDArray[np.int64]:
         """Write drafts after the known tokens; return the number of each sequence's drafts [S]."""

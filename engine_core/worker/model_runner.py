@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,18 @@ PromptLogprobs = list[tuple[int, LogprobsTensors]]
 """Pairs of seq_id and log probabilities."""
 
 
-class PendingStep:
+class ComputedStep(Protocol):
     """A step that is computed, or queued on the device: a future of its result."""
+
+    sampled: npt.NDArray[np.int64] | None
+    """[R]: the tokens of the rows that sample, for ``ModelRunner.commit`` of other ranks; known after ``result``."""
+
+    def result(self) -> StepResult:
+        """Wait until the step is computed, and commit its tokens."""
+
+
+class PendingStep:
+    """A ``ComputedStep`` that samples."""
 
     def __init__(
         self,
@@ -58,7 +69,6 @@ class PendingStep:
         self.token_ids = sampled.token_ids
         """[R] int64, on the device: the tokens of the rows that sample."""
         self.sampled: npt.NDArray[np.int64] | None = None
-        """``token_ids`` on the host, for ``ModelRunner.commit`` of following ranks; known after ``result``."""
         self._batch = batch
         self._plan = plan
         self._logprobs = sampled.logprobs
@@ -235,7 +245,7 @@ class ModelRunner:
         drafter.rehearse(self.batch, self._sampler)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, caches: Caches) -> PendingStep:
+    def launch(self, plan: StepPlan, caches: Caches) -> ComputedStep:
         """Begin to compute a step; ``caches`` are those of the model's layers.
 
         The results of all previous steps but the last must have been asked for. If the sampler reads tokens, which must
@@ -274,7 +284,7 @@ class ModelRunner:
         self._followed.append((plan.step_id, inputs))
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
-        """Record tokens of the oldest followed step: ``PendingStep.sampled`` of the rank that samples."""
+        """Record tokens of the oldest followed step: ``ComputedStep.sampled`` of the rank that samples."""
         due, inputs = self._followed.popleft()
         if step_id != due:
             raise RuntimeError(f"the tokens of step {step_id} came when those of step {due} were due")

