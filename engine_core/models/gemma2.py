@@ -45,10 +45,6 @@ class Gemma2Layer:
 
 def gemma_fields(config: PretrainedConfig) -> dict[str, Any]:
     """The fields that Gemma 2 and 3 share."""
-    if config.use_bidirectional_attention:
-        raise UnsupportedModelError(
-            "use_bidirectional_attention=True is not supported: no token may attend to later ones"
-        )
     fields = common_fields(config, activation="hidden_activation", windows=windows_of_layers)
     return fields | {
         "embedding_scale": fields["hidden_size"] ** 0.5,
@@ -60,6 +56,14 @@ def gemma_fields(config: PretrainedConfig) -> dict[str, Any]:
     }
 
 
+def require_causal(config: PretrainedConfig) -> None:
+    """Raise ``UnsupportedModelError`` for an encoder with the class of a decoder."""
+    if config.use_bidirectional_attention:
+        raise UnsupportedModelError(
+            "use_bidirectional_attention=True is not supported in a decoder: no token may attend to later ones"
+        )
+
+
 class Gemma2ForCausalLM(CausalLM):
     """Attention scores are capped, too."""
 
@@ -68,5 +72,6 @@ class Gemma2ForCausalLM(CausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
+        require_causal(config)
         softcap = optional_number(config, "attn_logit_softcapping")
         return ArchitectureConfig(**gemma_fields(config), attn_logit_softcap=softcap)

@@ -391,14 +391,14 @@ def common_fields(
         "norm_eps": read_norm_eps(config, norm_eps),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "ropes": _ropes(
+        "ropes": read_ropes(
             config,
             max_position_embeddings,
             [head_dim] * num_layers if head_dims is None else head_dims,
-            partial_rotary,
-            query_scaling,
-            interleaved,
-            unrotated,
+            partial_rotary=partial_rotary,
+            query_scaling=query_scaling,
+            interleaved=interleaved,
+            unrotated=unrotated,
         )
         if rotates
         else (None,) * num_layers,
@@ -540,16 +540,17 @@ def read_norm_eps(config: PretrainedConfig, name: str) -> float:
     return float(value)
 
 
-def _ropes(
+def read_ropes(
     config: PretrainedConfig,
     max_position_embeddings: int,
     head_dims: Sequence[int],
-    partial_rotary: bool,
-    query_scaling: bool,
-    interleaved: bool,
-    unrotated: Collection[str],
+    *,
+    partial_rotary: bool = False,
+    query_scaling: bool = False,
+    interleaved: bool = False,
+    unrotated: Collection[str] = (),
 ) -> tuple[RopeParameters | None, ...]:
-    """``rope_parameters``, common to all layers or given per layer type."""
+    """``rope_parameters``, common to all layers or given per layer type; arguments as those of ``common_fields``."""
     # As transformers' modules do: this copies a top-level original_max_position_embeddings into the parameters.
     try:
         config.standardize_rope_params()

@@ -25,7 +25,7 @@ from engine_core.models.exaone_moe import ExaoneMoeForCausalLM
 from engine_core.models.flex_olmo import FlexOlmoForCausalLM
 from engine_core.models.gemma import GemmaForCausalLM
 from engine_core.models.gemma2 import Gemma2ForCausalLM
-from engine_core.models.gemma3 import Gemma3ForCausalLM
+from engine_core.models.gemma3 import Gemma3Encoder, Gemma3ForCausalLM
 from engine_core.models.gemma3n import Gemma3nForCausalLM
 from engine_core.models.gemma4 import Gemma4ForCausalLM
 from engine_core.models.glm import GlmForCausalLM
@@ -54,7 +54,9 @@ from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
+from engine_core.models.modernbert import ModernBertModel
 from engine_core.models.nemotron_h import NemotronHForCausalLM
+from engine_core.models.nomic_bert import NomicBertModel
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.olmo3 import Olmo3ForCausalLM
 from engine_core.models.olmoe import OlmoeForCausalLM
@@ -138,6 +140,15 @@ ENCODERS: dict[str, type[EncoderModel]] = {
     "CamembertForSequenceClassification": CamembertModel,
     "CamembertForTokenClassification": CamembertModel,
     "CamembertModel": CamembertModel,
+    "Gemma3TextModel": Gemma3Encoder,
+    "ModernBertForMaskedLM": ModernBertModel,
+    "ModernBertForSequenceClassification": ModernBertModel,
+    "ModernBertForTokenClassification": ModernBertModel,
+    "ModernBertModel": ModernBertModel,
+    "NomicBertForMaskedLM": NomicBertModel,
+    "NomicBertForSequenceClassification": NomicBertModel,
+    "NomicBertForTokenClassification": NomicBertModel,
+    "NomicBertModel": NomicBertModel,
     "RobertaForMaskedLM": RobertaModel,
     "RobertaForSequenceClassification": RobertaModel,
     "RobertaForTokenClassification": RobertaModel,
@@ -211,9 +222,11 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     ``fields`` are config.json's. Raises ``UnsupportedModelError`` with the reason if they show that nothing runs it;
     a later trial decides whether the fallback can.
     """
-    own: type[LayeredModel] | None = ARCHITECTURES.get(architecture) or ENCODERS.get(architecture)
+    own = _own_model(architecture, fields)
     if own is not None and model_impl != TRANSFORMERS:
         return ModelChoice(architecture, own, RINGLINE, (own.model_type,), "by Ringline's own model")
+    if (encoder := _encoder_of_transformers(architecture, model_impl, has_own=own is not None)) is not None:
+        return encoder
     from engine_core.models.fallback.rules import MIXTURES, TESTED, model_types
 
     types = model_types(architecture)
@@ -236,6 +249,31 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     return ModelChoice(
         architecture, TransformersForCausalLM, TRANSFORMERS, types, f"through transformers' module, {because}"
     )
+
+
+def _encoder_of_transformers(architecture: str, model_impl: str, *, has_own: bool) -> ModelChoice | None:
+    """What runs an encoder through transformers; None: it is none that may. Raises ``UnsupportedModelError``."""
+    from engine_core.models.fallback.rules import encoder_class, encoder_types
+
+    if (base := encoder_class(architecture)) is None:
+        if has_own and architecture in ENCODERS:
+            raise not_supported(architecture, "--model-impl transformers does not run it; auto does")
+        return None
+    if model_impl == RINGLINE:
+        way = "--model-impl auto runs it through transformers"
+        raise not_supported(architecture, f"Ringline has no model of its own for it; {way}")
+    from engine_core.models.fallback.encoder import TransformersEncoder  # loads much of transformers
+
+    because = "through transformers' module, since Ringline has no model of its own for it"
+    return ModelChoice(architecture, TransformersEncoder, TRANSFORMERS, encoder_types(base), because)
+
+
+def _own_model(architecture: str, fields: Mapping[str, Any]) -> type[LayeredModel] | None:
+    """Ringline's model for it, if there is one."""
+    encoder = ENCODERS.get(architecture)
+    if encoder is Gemma3Encoder and not fields.get("use_bidirectional_attention"):
+        encoder = None
+    return encoder or ARCHITECTURES.get(architecture)
 
 
 def _way_out(architecture: str, fields: Mapping[str, Any]) -> str:

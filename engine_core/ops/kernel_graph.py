@@ -47,8 +47,11 @@ class _Graph:
                 if target is not None and source is not None:
                     target[:rows].copy_(source)
         tables = (ctypes.c_void_p * len(metadata))(*(group.block_tables.data_ptr() for group in metadata))
+        ends = [None if group.visible_until is None else group.visible_until.data_ptr() for group in metadata]
+        until = (ctypes.c_void_p * len(metadata))(*ends)
         self.captured.replay(
             block_tables=ctypes.addressof(tables),
+            visible_until=ctypes.addressof(until),
             rows=rows,
             selected=None if wanted is None else wanted.data_ptr(),
             num_selected=num_wanted,
@@ -136,6 +139,4 @@ def _sequences(context: ForwardContext) -> dict[str, int]:
             "seq_lens": any_group.seq_lens.data_ptr(),
             "block_table_stride": any_group.block_tables.stride(0),
         }
-        if any_group.visible_until is not None:
-            fields["visible_until"] = any_group.visible_until.data_ptr()
     return fields

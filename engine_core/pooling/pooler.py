@@ -36,7 +36,7 @@ def _sigmoid(x: Wide) -> Wide:
         return 1 / (1 + np.exp(-x))
 
 
-_ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
+ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
@@ -67,7 +67,7 @@ class Pooler:
         self._dense = [
             (
                 parts.float32_linear(f"{layer.folder}.linear", layer.inputs, layer.outputs, bias=layer.bias),
-                _ACTIVATIONS[layer.activation],
+                ACTIVATIONS[layer.activation],
             )
             for layer in config.dense
         ]

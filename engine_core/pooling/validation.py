@@ -11,7 +11,8 @@ from engine_core.pooling.facts import PoolingFacts
 from engine_core.pooling.params import PoolingInput, PoolingParams, PoolingRequest, PoolingTask
 from engine_core.validation import check_ids, check_integer, check_number, check_type, refuse
 
-MAX_INPUTS = 2048
+MAX_INPUTS = 4096
+"""Of a request: as many queries as documents, 2048 of each, may be compared."""
 MAX_RESULT_BYTES = 32 << 20
 """Of all inputs of a request together."""
 _FLOAT_BYTES = 4

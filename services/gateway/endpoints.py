@@ -9,6 +9,7 @@ from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, completions, models, tokenize
 from services.gateway.openai.responses import endpoint as responses
 from services.gateway.page import page
+from services.gateway.pooling import cohere, embeddings, labels, llama_cpp, rerank, results, scores, tei
 from services.gateway.rpc import inference
 
 ENDPOINTS: Sequence[Endpoint] = (
@@ -18,6 +19,14 @@ ENDPOINTS: Sequence[Endpoint] = (
     *tokenize.ENDPOINTS,
     *responses.ENDPOINTS,
     *messages.ENDPOINTS,
+    *embeddings.ENDPOINTS,
+    *rerank.ENDPOINTS,
+    *scores.ENDPOINTS,
+    *labels.ENDPOINTS,
+    *results.ENDPOINTS,
+    *tei.ENDPOINTS,
+    *cohere.ENDPOINTS,
+    *llama_cpp.ENDPOINTS,
     *page.ENDPOINTS,
     *inference.ENDPOINTS,
 )

@@ -186,7 +186,7 @@ def options_of(request: msgspec.Struct) -> dict[str, Any]:
     return options
 
 
-_PARTS = ("generate.", "sampling.", "stopping.", "output.", "chat.", "constraint.")
+_PARTS = ("generate.", "sampling.", "stopping.", "output.", "chat.", "constraint.", "options.")
 """Levels of the ring's request; HTTP APIs have one."""
 PARSERS = {"output.parse.tool_calls": "tool_call_parser", "output.parse.reasoning": "reasoning_parser"}
 """The ring's fields of formats, to those of requests."""

@@ -8,7 +8,7 @@ _GENERATION = "/v1/completions continues texts, /v1/chat/completions answers cha
 _READINESS = "/health says whether requests are served, /live whether the gateway runs"
 _RENDERING = "/tokenize takes messages, too, and with return_token_strs it shows the prompt"
 _STATE = "/v1/models has the models that are served, /metrics what runs"
-_NO_VECTORS = "models generate text; there are no embeddings, scores or classes"
+_VECTORS = "/v1/embeddings makes vectors of texts, /rerank puts documents in order, /score compares texts"
 _NO_ADAPTERS = "there are no adapters; merge them into the model's weights"
 _ONE_MODALITY = "text is the only modality"
 _NO_STORE = "nothing is stored, and every request is answered while its client waits"
@@ -25,11 +25,9 @@ _ROOMS: Mapping[tuple[str, ...], str] = {
     ("/v1/tokenize", "/v1/detokenize", "/v1/tokenizer_info"): _UNPREFIXED,
     ("/api/version",): "it is called /version",
     ("/apply-template", "/v1/chat/completions/render", "/v1/completions/render"): _RENDERING,
-    ("/props", "/v1/props", "/slots", "/v1/slots", "/info", "/load", "/server_info"): _STATE,
+    ("/props", "/v1/props", "/slots", "/v1/slots", "/load", "/server_info"): _STATE,
     ("/get_model_info", "/model_info", "/get_server_info", "/api/tags", "/api/show", "/api/ps"): _STATE,
-    ("/embedding", "/embeddings", "/v1/embedding", "/v1/embeddings", "/embed", "/v2/embed"): _NO_VECTORS,
-    ("/api/embed", "/api/embeddings", "/encode", "/pooling", "/v1/pooling", "/classify", "/v1/classify"): _NO_VECTORS,
-    ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"): _NO_VECTORS,
+    ("/v1/embedding", "/api/embed", "/api/embeddings", "/encode", "/embed_sparse"): _VECTORS,
     ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"): _NO_ADAPTERS,
     ("/load_lora_adapter", "/unload_lora_adapter"): _NO_ADAPTERS,
     # OpenAI, Anthropic

@@ -19,6 +19,13 @@ from services.gateway.openai.responses.request import ResponseRequest
 from services.gateway.openai.sampling_fields import SamplingFields
 from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from services.gateway.other_servers import OtherServers
+from services.gateway.pooling import cohere, llama_cpp, tei
+from services.gateway.pooling.embeddings import EmbeddingRequest
+from services.gateway.pooling.fields import CutFields, PoolingFields
+from services.gateway.pooling.labels import ClassifyRequest
+from services.gateway.pooling.rerank import RerankRequest
+from services.gateway.pooling.results import PoolingRequest
+from services.gateway.pooling.scores import ScoreRequest
 from tests.docs.documents import ROOT, Generated
 
 ENDPOINTS: Mapping[str, type[Body]] = {
@@ -30,12 +37,25 @@ ENDPOINTS: Mapping[str, type[Body]] = {
     "/v1/messages/count_tokens": CountRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), EmbeddingRequest),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"), RerankRequest),
+    **dict.fromkeys(("/score", "/v1/score"), ScoreRequest),
+    **dict.fromkeys(("/classify", "/v1/classify"), ClassifyRequest),
+    **dict.fromkeys(("/pooling", "/v1/pooling"), PoolingRequest),
+    "/embed": tei.EmbedRequest,
+    "/embed_all": tei.VectorFields,
+    "/predict": tei.PredictRequest,
+    "/similarity": tei.SimilarityRequest,
+    **dict.fromkeys(("/v2/embed", "/v1/embed"), cohere.EmbedRequest),
+    "/embedding": llama_cpp.EmbeddingRequest,
 }
 """The bodies of requests, by path."""
 _SHARED: Mapping[type[Body], str] = {
-    OtherServers: "Of other servers: everywhere but `/tokenize` and `/detokenize`",
+    OtherServers: "Of other servers: wherever text is generated",
     SamplingFields: "Chats and completions",
     CountRequest: "`/v1/messages/count_tokens`, and `/v1/messages`",
+    PoolingFields: "Vectors, scores and labels",
+    CutFields: "Vectors, scores and labels, except in the forms of Cohere, TEI and llama.cpp",
 }
 """Bodies whose fields others have too: they have a table of their own."""
 _BEGIN, _END = "<!-- By `python -m tests.docs.api_fields`, which a test runs. -->\n", "<!-- End of the tables. -->"

@@ -543,11 +543,11 @@ struct RinglineOperation {
 // The arguments of captured calls that differ from step to step. As in RinglineAttention, and in the ops on states.
 struct RinglineStep {
     const int32_t* query_starts;
-    const int32_t* seq_lens;             // this and the next: null if no layer attends
-    const int32_t* const* block_tables;  // of each group
-    const int32_t* visible_until;        // [rows], or null
+    const int32_t* seq_lens;              // this and the next two: null if no layer attends
+    const int32_t* const* block_tables;   // of each group
+    const int32_t* const* visible_until;  // of each group: [rows], or null
     const int32_t *state_sources, *save_starts, *save_rows, *save_slots;  // null if no layer keeps a state
-    int64_t block_table_stride;          // of all of them
+    int64_t block_table_stride;           // of all of them
     int64_t rows;
     const int64_t* selected;  // [num_selected]: the rows that remain after a selection; null: the first
     int64_t num_selected;

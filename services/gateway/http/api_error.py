@@ -63,10 +63,23 @@ _REFUSED_CALLERS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 """What a retry would repeat, although some agents try for minutes, silently."""
 _RETRY_SECONDS = 1.0
 """Where a retry helps but the ring names no delay."""
+_TRUNCATION = "options.truncation"
+"""The ring's field that cuts long inputs, as messages name it."""
 _TOO_LONG = re.compile(
-    r"tokens are too long: expected at most (\d+)|expected at most \d+, for a context of (\d+) tokens"
+    rf"tokens are too long: expected at most (?:(\d+) \({_TRUNCATION}|(\d+))"
+    r"|expected at most \d+, for a context of (\d+) tokens"
 )
-"""A processor's message about too long a prompt: names the longest prompt, or the context, in tokens."""
+"""A processor's message about too long a prompt: names the longest input, the longest prompt, or the context, in
+tokens.
+"""
+_CALLS = {
+    "(Generate, Session)": "(/v1/chat/completions, /v1/completions)",
+    "(Embed, Score)": "(/v1/embeddings, /score)",
+    "(Embed)": "(/v1/embeddings)",
+    "(Score)": "(/rerank, /score)",
+    "(Classify)": "(/classify)",
+}
+"""What a processor says that a model is for, in paths."""
 
 
 @dataclass(slots=True)
@@ -137,9 +150,14 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
         failed.param = name_of(error.field)
         failed.message = failed.message.replace(error.field, failed.param, 1)
     if isinstance(error, InvalidRequest) and (too_long := _TOO_LONG.search(failed.message)):
-        context = int(too_long[1]) + 1 if too_long[1] else int(too_long[2])
+        longest, prompt, context = too_long.groups()
+        context = longest or context or int(prompt) + 1
         failed.status, failed.code = HTTPStatus.BAD_REQUEST, "context_length_exceeded"
+        failed.message = failed.message.replace(_TRUNCATION, name_of(_TRUNCATION))
         failed.message += f". This model's maximum context length is {context} tokens."  # clients search for it
+    if error.code is grpc.StatusCode.FAILED_PRECONDITION:
+        for calls, paths in _CALLS.items():
+            failed.message = failed.message.replace(calls, paths)
     if error.code is grpc.StatusCode.NOT_FOUND and reason in ("", "MODEL_NOT_FOUND"):
         failed.code, failed.param = "model_not_found", "model"
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
@@ -57,7 +58,7 @@ def _none_yet() -> ApiError:
 
 
 def _object(model: Model) -> dict[str, Any]:
-    """A model, with OpenAI's, vLLM's, Anthropic's and OpenRouter's members, and two of Ringline's own at the end."""
+    """A model, with OpenAI's, vLLM's, Anthropic's and OpenRouter's members, and Ringline's own at the end."""
     reads = ["text", "image"] if "media" in model.capabilities else ["text"]
     return {
         "id": model.name,
@@ -72,10 +73,19 @@ def _object(model: Model) -> dict[str, Any]:
         "lifecycle": "active",
         "created_at": "1970-01-01T00:00:00Z",
         "max_input_tokens": model.max_model_len,
-        "architecture": {"input_modalities": reads, "output_modalities": ["text"]},
+        "architecture": {"input_modalities": reads, "output_modalities": [_made_by(model)]},
         "default_sampling": dict(model.default_sampling),
         "num_parameters": model.num_parameters,
+        "tasks": ["generate"] if model.pooling is None else list(model.pooling.tasks),
+        "pooling": None if model.pooling is None else asdict(model.pooling),
     }
+
+
+def _made_by(model: Model) -> str:
+    """What a model makes, in OpenRouter's words."""
+    if model.pooling is None:
+        return "text"
+    return "embeddings" if model.pooling.dimensions else "scores"
 
 
 ENDPOINTS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from ringline import Finished
@@ -278,7 +278,13 @@ def _llama_cpp_form(given: str | dict[str, Any] | None) -> Form | None:
     return Form("grammar.value", {kinds[kind]: value})
 
 
-def call_of(call: Call, request: SamplingFields) -> Call:
+class HasId(Protocol):
+    """A body that may have the request's id."""
+
+    request_id: str | None
+
+
+def call_of(call: Call, request: HasId) -> Call:
     """The call, with the body's id if it has one. Raises ``ApiError`` for ids that no header could hold."""
     if not request.request_id:
         return call

@@ -1,7 +1,6 @@
-"""InferenceService over gRPC-Web and Connect: Generate, Tokenize, Detokenize and ListModels.
+"""InferenceService over gRPC-Web and Connect: all of its calls but Session.
 
-Requests go through the client library, so that a stream survives its processor. Session is missing: browsers have no
-bidirectional streams.
+Requests go through the client library, so that a stream survives its processor. Browsers have no bidirectional streams.
 """
 
 from __future__ import annotations
@@ -195,6 +194,8 @@ def _unary(name: str, kind: type[_M], method: Callable[[Relay, _M, float | None]
         try:
             request, timeout = await call.aside(lambda: form.read(kind, call)), form.timeout(call)
             message = await method(Relay(call.client), request, timeout)
+            if isinstance(message, pb.EmbedResponse | pb.ScoreResponse | pb.ClassifyResponse):
+                call.tokens.prompt += message.report.usage.prompt_tokens
         except RingError as error:
             raise form.failed(error) from None
         end = form.end(_OK) if form.has_envelopes else b""
@@ -205,6 +206,9 @@ def _unary(name: str, kind: type[_M], method: Callable[[Relay, _M, float | None]
 
 ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("POST", _PATH + "Generate", generate, _DIALECT, connect.STREAM_MEDIA_TYPES + grpc_web.MEDIA_TYPES),
+    _unary("Embed", pb.EmbedRequest, Relay.embed),
+    _unary("Score", pb.ScoreRequest, Relay.score),
+    _unary("Classify", pb.ClassifyRequest, Relay.classify),
     _unary("Tokenize", pb.TokenizeRequest, Relay.tokenize),
     _unary("Detokenize", pb.DetokenizeRequest, Relay.detokenize),
     _unary("ListModels", pb.ListModelsRequest, Relay.list_models),

@@ -49,6 +49,10 @@ class Reply:
     headers: dict[str, str]
     body: bytes
 
+    def json(self) -> Any:
+        """The body's object."""
+        return json.loads(self.body)
+
     @property
     def error(self) -> dict[str, Any]:
         """In OpenAI's form."""
@@ -136,9 +140,9 @@ def request(
 
 
 @asynccontextmanager
-async def running(**options: Any) -> AsyncIterator[Running]:
-    """``options``: of the gateway."""
-    async with serving(ScriptedInference()) as processor:
+async def running(service: ScriptedInference | None = None, **options: Any) -> AsyncIterator[Running]:
+    """``service``: the processor's; ``options``: of the gateway."""
+    async with serving(service or ScriptedInference()) as processor:
         processor.plays(hello)
         given = {"port": 0, "metrics": False, "processors": (processor.address,), **options}
         settings = build(GatewaySettings(), given)

@@ -68,7 +68,7 @@ async def test_what_is_refused_before_a_processor_is_asked(gateway, method, path
     [
         ("/chat/completions", "the base URL ends with /v1"),
         ("/v1/v1/messages", "leave it out of the base URL"),
-        ("/v1/embeddings", "there are no embeddings"),
+        ("/api/embed", "/v1/embeddings makes vectors"),
         ("/completion", "/v1/completions continues texts"),
         ("/nothing", "docs/openai.md"),
     ],

@@ -102,6 +102,8 @@ MANY = [
     ("/v1/messages/count_tokens", {"messages": [HI] * 1000}),
     ("/tokenize", {"messages": [HI] * 1000}),
     ("/detokenize", {"tokens": [7] * 2000}),
+    ("/v1/embeddings", {"input": ["a"] * 2000}),
+    ("/rerank", {"query": "a", "documents": ["a"] * 2000}),
     ("/ringline.inference.v1.InferenceService/Tokenize", {"chat": {"messages": [HI] * 1000}}),
 ]
 

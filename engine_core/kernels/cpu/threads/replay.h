@@ -36,7 +36,7 @@ void adapt(RinglineAttention& call, const RinglineStep& step) {
     call.seq_lens = step.seq_lens;
     call.block_tables = step.block_tables[call.group];
     call.block_table_stride = step.block_table_stride;
-    call.visible_until = step.visible_until;
+    call.visible_until = step.visible_until[call.group];
     call.num_seqs = step.num_seqs;
     call.num_threads = step.num_threads;
 }
