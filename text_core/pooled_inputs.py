@@ -93,7 +93,7 @@ class Texts(Inputs):
         texts = dict(zip(given, encoded, strict=True))
         found = []
         for index in range(start, stop):
-            ids = texts[index] if index in texts else list(map(int, self.inputs[index]))
+            ids = texts[index] if isinstance(one := self.inputs[index], str) else list(one)
             if len(ids) > self.length.most:
                 ids = self._cut(index, ids, given.get(index))
             if not ids:
