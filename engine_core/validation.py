@@ -174,16 +174,19 @@ def _check_param_types(params: SamplingParams) -> None:
 
 
 def check_type(field: str, value: object, types: type | UnionType | tuple[type, ...], accepted: str) -> None:
+    """Raise ``InvalidRequestError`` unless ``value`` is of one of ``types``; ``accepted`` describes them."""
     if not isinstance(value, types):
         refuse(field, f"{written(value, reprlib.repr)}, of type {type(value).__name__}", accepted)
 
 
 def check_integer(field: str, value: object) -> None:
+    """Raise ``InvalidRequestError`` unless ``value`` is one of Python's own integers."""
     if type(value) is not int:
         refuse(field, f"{written(value, reprlib.repr)}, of type {type(value).__name__}", "an integer")
 
 
 def check_number(field: str, value: object) -> None:
+    """Raise ``InvalidRequestError`` unless ``value`` is one of Python's own numbers."""
     if type(value) not in (int, float):
         refuse(field, f"{written(value, reprlib.repr)}, of type {type(value).__name__}", "a number")
 
@@ -378,6 +381,7 @@ def _check_resume(request: Request, model: ModelSpec) -> None:
 
 
 def check_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
+    """Raise ``InvalidRequestError`` unless all ``token_ids`` are those of a vocabulary of ``vocab_size``."""
     if set(map(type, token_ids)) - {int}:
         for token_id in token_ids:
             check_integer(field, token_id)
@@ -392,5 +396,6 @@ def _check_count(field: str, items: Collection[object]) -> None:
 
 
 def refuse(field: str, value: object, accepted: str) -> None:
+    """Raise ``InvalidRequestError``."""
     shown = value if isinstance(value, str) else written(value)
     raise InvalidRequestError(field, f"is {shown}; expected {accepted}")

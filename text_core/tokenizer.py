@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import tokenizers
 
@@ -23,6 +23,14 @@ __all__ = ["TOKENIZER_FILES", "Tokenizer", "TokenizerError"]
 _WHITE_SPACE = re.compile(r"([\sĠĊĉčċČ▁]|<0x(09|0A|0B|0C|0D|20)>)+")
 """Entries of vocabularies, in each of which a character stands for one of white space."""
 _MOST_WHITE_SPACE = 16
+
+
+class EncodedPair(NamedTuple):
+    """Two texts as one input."""
+
+    ids: list[int]
+    second_text: int | None
+    """Index of the first token of type 1; None: all are of type 0."""
 
 
 class Tokenizer:
@@ -82,15 +90,48 @@ class Tokenizer:
         encode = self._tokenizer.encode_batch_fast
         if truncate_prompt_tokens is None:
             return [encoding.ids for encoding in encode(list(texts), add_special_tokens=add_special_tokens)]
-        room = truncate_prompt_tokens
-        if add_special_tokens:
-            room -= self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        truncated = []
-        for encoding in encode(list(texts), add_special_tokens=False):
-            encoding.truncate(max(room, 0), direction="left")
-            complete = self._tokenizer.post_process(encoding, add_special_tokens=add_special_tokens)
-            truncated.append(complete.ids[-truncate_prompt_tokens:])
-        return truncated
+        return [
+            self._cut(encoding, truncate_prompt_tokens, "left", add_special_tokens)
+            for encoding in encode(list(texts), add_special_tokens=False)
+        ]
+
+    @panics_as_errors()
+    def encode_cut(self, text: str, max_tokens: int, *, keep_end: bool, add_special_tokens: bool = True) -> list[int]:
+        """The ids of ``text``, cut to ``max_tokens`` (≥ 1), of which the special tokens around it take some."""
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return self._cut(encoding, max_tokens, "left" if keep_end else "right", add_special_tokens)
+
+    def _cut(self, encoding: tokenizers.Encoding, max_tokens: int, side: str, add_special_tokens: bool) -> list[int]:
+        """The ids of an encoding without special tokens, cut on one side."""
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+        encoding.truncate(max(max_tokens - special, 0), direction=side)
+        ids: list[int] = self._tokenizer.post_process(encoding, add_special_tokens=add_special_tokens).ids
+        return ids[-max_tokens:] if side == "left" else ids[:max_tokens]
+
+    @panics_as_errors()
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
+        """The ids of each pair of texts, with special tokens between and around them."""
+        return [_pair_of(encoding) for encoding in self._tokenizer.encode_batch_fast(list(pairs))]
+
+    @panics_as_errors()
+    def encode_cut_pair(self, first: str, second: str, max_tokens: int, *, keep_end: bool) -> EncodedPair | None:
+        """A pair whose second text is cut to make ``max_tokens``; None if the first alone takes all of them."""
+        one, two = self._tokenizer.encode_batch_fast([first, second], add_special_tokens=False)
+        room = max_tokens - self._tokenizer.num_special_tokens_to_add(is_pair=True) - len(one)
+        if room < 1:
+            return None
+        two.truncate(room, direction="left" if keep_end else "right")
+        return _pair_of(self._tokenizer.post_process(one, two))
+
+    @panics_as_errors()
+    def cut_text(self, text: str, max_tokens: int, *, keep_end: bool) -> str:
+        """The part of ``text`` that its first ``max_tokens`` tokens (or its last) stand for."""
+        if max_tokens <= 0:
+            return ""
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        if len(encoding) <= max_tokens:
+            return text
+        return text[encoding.offsets[-max_tokens][0] :] if keep_end else text[: encoding.offsets[max_tokens - 1][1]]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; ids outside the vocabulary add nothing."""
@@ -174,6 +215,11 @@ class Tokenizer:
         declared = load_json(files, "generation_config.json").get("eos_token_id")
         ids = declared if isinstance(declared, list) else [declared]
         return frozenset(token_id for token_id in [*ids, self.eos_token_id] if isinstance(token_id, int))
+
+
+def _pair_of(encoding: tokenizers.Encoding) -> EncodedPair:
+    kinds = encoding.type_ids
+    return EncodedPair(encoding.ids, kinds.index(1) if 1 in kinds else None)
 
 
 def _load(files: Mapping[str, bytes], special: SpecialTokens) -> tokenizers.Tokenizer:

@@ -46,6 +46,11 @@ def has_template(files: Mapping[str, bytes]) -> bool:
     return isinstance(declared, dict) and declared.get("chat_template") is not None
 
 
+def has_pair_template(model: Path) -> bool:
+    """Whether the checkpoint in the directory ``model`` has a template for a query and a document, or gets one here."""
+    return False
+
+
 def builtin_template(model: Path) -> bytes | None:
     """The template for the checkpoint in the directory ``model``; None if there is none. Raises ``CheckpointError``."""
     if not model.is_dir():

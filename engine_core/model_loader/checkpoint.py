@@ -10,7 +10,7 @@ import json
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,20 @@ from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelErr
 from engine_core.media import VisionShape
 from engine_core.model_loader import deepseek_ocr, multimodal
 from engine_core.model_loader.digest import WeightsDigest, digest_of
-from engine_core.model_loader.formats import pools_hidden_states
 from engine_core.model_loader.generation_config import default_sampling
 from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.files import is_gguf
-from engine_core.model_loader.gguf.projector import model_file
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.json_files import read_object
-from engine_core.model_loader.location import find_checkpoint, find_path, served_name
+from engine_core.model_loader.location import find_checkpoint, served_name, tokenizer_source
 from engine_core.model_loader.picture_options import picture_limit, preprocessor_overrides, resolved
+from engine_core.model_loader.pooling_model import PoolingChoice, choose_pooling, pooler_config, tensors_beside
 from engine_core.model_loader.safetensors_reader import find_tensors, has_tensors
 from engine_core.model_loader.stored_quantization import require_stored_codes, stored_quantization, with_quantization
 from engine_core.model_loader.stored_tensor import StoredTensor
 from engine_core.model_loader.text_model import TextModel
-from engine_core.models.kinds import not_supported
-from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
+from engine_core.models.model_config import MOST_LAYERS, ArchitectureConfig, ModelShape, require_like_layers
 from engine_core.models.registry import (
     ARCHITECTURES,
     ENCODERS,
@@ -49,6 +47,7 @@ from engine_core.models.registry import (
     fallback_may_run,
 )
 from engine_core.models.vision_model import VisionModel
+from engine_core.pooling.config import PoolerConfig
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 
@@ -107,6 +106,10 @@ class Checkpoint:
     """As in ``LoadConfig``."""
     seed: int
     """For dummy weights."""
+    pooler: PoolerConfig | None = None
+    """How hidden states are pooled; None: the model generates."""
+    beside: Mapping[str, StoredTensor] = field(default_factory=dict)
+    """Tensors of the pooler that are in other folders than the model's, by their names in the model."""
 
     @property
     def rounded_to(self) -> str | None:
@@ -138,6 +141,8 @@ class Checkpoint:
         }
         if self.int8_activations:
             identity["int8_activations"] = True
+        if self.pooler is not None:
+            identity["pooler"] = repr(self.pooler)
         return digest_of(json.dumps(identity, sort_keys=True))
 
 
@@ -164,26 +169,29 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     if (own := _PUBLISHED_TYPES.get(str(raw.get("model_type")))) is not None:
         raw = {**raw, "model_type": own}
     architecture = _architecture(path, raw)
+    if (pooling := choose_pooling(path, raw, architecture, config)) is not None:
+        architecture = pooling.runs_as
     text_of = _class_around(path, raw, architecture, load)
     if text_of is not None:
         text = _text_model(path, raw, text_of, load)
         architecture, raw = text.architecture, text.fields
     vision = _vision_of(path, text_of, config, load)
     choice = choose_model(architecture, raw, config.model_impl)
-    if pools_hidden_states(path):
-        raise not_supported(architecture, "it is a model for embeddings (modules.json), which generates no text")
     stored = _stored_quantization(path, raw, text_of, vision, choice, config, load)
     hf_config = _hf_config(path, raw, choice, as_published=raw is published)
     architecture_config = _read_config(hf_config, choice)
     if vision is not None:
         architecture_config = architecture_config.seeing(vision.shape)
+    pooler = None
+    if pooling is not None:
+        architecture_config, pooler = _pooling(pooling, path, raw, choice, architecture_config)
     dtype_name = _dtype_name(path, text_of, config, load, hf_config, stored is not None)
-    max_model_len = _max_model_len(config, choice.architecture, architecture_config)
+    max_model_len = _max_model_len(config, choice.architecture, architecture_config, pooling)
     if vision is not None:
         vision = replace(vision, shape=resolved(vision.shape, config, max_model_len))
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
-        architecture=choice.architecture,
+        architecture=choice.architecture if pooling is None else pooling.architecture,
         vocab_size=architecture_config.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=_eos_token_ids(
@@ -192,6 +200,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         dtype=dtype_name,
         default_sampling=default_sampling(generation_file, generation, config),
         vision=None if vision is None else vision.shape,
+        pooling=None if pooler is None else pooler.facts,
     )
     return Checkpoint(
         path,
@@ -208,7 +217,24 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         config.int8_activations,
         load.load_format,
         config.seed,
+        pooler,
+        {} if pooler is None or load.load_format == "dummy" else tensors_beside(path, pooler),
     )
+
+
+def _pooling(
+    pooling: PoolingChoice, path: Path, raw: Mapping[str, Any], choice: ModelChoice, config: ModelShape
+) -> tuple[ModelShape, PoolerConfig]:
+    """The shape of a model that pools, and how it does."""
+    if choice.impl != RINGLINE:
+        raise UnsupportedModelError(
+            f"{pooling.architecture} runs through transformers' module (--model-impl), which only generates: vectors, "
+            "scores and labels need a model of Ringline's own; docs/models.md lists them"
+        )
+    pooler = pooler_config(pooling, path, raw, choice.model, config)
+    if isinstance(config, ArchitectureConfig) and not config.attends_both_ways:
+        return replace(config, tie_word_embeddings=True), pooler  # as if the head for tokens were the embedding
+    return config, pooler
 
 
 def _stored_quantization(
@@ -265,20 +291,6 @@ def _divided(
         accepted = f"fewer stages, as {wanted} must be in the first stage, which has {len(first)}"
         raise ConfigError("pipeline_parallel_size", parallel.pipeline_parallel_size, accepted)
     return config.for_ranks(parallel.tensor_parallel_size, expert_parallel=parallel.enable_expert_parallel)
-
-
-def tokenizer_source(config: ModelConfig) -> Path:
-    """The directory or GGUF file of the tokenizer that ``config`` names, by default the model's.
-
-    Raises as ``find_checkpoint`` does.
-    """
-    if config.tokenizer is None or config.tokenizer == config.model:
-        revision = config.tokenizer_revision or config.revision
-        return find_checkpoint(config.model, revision, config.download_dir, weights=False)
-    path = find_path(config.tokenizer, config.tokenizer_revision, config.download_dir, weights=False)
-    if not path.is_dir() or any((path / name).is_file() for name in ("tokenizer.json", "config.json")):
-        return path
-    return model_file(path) or path
 
 
 def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
@@ -522,10 +534,16 @@ def _first_dtype(tensors: Mapping[str, StoredTensor]) -> torch.dtype:
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
 
 
-def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -> int:
-    """The length in the options, by default, for nearly all models, the longest that the checkpoint allows."""
-    longest = limits.longest_sequence
-    length = limits.default_length if config.max_model_len is None else config.max_model_len
+def _max_model_len(
+    config: ModelConfig, architecture: str, limits: ModelShape, pooling: PoolingChoice | None = None
+) -> int:
+    """The length in the options, by default, for nearly all models, the longest that the checkpoint allows; of inputs
+    that are pooled, the longest that sentence-transformers takes.
+    """
+    longest, default = limits.longest_sequence, limits.default_length
+    if pooling is not None and pooling.layout.max_length is not None:
+        default = min(default, pooling.layout.max_length)
+    length = default if config.max_model_len is None else config.max_model_len
     if length > longest:
         raise ConfigError(
             "max_model_len",

@@ -24,8 +24,6 @@ _BY_SUFFIX = {
     ".tflite": f"a TensorFlow file, which is not read: {_SAFETENSORS}",
 }
 _CONSOLIDATED = "in its publisher's own format, which is not read: choose the checkpoint in transformers' format"
-_MOST_OF_MODULES = 2**16
-"""Bytes that are read of modules.json, which has some hundreds."""
 _NO_WEIGHTS = ("optimizer", "scheduler", "training_args", "rng_state")
 """Prefixes of files that training leaves beside weights."""
 
@@ -71,18 +69,6 @@ def is_lfs_pointer(file: Path) -> bool:
 def lfs_problem(file: Path) -> str:
     """The error for an ``is_lfs_pointer`` file."""
     return f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in its directory"
-
-
-def pools_hidden_states(directory: Path) -> bool:
-    """Whether sentence-transformers makes embeddings of the model's hidden states, as modules.json says."""
-    file = directory / "modules.json"
-    try:
-        if not file.is_file():
-            return False
-        with file.open("rb") as opened:
-            return b".Pooling" in opened.read(_MOST_OF_MODULES)
-    except OSError:
-        return False
 
 
 def file_problem(file: Path) -> str:

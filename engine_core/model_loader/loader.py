@@ -23,6 +23,7 @@ from engine_core.model_loader.gguf.weights import GgufWeights
 from engine_core.model_loader.multimodal import is_of_text, text_name
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights, find_tensors
 from engine_core.models.language_model import LanguageModel
+from engine_core.models.layered_model import LayeredModel
 from engine_core.models.vision_model import VisionModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.torch import TorchBackend
@@ -50,6 +51,8 @@ def make_model(
         # --quantization leaves towers as they are: they are small, and rounding costs them more
         of_vision = checkpoint.stored_quantization and quantization if vision.is_quantized else None
         model.add_vision(vision.model, vision.config, vision.preprocessor, vision.shape, of_vision)
+    if checkpoint.pooler is not None:
+        model.add_pooler(checkpoint.pooler, checkpoint.spec.architecture)
     return model
 
 
@@ -96,11 +99,11 @@ def load_weights(
     if checkpoint.load_format == "dummy":
         weights = DummyWeights(model.tensors(), checkpoint.dtype, device, checkpoint.seed, on_progress)
     else:
-        expected = _expected(model, checkpoint)
+        whole = model_outline(checkpoint) if model.is_part else model
+        expected = _expected(whole, checkpoint)
         if model.is_part:  # checks that read tensors are left to the engine's process: hash_weights
-            whole = model_outline(checkpoint)
             share = model.num_weights / whole.num_weights
-            expected = replace(expected, shapes=whole.tensors(), repeats=lambda name: None, share=share)
+            expected = replace(expected, repeats=lambda name: None, share=share)
         weights = _open_weights(checkpoint, expected, device, on_progress, digest)
     model.load(weights)
 
@@ -152,15 +155,23 @@ def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
     def is_redundant(name: str) -> bool:
         return model.is_redundant(name) or (stored is not None and stored.is_redundant(name))
 
+    shapes = model.tensors()
+
     def renamed(name: str) -> str:
         if (own := of_vision(name)) is not None:
             return own
-        return _name_in_model(name, checkpoint)
+        own = _name_in_model(name, checkpoint)
+        if checkpoint.pooler is None or own in shapes or not isinstance(model, LayeredModel):
+            return own
+        # Of a model by itself, without a head, names lack the prefix that it has below one.
+        return below if (below := f"{model.prefix}.{own}") in shapes else own
 
     def is_left_out(name: str) -> bool:
+        if checkpoint.pooler is not None and name.startswith("lm_head.") and name not in shapes:
+            return True
         return checkpoint.text_of is not None and not is_of_text(name) and of_vision(name) is None
 
-    expected = ExpectedTensors(model.tensors(), is_redundant, renamed, is_left_out, model.repeats)
+    expected = ExpectedTensors(shapes, is_redundant, renamed, is_left_out, model.repeats)
     return expected if stored is None else replace(expected, must_be_zero=stored.must_be_zero, quantized=True)
 
 
@@ -173,7 +184,8 @@ def _open_weights(
 ) -> SafetensorsWeights | GgufWeights:
     path, dtype = checkpoint.path, checkpoint.dtype
     if not checkpoint.is_gguf:
-        return SafetensorsWeights(path, expected, dtype, device, on_progress, digest, checkpoint.load_format)
+        beside = checkpoint.beside
+        return SafetensorsWeights(path, expected, dtype, device, on_progress, digest, checkpoint.load_format, beside)
     sources = describe(read_gguf(path)).sources
     return GgufWeights(path, sources, expected, dtype, device, on_progress, digest)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.formats import file_problem, missing_config
 from engine_core.model_loader.gguf.files import is_gguf, is_projector_name, model_name
@@ -121,3 +122,17 @@ def find_path(
     hub_model = HubModel.parse(model)
     assert hub_model is not None
     return download(hub_model, revision, download_dir, weights, load_format)
+
+
+def tokenizer_source(config: ModelConfig) -> Path:
+    """The directory or GGUF file of the tokenizer that ``config`` names, by default the model's.
+
+    Raises as ``find_checkpoint`` does.
+    """
+    if config.tokenizer is None or config.tokenizer == config.model:
+        revision = config.tokenizer_revision or config.revision
+        return find_checkpoint(config.model, revision, config.download_dir, weights=False)
+    path = find_path(config.tokenizer, config.tokenizer_revision, config.download_dir, weights=False)
+    if not path.is_dir() or any((path / name).is_file() for name in ("tokenizer.json", "config.json")):
+        return path
+    return model_file(path) or path

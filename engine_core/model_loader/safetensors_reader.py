@@ -109,12 +109,15 @@ class SafetensorsWeights:
         on_progress: ProgressCallback | None = None,
         digest: Digest | None = None,
         load_format: str = "auto",
+        beside: Mapping[str, StoredTensor] | None = None,
     ) -> None:
-        """Tensors taken are added to ``digest``: whole, or to a ``RankDigest`` only the bytes taken.
+        """``beside``: tensors of other directories, by their names in the model.
+
+        Tensors taken are added to ``digest``: whole, or to a ``RankDigest`` only the bytes taken.
 
         Raises ``CheckpointError`` naming missing, unexpected, mis-shaped and contradicting tensors.
         """
-        tensors = find_tensors(directory, load_format)
+        tensors = {**find_tensors(directory, load_format), **(beside or {})}
         found = {name: each for name, each in tensors.items() if not expected.is_left_out(name)}
         self._tensors = {expected.renamed(name): tensor for name, tensor in found.items()}
         if twice := [name for name in found if self._tensors[expected.renamed(name)].name != name]:

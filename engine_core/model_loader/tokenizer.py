@@ -13,8 +13,8 @@ from pathlib import Path
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
-from engine_core.model_loader.checkpoint import tokenizer_source
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem
+from engine_core.model_loader.location import tokenizer_source
 from engine_core.model_loader.tekken import TEKKEN_FILE
 
 _OTHER_KINDS = (

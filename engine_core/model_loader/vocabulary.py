@@ -10,9 +10,9 @@ from typing import Any
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
-from engine_core.model_loader.checkpoint import tokenizer_source
 from engine_core.model_loader.gguf.files import is_gguf
 from engine_core.model_loader.gguf.reader import read_gguf
+from engine_core.model_loader.location import tokenizer_source
 
 _MOST_BYTES = 256 << 20
 """Limit for a ``tokenizer.json``; that of 262,144 tokens with their merges takes 33 MiB."""

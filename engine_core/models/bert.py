@@ -16,8 +16,10 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.forward_context import LayerContext
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import SelfAttention
+from engine_core.models.classifiers import DenseClassifier
 from engine_core.models.encoder_model import EncoderConfig, EncoderModel, encoder_fields
 from engine_core.models.model_config import positive
+from engine_core.pooling.pooler import Head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,11 @@ class BertConfig(EncoderConfig):
     def table_positions(self) -> int:
         """Rows of the table of positions."""
         return self.max_position_embeddings + (0 if self.padding_id is None else self.padding_id + 1)
+
+
+def types_of_tokens(input_ids: torch.Tensor, token_types: torch.Tensor | None, count: int) -> torch.Tensor:
+    """[T] int64: ``token_types``, if they are given and there are types to tell apart, else all 0."""
+    return torch.zeros_like(input_ids) if token_types is None or count == 1 else token_types
 
 
 class BertLayer:
@@ -96,9 +103,18 @@ class BertModel(EncoderModel):
     def embed(
         self, input_ids: torch.Tensor, positions: torch.Tensor, token_types: torch.Tensor | None = None
     ) -> torch.Tensor:
-        types = torch.zeros_like(input_ids) if token_types is None else token_types
+        types = types_of_tokens(input_ids, token_types, self.config.type_vocab_size)
         hidden = self.word_embeddings(input_ids) + self.token_type_embeddings(types)
         return self.embedding_norm(hidden + self.position_embeddings(self.table_rows(input_ids, positions)))
+
+    def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
+        """Transformers' ``classifier``; that of whole inputs is behind its pooler."""
+        hidden = self.config.hidden_size
+        if per_token:
+            return parts.float32_linear("classifier", hidden, num_labels, bias=True)
+        dense = parts.float32_linear(f"{self.prefix}.pooler.dense", hidden, hidden, bias=True)
+        output = parts.float32_linear("classifier", hidden, num_labels, bias=True)
+        return DenseClassifier(parts, dense, "Tanh", output)
 
     def table_rows(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[T] int64: the rows of the table of positions for ``input_ids`` at ``positions``."""

@@ -12,7 +12,7 @@ import torch
 
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.layered_model import LayeredModel
-from engine_core.models.model_config import ArchitectureConfig
+from engine_core.models.model_config import ArchitectureConfig, ModelShape
 from engine_core.ops.base import Greatest
 from engine_core.pooling.pooler import Head
 
@@ -45,8 +45,13 @@ class CausalLM(LayeredModel):
             )
         self.add_layers(parts)
 
+    @classmethod
+    def head_tensor(cls, config: ModelShape) -> str:
+        is_tied = isinstance(config, ArchitectureConfig) and config.tie_word_embeddings
+        return f"{cls.prefix}.{cls.embedding_name}.weight" if is_tied else "lm_head.weight"
+
     def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
-        """transformers' ``score``; of reward models, two layers with ReLU between them."""
+        """Transformers' ``score``; of reward models, two layers with ReLU between them."""
         hidden = self.embedding_size
         if architecture.endswith("RewardModel"):
             inner = parts.float32_linear("score.0", hidden, hidden, bias=True)

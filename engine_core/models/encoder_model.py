@@ -86,7 +86,7 @@ class EncoderModel(LayeredModel):
         self, given: IntermediateTensors, positions: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         [metadata] = context.metadata
-        whole = replace(metadata, visible_until=_ends(metadata, len(positions)))
+        whole = seeing_whole_inputs(metadata, len(positions))
         of_windows = [
             replace(whole, group=place, visible_until=_within(whole, positions, window))
             for place, window in enumerate(self._windows)
@@ -112,9 +112,10 @@ def _as_it_is(hidden: torch.Tensor) -> torch.Tensor:
     return hidden
 
 
-def _ends(metadata: AttentionMetadata, rows: int) -> torch.Tensor:
-    """[T] int32: the length of each row's sequence."""
-    return metadata.seq_lens.repeat_interleave(metadata.query_starts.diff(), output_size=rows)
+def seeing_whole_inputs(metadata: AttentionMetadata, rows: int) -> AttentionMetadata:
+    """The same, with each of a step's ``rows`` seeing all of its sequence."""
+    ends = metadata.seq_lens.repeat_interleave(metadata.query_starts.diff(), output_size=rows)
+    return replace(metadata, visible_until=ends)
 
 
 def _within(metadata: AttentionMetadata, positions: torch.Tensor, window: int | None) -> torch.Tensor | None:

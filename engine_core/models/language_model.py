@@ -105,6 +105,16 @@ class LanguageModel(ABC):
         """
         raise UnsupportedModelError(f"{architecture} has a classifier that is not supported")
 
+    @classmethod
+    def pooling_of(cls, raw: Mapping[str, Any], architecture: str) -> PoolingType:
+        """Of which hidden states the class ``architecture`` makes results, as ``raw``, its config.json, says."""
+        return cls.default_pooling
+
+    @classmethod
+    def head_tensor(cls, config: ModelShape) -> str:
+        """The name of the weight [V, H] of the head for tokens; empty: it has none."""
+        return ""
+
     @property
     def dtype(self) -> torch.dtype:
         """The type of hidden states and of weights that are not quantized."""

@@ -9,20 +9,28 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
+from engine_core.activation import Activation, read_activation
 from engine_core.errors import UnsupportedModelError
 from engine_core.forward_context import LayerContext
 from engine_core.layers.norm import LayerNorm
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
+from engine_core.models.classifiers import DenseClassifier
 from engine_core.models.encoder_model import EncoderConfig, EncoderModel, encoder_fields
 from engine_core.models.model_config import layer_types, positive, read_ropes
+from engine_core.pooling.pooler import Head
+
+_OF_CLASSIFIERS = {Activation.GELU: "GELU", Activation.RELU: "ReLU", Activation.SILU: "SiLU"}
+"""The names in ``pooler.ACTIVATIONS``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModernBertConfig(EncoderConfig):
-    """The options of norms."""
+    """The options of norms, and of the classifier."""
 
     norm_bias: bool
+    classifier_bias: bool
+    classifier_activation: Activation
 
 
 class ModernBertLayer:
@@ -74,7 +82,12 @@ class ModernBertModel(EncoderModel):
             "o_bias": config.attention_bias,
             "mlp_bias": config.mlp_bias,
         }
-        return ModernBertConfig(**fields, norm_bias=bool(config.norm_bias))
+        return ModernBertConfig(
+            **fields,
+            norm_bias=bool(config.norm_bias),
+            classifier_bias=bool(config.classifier_bias),
+            classifier_activation=read_activation("classifier_activation", config.classifier_activation),
+        )
 
     def make_embedding(self, parts: PartFactory) -> None:
         config, prefix = self.config, f"{self.prefix}.embeddings"
@@ -85,6 +98,17 @@ class ModernBertModel(EncoderModel):
 
     def make_norm(self, parts: PartFactory) -> LayerNorm:
         return _norm(self.config, f"{self.prefix}.final_norm", parts)
+
+    def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
+        """Transformers' ``head`` and ``classifier``."""
+        config, hidden = self.config, self.config.hidden_size
+        if (activation := _OF_CLASSIFIERS.get(config.classifier_activation)) is None:
+            names = " or ".join(each.name.lower() for each in _OF_CLASSIFIERS)
+            raise UnsupportedModelError(f"classifier_activation is not supported: expected {names}")
+        dense = parts.float32_linear("head.dense", hidden, hidden, bias=config.classifier_bias)
+        norm = _norm(config, "head.norm", parts)
+        output = parts.float32_linear("classifier", hidden, num_labels, bias=True)
+        return DenseClassifier(parts, dense, activation, output, norm)
 
     def embed(
         self, input_ids: torch.Tensor, positions: torch.Tensor, token_types: torch.Tensor | None = None

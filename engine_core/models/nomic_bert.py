@@ -13,10 +13,12 @@ from transformers import PretrainedConfig
 from engine_core.errors import UnsupportedModelError
 from engine_core.forward_context import LayerContext
 from engine_core.layers.part_factory import PartFactory
-from engine_core.models.bert import BertConfig
+from engine_core.models.bert import BertConfig, types_of_tokens
 from engine_core.models.blocks import GatedMLP, SelfAttention
+from engine_core.models.classifiers import DenseClassifier
 from engine_core.models.encoder_model import EncoderModel, encoder_fields
 from engine_core.models.model_config import positive, read_ropes
+from engine_core.pooling.pooler import Head
 
 _PUBLISHED = {
     "activation_function": ("swiglu",),
@@ -96,10 +98,19 @@ class NomicBertModel(EncoderModel):
         )
         self.emb_ln = parts.layer_norm(f"{self.prefix}.emb_ln", hidden, config.norm_eps)
 
+    def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
+        """As BERT's."""
+        hidden = self.config.hidden_size
+        if per_token:
+            return parts.float32_linear("classifier", hidden, num_labels, bias=True)
+        dense = parts.float32_linear(f"{self.prefix}.pooler.dense", hidden, hidden, bias=True)
+        output = parts.float32_linear("classifier", hidden, num_labels, bias=True)
+        return DenseClassifier(parts, dense, "Tanh", output)
+
     def embed(
         self, input_ids: torch.Tensor, positions: torch.Tensor, token_types: torch.Tensor | None = None
     ) -> torch.Tensor:
-        types = torch.zeros_like(input_ids) if token_types is None else token_types
+        types = types_of_tokens(input_ids, token_types, self.config.type_vocab_size)
         return self.emb_ln(self.word_embeddings(input_ids) + self.token_type_embeddings(types))
 
 

@@ -165,6 +165,14 @@ _SPELLINGS = {
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
 }
 """Names in published checkpoints, with those of transformers' classes."""
+_OTHER_HEADS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForProcessRewardModel",
+    "ForRewardModel",
+    "Model",
+)
+"""Ends of the names of classes whose layers are those of …ForCausalLM."""
 _LLAMAS = (InternLM3ForCausalLM, IQuestCoderForCausalLM)
 """Families whose checkpoints transformers saves as Llama's, with a ``model_type`` of their own."""
 
@@ -194,6 +202,20 @@ def canonical_architecture(architecture: str, model_type: object) -> str:
     return _SPELLINGS.get(architecture, architecture)
 
 
+def is_encoder(architecture: str) -> bool:
+    """Whether a class of that name is one of ``ENCODERS``."""
+    return architecture in ENCODERS
+
+
+def decoder_of(architecture: str, model_type: object) -> str:
+    """The class that generates with the layers of ``architecture``, which has another head, or none."""
+    for end in _OTHER_HEADS:
+        if architecture.endswith(end):
+            named = canonical_architecture(f"{architecture.removesuffix(end)}ForCausalLM", model_type)
+            return named if named in ARCHITECTURES else _class_of(model_type) or architecture
+    return architecture
+
+
 def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) -> ModelChoice:
     """Choose what runs an architecture in config.json, with ``model_impl`` from ``ModelConfig``.
 
@@ -203,6 +225,8 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     own = _own_model(architecture, fields)
     if own is not None and model_impl != TRANSFORMERS:
         return ModelChoice(architecture, own, RINGLINE, (own.model_type,), "by Ringline's own model")
+    if (encoder := _encoder_of_transformers(architecture, model_impl, has_own=own is not None)) is not None:
+        return encoder
     from engine_core.models.fallback.rules import MIXTURES, TESTED, model_types
 
     types = model_types(architecture)
@@ -225,6 +249,23 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     return ModelChoice(
         architecture, TransformersForCausalLM, TRANSFORMERS, types, f"through transformers' module, {because}"
     )
+
+
+def _encoder_of_transformers(architecture: str, model_impl: str, *, has_own: bool) -> ModelChoice | None:
+    """What runs an encoder through transformers; None: it is none that may. Raises ``UnsupportedModelError``."""
+    from engine_core.models.fallback.rules import encoder_class, encoder_types
+
+    if (base := encoder_class(architecture)) is None:
+        if has_own and architecture in ENCODERS:
+            raise not_supported(architecture, "--model-impl transformers does not run it; auto does")
+        return None
+    if model_impl == RINGLINE:
+        way = "--model-impl auto runs it through transformers"
+        raise not_supported(architecture, f"Ringline has no model of its own for it; {way}")
+    from engine_core.models.fallback.encoder import TransformersEncoder  # loads much of transformers
+
+    because = "through transformers' module, since Ringline has no model of its own for it"
+    return ModelChoice(architecture, TransformersEncoder, TRANSFORMERS, encoder_types(base), because)
 
 
 def _own_model(architecture: str, fields: Mapping[str, Any]) -> type[LayeredModel] | None:

@@ -12,8 +12,11 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
+from engine_core.layers.part_factory import PartFactory
 from engine_core.models.bert import BertConfig, BertModel
+from engine_core.models.classifiers import DenseClassifier
 from engine_core.models.model_config import whole_number
+from engine_core.pooling.pooler import Head
 
 
 class RobertaModel(BertModel):
@@ -32,6 +35,15 @@ class RobertaModel(BertModel):
                 f"pad_token_id + 1 = {padding_id + 1}, where positions begin"
             )
         return replace(read, max_position_embeddings=positions, padding_id=padding_id)
+
+    def make_classifier(self, parts: PartFactory, architecture: str, num_labels: int, *, per_token: bool) -> Head:
+        """Transformers' ``classifier``."""
+        if per_token:
+            return super().make_classifier(parts, architecture, num_labels, per_token=True)
+        hidden = self.config.hidden_size
+        dense = parts.float32_linear("classifier.dense", hidden, hidden, bias=True)
+        output = parts.float32_linear("classifier.out_proj", hidden, num_labels, bias=True)
+        return DenseClassifier(parts, dense, "Tanh", output)
 
     def table_rows(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         padding_id = self.config.padding_id

@@ -29,8 +29,8 @@ from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.dummy_batches import Run, largest_step, picture_step, step_seconds
 from engine_core.worker.encoding_profile import measure_encoding
 from engine_core.worker.input_batch import BatchLimits, InputBatch
-from engine_core.worker.pooling_step import PoolingRunner
 from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.pooling_step import PoolingRunner
 
 _LARGEST_CONTEXT = 1 << 30
 """Bytes. A context takes 0.3 to 0.7 GiB, depending on GPU and driver."""

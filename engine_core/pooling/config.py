@@ -154,14 +154,14 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
         layout = _with_module(layout, kind, folder, path / folder / "config.json", fields)
     general = read_object(path / "config_sentence_transformers.json", optional=True) if modules else {}
     bert = read_object(path / "sentence_bert_config.json", optional=True) if modules else {}
-    prompts = general.get("prompts") or {}
+    prompts, of_prompts = general.get("prompts") or {}, path / "config_sentence_transformers.json"
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError(f"{path / 'config_sentence_transformers.json'}: prompts={prompts!r} is no object of texts")
+        raise CheckpointError(
+            f"{path / 'config_sentence_transformers.json'}: prompts={prompts!r} is no object of texts"
+        )
     default = general.get("default_prompt_name") or ""
     if default and default not in prompts:
-        raise CheckpointError(
-            f"{path / 'config_sentence_transformers.json'}: default_prompt_name={default!r} is none of its prompts"
-        )
+        raise CheckpointError(f"{of_prompts}: default_prompt_name={default!r} is none of its prompts")
     length = bert.get("max_seq_length")
     if length is not None and not (type(length) is int and 1 <= length <= _MOST_LENGTH):
         raise CheckpointError(f"{path / 'sentence_bert_config.json'}: max_seq_length={length!r} is no number of tokens")
@@ -198,7 +198,9 @@ def _pooling_type(file: Path, fields: Mapping[str, Any]) -> PoolingType:
         modes = [mode for name, mode in _OLD_MODES.items() if fields.get(name)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _MODES:
-        raise UnsupportedModelError(f"{file}: pooling by {modes!r} is not supported: expected one of {', '.join(_MODES)}")
+        raise UnsupportedModelError(
+            f"{file}: pooling by {modes!r} is not supported: expected one of {', '.join(_MODES)}"
+        )
     found = _MODES[modes[0]]
     if not fields.get("include_prompt", True) and found is not PoolingType.LAST:
         raise UnsupportedModelError(f"{file}: include_prompt=false is not supported: all tokens of an input are pooled")
@@ -206,10 +208,7 @@ def _pooling_type(file: Path, fields: Mapping[str, Any]) -> PoolingType:
 
 
 def _dense(folder: str, file: Path, fields: Mapping[str, Any]) -> DenseLayer:
-    sizes = {name: fields.get(name) for name in ("in_features", "out_features")}
-    for name, size in sizes.items():
-        if type(size) is not int or not 1 <= size <= _MOST_WIDTH:
-            raise CheckpointError(f"{file}: {name}={size!r} is not usable: expected a number from 1 to {_MOST_WIDTH}")
+    inputs, outputs = _width(file, fields, "in_features"), _width(file, fields, "out_features")
     given = fields.get("activation_function", "torch.nn.modules.activation.Tanh")
     name = str(given)
     for path in _ACTIVATION_PATHS:
@@ -220,8 +219,17 @@ def _dense(folder: str, file: Path, fields: Mapping[str, Any]) -> DenseLayer:
     reads = fields.get("module_input_name", "sentence_embedding")
     if reads != "sentence_embedding" or fields.get("use_residual"):
         what = f"module_input_name={reads!r}" if reads != "sentence_embedding" else "use_residual"
-        raise UnsupportedModelError(f"{file}: {what} is not supported: expected a layer behind pooling, without residual")
-    return DenseLayer(folder, sizes["in_features"], sizes["out_features"], bool(fields.get("bias", True)), name)
+        raise UnsupportedModelError(
+            f"{file}: {what} is not supported: expected a layer behind pooling, without residual"
+        )
+    return DenseLayer(folder, inputs, outputs, bool(fields.get("bias", True)), name)
+
+
+def _width(file: Path, fields: Mapping[str, Any], name: str) -> int:
+    size = fields.get(name)
+    if type(size) is not int or not 1 <= size <= _MOST_WIDTH:
+        raise CheckpointError(f"{file}: {name}={size!r} is not usable: expected a number from 1 to {_MOST_WIDTH}")
+    return size
 
 
 def read_labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
@@ -325,7 +333,9 @@ def _embedder(sources: Sources, tasks: tuple[PoolingTask, ...]) -> PoolerConfig:
     width = sources.hidden_size
     for layer in layout.dense:
         if layer.inputs != width:
-            raise CheckpointError(f"{layer.folder}/config.json: in_features={layer.inputs} is not usable: expected {width}")
+            raise CheckpointError(
+                f"{layer.folder}/config.json: in_features={layer.inputs} is not usable: expected {width}"
+            )
         width = layer.outputs
     normalizes = layout.normalizes if layout.is_there else True
     for said in (options.use_activation, options.normalize):

@@ -1,7 +1,7 @@
 """Computes results of pooled hidden states: dense layers, cuts and lengths of vectors, heads and their activations.
 
-Symbols in shapes: R rows, H hidden size, L labels. All is in float32, whatever the model's type, and a row's bits do not
-depend on the other rows.
+Symbols in shapes: R rows, H hidden size, L labels. All is in float32, whatever the model's type, and a row's bits do
+not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _LEAST_LENGTH = 1e-12
 """Of a vector that is scaled, as in torch.nn.functional.normalize."""
 
 Wide = npt.NDArray[np.float64]
-_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _erf(x: Wide) -> Wide:
+    return np.array([math.erf(each) for each in x.ravel().tolist()]).reshape(x.shape)
 
 
 def _sigmoid(x: Wide) -> Wide:
@@ -33,11 +36,11 @@ def _sigmoid(x: Wide) -> Wide:
         return 1 / (1 + np.exp(-x))
 
 
-_ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
+ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
-    "GELU": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2)).astype(np.float64)),
+    "GELU": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2))),
     "Sigmoid": _sigmoid,
     "SiLU": lambda x: x * _sigmoid(x),
 }
@@ -47,8 +50,8 @@ _ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
 class Head(Protocol):
     """Numbers of labels."""
 
-    def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
-        """[R, L] float32 of ``pooled`` [R, H] float32, without padding."""
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        """[R, L] float32 of ``x`` [R, H] float32, without padding."""
 
 
 class Pooler:
@@ -64,7 +67,7 @@ class Pooler:
         self._dense = [
             (
                 parts.float32_linear(f"{layer.folder}.linear", layer.inputs, layer.outputs, bias=layer.bias),
-                _ACTIVATIONS[layer.activation],
+                ACTIVATIONS[layer.activation],
             )
             for layer in config.dense
         ]
@@ -105,8 +108,8 @@ class _Difference:
     def __init__(self, head: Head) -> None:
         self._head = head
 
-    def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
-        both = self._head(pooled)
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        both = self._head(x)
         return both[:, 1:] - both[:, :1]
 
 
@@ -125,4 +128,5 @@ def _activated(labels: Values, activation: HeadActivation) -> Values:
         case HeadActivation.SIGMOID:
             return _sigmoid(wide).astype(np.float32)
     powers = np.exp(wide - wide.max(axis=1, keepdims=True))
-    return (powers / np.add.reduce(powers, axis=1, keepdims=True)).astype(np.float32)
+    shares: Wide = powers / np.add.reduce(powers, axis=1, keepdims=True)
+    return shares.astype(np.float32)

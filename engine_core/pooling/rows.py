@@ -114,15 +114,17 @@ class SummedRows(PooledRows):
 
     def pooled(self) -> Rows:
         assert self._sum is not None
-        return (self._sum / self._divisor).astype(np.float32)[None]
+        mean: Sums = self._sum / self._divisor
+        return mean.astype(np.float32)[None]
 
 
 def sum_in_order(rows: npt.NDArray[Any]) -> Sums:
     """The sum [H] of ``rows`` [n, H], added one after the other."""
     # numpy adds whole rows where these are contiguous and there are several places; a single one it would add in pairs.
     if rows.shape[1] == 1:
-        return np.add.accumulate(rows, axis=0)[-1].copy()
-    return np.asarray(np.add.reduce(np.ascontiguousarray(rows), axis=0))
+        last: Sums = np.add.accumulate(rows, axis=0)[-1].copy()
+        return last
+    return np.asarray(np.add.reduce(np.ascontiguousarray(rows), axis=0), np.float64)
 
 
 def pooled_rows(kind: PoolingType, length: int, *, per_token: bool) -> PooledRows:

@@ -11,7 +11,8 @@ from engine_core.pooling.facts import PoolingFacts
 from engine_core.pooling.params import PoolingInput, PoolingParams, PoolingRequest, PoolingTask
 from engine_core.validation import check_ids, check_integer, check_number, check_type, refuse
 
-MAX_INPUTS = 2048
+MAX_INPUTS = 4096
+"""Of a request: as many queries as documents, 2048 of each, may be compared."""
 MAX_RESULT_BYTES = 32 << 20
 """Of all inputs of a request together."""
 _FLOAT_BYTES = 4
@@ -63,7 +64,9 @@ def _check_params(params: PoolingParams, facts: PoolingFacts) -> None:
 
 def _check_dimensions(dimensions: int, task: PoolingTask, facts: PoolingFacts) -> None:
     if not task.embeds:
-        raise InvalidRequestError("dimensions", f"cannot be chosen for {task.value}, whose results have a number a label")
+        raise InvalidRequestError(
+            "dimensions", f"cannot be chosen for {task.value}, whose results have a number a label"
+        )
     if dimensions == facts.dimensions:
         return
     if not facts.is_matryoshka:
@@ -106,5 +109,7 @@ def result_bytes(request: PoolingRequest, facts: PoolingFacts) -> int:
     """Bytes of all results of ``request``."""
     params = request.params
     width = (params.dimensions or facts.dimensions) if params.task.embeds else len(facts.labels)
-    rows = sum(len(each.token_ids) for each in request.inputs.values()) if params.task.per_token else len(request.inputs)
+    rows = (
+        sum(len(each.token_ids) for each in request.inputs.values()) if params.task.per_token else len(request.inputs)
+    )
     return rows * width * _FLOAT_BYTES

@@ -144,7 +144,8 @@ class Scheduler:
         """
         if (inputs := self._lifecycle.inputs.get(request_id)) is not None:
             ids = list(inputs.ids.values()) if choice is None else filter(None, [inputs.ids.get(choice)])
-            return any([self.cancel(each, finish_reason=finish_reason) for each in ids])
+            ended = [self.cancel(each, finish_reason=finish_reason) for each in ids]
+            return any(ended)
         group = self._lifecycle.groups.get(request_id)
         if group is None:
             return False

@@ -110,7 +110,7 @@ class StepInFlight:
         self.states = StatePlan(sources, targets, saves)
 
     def is_answered_by(self, result: StepResult) -> bool:
-        """Whether ``result`` has tokens, or pooled results, for exactly the sequences that sample, except failed ones."""
+        """Whether ``result`` has tokens, or pooled numbers, for just the sequences that sample, except failed ones."""
         answers = [bool(token_ids) for token_ids in result.token_ids]
         if result.pooled and len(answers) == len(self.samples):
             answers = [seq.seq_id in result.pooled for seq in self.sequences]

@@ -34,7 +34,7 @@ def is_bitwise_stable(
     model: LanguageModel, attention: AttentionBackend, limits: BatchLimits, device: torch.device
 ) -> bool:
     """Whether logits (hidden states if the model has no head) have the same bits however sequences share steps or are
-    chunked, and with one thread or all.
+    chunked (if the model allows that), and with one thread or all.
 
     Pass a model cut to one layer of each kind.
     """
@@ -44,7 +44,9 @@ def is_bitwise_stable(
         return _logits(model, attention, limits.block_size, device, lengths, steps)
 
     together = logits([[(sequence, 0, length) for sequence, length in enumerate(lengths)]])
-    if not _equal(together, logits(_in_parts(lengths, goes_back=model.state_cache_spec is not None))):
+    if not limits.attends_both_ways and not _equal(
+        together, logits(_in_parts(lengths, goes_back=model.state_cache_spec is not None))
+    ):
         return False
     with _one_thread():
         return _equal(together, logits(_alone(lengths)))

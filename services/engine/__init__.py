@@ -12,5 +12,6 @@ service, attach_stream     the RPCs, and one Attach stream: commands in, frames 
 async_engine, step_loop    the engine on the event loop, and the thread that computes
 grammar_queue              requests whose grammars are compiled, in other threads
 submit_limits, engine_messages   the size limits of a Submit; messages ⇄ ``engine_core`` and ring types
+pooling_messages                 the same for requests whose inputs are pooled
 startup_log, load_log, large_messages, tokenizer, metrics, tracing, profile    used by these
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import structlog
@@ -28,7 +29,7 @@ from services.engine.tracing import EngineTraces
 from services.ring.attach_registry import AttachRegistry
 from services.ring.errors import Status, retry_after_ms
 from services.ring.events import ChoiceEnd, FinishReason
-from services.ring.identity import PeerId
+from services.ring.identity import POOLING, PeerId
 from services.ring.ledger import LedgerEntry, Ledgers
 from services.ring.outbound_link import OutboundLink
 from text_core.grammar.grammar_text import Marker
@@ -96,12 +97,13 @@ class AsyncEngine:
 
     def add(self, core_id: str, core_request: EngineRequest) -> None:
         assert self.step_loop is not None
-        if self.media is not None:
-            self.media.pin(core_id, (item.picture.digest for item in core_request.core.media))
+        core = core_request.core
+        if self.media is not None and isinstance(core, Request):
+            self.media.pin(core_id, (item.picture.digest for item in core.media))
         if self._traces is not None:
             self._traces.submitted(core_id, self.registry.traceparent(core_id), time.monotonic())
         if core_request.make_grammar is None:
-            self.step_loop.add(core_id, core_request.core)
+            self.step_loop.add(core_id, core)
         else:
             assert self.grammars is not None  # else its Submit was refused
             self.metrics.constrained_requests += 1
@@ -222,7 +224,10 @@ class AsyncEngine:
         if output.queue_seconds is not None:
             self.metrics.queued(output.queue_seconds)
             self._last_queue_seconds = output.queue_seconds
-        if output.cached_tokens is not None or output.prefilled_tokens is not None:
+        if POOLING in self.capabilities:
+            if output.cached_tokens is not None:
+                registry.input_begun(core_id, output.cached_tokens)
+        elif output.cached_tokens is not None or output.prefilled_tokens is not None:
             registry.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
         if output.prompt_logprobs is not None:
             registry.prompt_logprobs(core_id, output.prompt_logprobs)
@@ -232,7 +237,7 @@ class AsyncEngine:
                 if output.finish.finish_reason is CoreFinishReason.ERROR:
                     self.metrics.failed(by_model=output.finish.error_field is None)
                 position = output.first_position + len(output.token_ids)
-                end = end_of(output.finish, position, drafts, output.beam_score)
+                end = end_of(output.finish, position, drafts, output.beam_score, output.pooled)
             registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end, drafts)
 
     def _removed(self, entry: LedgerEntry) -> None:
@@ -241,7 +246,7 @@ class AsyncEngine:
             request_id=entry.request_id,
             epoch=entry.epoch,
             submitter=entry.submitter.name,
-            finish_reasons={choice: kept.end and kept.end.finish_reason.name for choice, kept in entry.choices.items()},
+            finish_reasons=Counter(kept.end.finish_reason.name for kept in entry.choices.values() if kept.end),
             prompt_tokens=entry.prompt_tokens,
             cached_tokens=entry.prefill.cached_tokens if entry.prefill is not None else 0,
             completion_tokens=sum(len(kept.ids) for kept in entry.choices.values()),

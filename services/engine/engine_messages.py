@@ -13,6 +13,7 @@ from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.executor.base import RankPlace
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.media import MediaItem, Picture, PictureShape
+from engine_core.pooling.params import Pooled
 from engine_core.request import BeamSearch, Finish, NoRepeatNgram, ReasoningBudget, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
@@ -21,7 +22,9 @@ from services.common.rpc.shared_messages import peer_changes_to_proto, status_to
 from services.common.telemetry.tracing import MAX_TRACEPARENT
 from services.engine.grammar_queue import EngineRequest
 from services.engine.media_store import PictureHeader
+from services.engine.pooling_messages import check_generates, facts_message, pooled_message, pooling_submission_of
 from services.engine.submit_limits import check_size
+from services.ring import events
 from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import NO_DRAFTS, ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import ENGINE_CAPABILITIES, MEDIA, check_requires
@@ -42,6 +45,8 @@ _FIELDS = {
     **{name: f"sampling.{name}" for name in engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
     "deadline": "timeout_ms",
     "grammar": "constraint",
+    "task": "pooling.params.task",
+    "dimensions": "pooling.params.dimensions",
 }
 """Maps fields of the core's request to their name in a Submit, where the two differ."""
 _EARLY_STOPPING: dict[int, bool | None] = {
@@ -72,6 +77,9 @@ def submission_of(
 
     Raises ``Refused`` for sizes and contradictions; the core validates values against the model.
     """
+    if submit.HasField("pooling"):
+        return pooling_submission_of(submit, model, now, capabilities)
+    check_generates(submit, model)
     check_size(submit, model, capabilities)
     params = sampling_params_of(submit)
     resume = {resumed.choice: tuple(resumed.token_ids) for resumed in submit.resume}
@@ -198,6 +206,8 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
     match error:
         case InvalidRequestError():
             field = _FIELDS.get(error.field, error.field)
+            if field.startswith("inputs"):
+                field = f"pooling.{field}"
             return invalid_field(field, error.problem).status
         case QueueFullError():
             return Status(Code.RESOURCE_EXHAUSTED, str(error), retry_after_ms)
@@ -206,7 +216,11 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
 
 
 def end_of(
-    finish: Finish, position: int, drafts: tuple[int, int] = NO_DRAFTS, beam_score: float | None = None
+    finish: Finish,
+    position: int,
+    drafts: tuple[int, int] = NO_DRAFTS,
+    beam_score: float | None = None,
+    pooled: Pooled | None = None,
 ) -> ChoiceEnd:
     """The end of a choice that has ``position`` output tokens; ``drafts``: its accepted and its rejected ones."""
     error = None
@@ -221,6 +235,7 @@ def end_of(
         error=error,
         drafts=drafts,
         beam_score=beam_score,
+        pooled=None if pooled is None else events.Pooled(pooled.values, pooled.rows),
     )
 
 
@@ -263,6 +278,7 @@ def model_message(
         capabilities=capabilities,
         num_parameters=spec.num_parameters,
         media_memory_bytes=media_memory_bytes,
+        pooling=None if spec.pooling is None else facts_message(spec.pooling),
     )
 
 
@@ -338,4 +354,5 @@ def _finished(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engin
         accepted_draft_tokens=end.drafts[0],
         rejected_draft_tokens=end.drafts[1],
         beam_score=end.beam_score,
+        pooled=None if end.pooled is None else pooled_message(end.pooled),
     )

@@ -17,6 +17,7 @@ from typing import Protocol
 import structlog
 
 from engine_core.errors import ExecutorError, InvalidRequestError, RequestError
+from engine_core.pooling.params import PoolingRequest
 from engine_core.request import Request
 from services.common.process.run import DaemonThreadPool
 from services.ring.errors import Code, Reason, Refused, Status
@@ -36,7 +37,7 @@ MAX_WAITING = 1024
 class EngineRequest:
     """A submitted request: its form for the core, and its constraint."""
 
-    core: Request
+    core: Request | PoolingRequest
     """Without a grammar."""
     make_grammar: Callable[[Marker], str] | None = None
     """Makes the constraint's grammar, in a thread; None without a constraint. Raises ``ConstraintError``."""
@@ -57,6 +58,7 @@ class GrammarQueueOwner(Protocol):
 @dataclass(slots=True, eq=False)
 class _Waiting:
     core_id: str
+    core: Request
     request: EngineRequest
     cancelled: set[int] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
@@ -105,12 +107,13 @@ class GrammarQueue:
 
     def add(self, core_id: str, request: EngineRequest) -> None:
         """Queue a request with a constraint; refused while too many wait."""
+        assert isinstance(request.core, Request)  # only answers have a form
         tenant, deadline = request.core.tenant, request.core.deadline
         if not self._quota.has_room(tenant, 1):
             self._owner.grammar_refused(core_id, self._full(tenant))
             return
         self._quota.take(tenant, 1)
-        waiting = self._waiting[core_id] = _Waiting(core_id, request)
+        waiting = self._waiting[core_id] = _Waiting(core_id, request.core, request)
         if deadline is not None:
             delay = max(0.0, deadline - time.monotonic())
             waiting.timer = asyncio.get_running_loop().call_later(delay, self._too_late, waiting)
@@ -136,10 +139,10 @@ class GrammarQueue:
 
     def _too_late(self, waiting: _Waiting) -> None:
         self._remove(waiting)
-        self._owner.grammar_too_late(waiting.core_id, waiting.request.core)
+        self._owner.grammar_too_late(waiting.core_id, waiting.core)
 
     def _remove(self, waiting: _Waiting) -> None:
-        tenant = waiting.request.core.tenant
+        tenant = waiting.core.tenant
         del self._waiting[waiting.core_id]
         self._quota.give_back(tenant, 1)
         if waiting.timer is not None:
@@ -189,7 +192,7 @@ class GrammarQueue:
         return grammar
 
     def _made(self, waiting: _Waiting, made: asyncio.Future[tuple[str | RequestError | Status, float]]) -> None:
-        tenant = waiting.request.core.tenant
+        tenant = waiting.core.tenant
         self._threads[tenant] -= 1
         if not self._threads[tenant]:
             del self._threads[tenant]
@@ -200,8 +203,7 @@ class GrammarQueue:
         if self._waiting.get(waiting.core_id) is waiting:  # else it was cancelled, or its deadline has passed
             self._remove(waiting)
             if isinstance(outcome, str):
-                core = waiting.request.core
-                core = replace(core, params=replace(core.params, grammar=outcome))
+                core = replace(waiting.core, params=replace(waiting.core.params, grammar=outcome))
                 self._owner.grammar_ready(waiting.core_id, core, waiting.cancelled)
             else:
                 self._owner.grammar_refused(waiting.core_id, outcome)

@@ -32,13 +32,14 @@ from services.common.telemetry.tracing import start_tracing
 from services.engine.async_engine import AsyncEngine
 from services.engine.engine_messages import model_message, rank_messages
 from services.engine.load_log import LoadLog
+from services.engine.pooling_messages import facts_json
 from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.start_limit import StageClock, start_limit
 from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import checked_tokenizer, read_tokenizer
 from services.engine.tracing import EngineTraces
-from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, MEDIA, PeerId
+from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, MEDIA, POOLING, PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from text_core.grammar.markers import Markers
 from text_core.tokenizer_files import NO_TOKENIZER, fingerprint
@@ -121,17 +122,20 @@ class _EngineProcess:
         executor = self._started.executor
         tokenizer_digest = fingerprint(files)
         facts = ""
+        pooling = executor.model.pooling
         if executor.picture_facts is not None and files != NO_TOKENIZER:
             facts = json.dumps(executor.picture_facts, sort_keys=True)
-        can_constrain = executor.grammar_support is None
-        if not can_constrain:
+        can_constrain = executor.grammar_support is None and pooling is None
+        if not can_constrain and pooling is None:
             log.info("constraints are refused", reason=executor.grammar_support)
         model = model_message(
             executor.model,
             executor.kv_cache_config,
             self._config.scheduler,
             tokenizer_digest=tokenizer_digest,
-            model_digest=digest_of(executor.model_digest, tokenizer_digest, *filter(None, [facts])),
+            model_digest=digest_of(
+                executor.model_digest, tokenizer_digest, *filter(None, [facts, facts_json(pooling)])
+            ),
             numerics=executor.numerics,
             capabilities=_capabilities(executor),
             media_memory_bytes=0 if executor.model.vision is None else self._config.cache.media_memory_bytes,
@@ -149,7 +153,10 @@ class _EngineProcess:
         if (vision := executor.model.vision) is not None:
             self._engine.use_media(self._config.cache.media_memory_bytes, vision.max_tokens, executor.check_picture)
         room = executor.request_memory
-        self._engine.ledgers.resize(max_logprob_bytes=room.logprob_bytes, max_id_bytes=room.id_bytes)
+        # An engine has log probabilities or results of inputs, never both.
+        self._engine.ledgers.resize(
+            max_logprob_bytes=room.logprob_bytes, max_id_bytes=room.id_bytes, max_pooled_bytes=room.logprob_bytes
+        )
         self._engine.step_loop = StepLoop(
             self._started.core,
             loop,
@@ -255,6 +262,8 @@ class _EngineProcess:
 
 
 def _capabilities(executor: Executor) -> list[str]:
+    if executor.model.pooling is not None:
+        return [POOLING]
     can_constrain, sees = executor.grammar_support is None, executor.model.vision is not None
     known = [name for name in ENGINE_CAPABILITIES if can_constrain or name not in GRAMMAR_CAPABILITIES]
     return [*known, MEDIA] if sees else known

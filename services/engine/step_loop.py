@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from engine_core.engine import EngineCore
 from engine_core.errors import RequestError
+from engine_core.pooling.params import PoolingRequest
 from engine_core.request import Request
 from engine_core.scheduling.stats import SchedulerStats
 from engine_core.step import SequenceOutput
@@ -34,7 +35,7 @@ class TooManyCalls(Exception):
 class RequestCommands:
     """Commands about one request: add it, then cancel some of its choices."""
 
-    request: Request | None = None
+    request: Request | PoolingRequest | None = None
     """The request to add; None if the core already has it."""
     cancelled: set[int | None] = field(default_factory=set)
     """The choices to cancel; None: all."""
@@ -66,7 +67,7 @@ class Inbox:
     def __bool__(self) -> bool:
         return bool(self._commands)
 
-    def add(self, core_id: str, request: Request) -> None:
+    def add(self, core_id: str, request: Request | PoolingRequest) -> None:
         with self.changed:
             self._commands.requests[core_id] = RequestCommands(request)
             self.changed.notify()
@@ -186,7 +187,7 @@ class StepLoop:
             self._inbox.changed.notify()
         self._loop.call_soon_threadsafe(self._failed, error)
 
-    def add(self, core_id: str, request: Request) -> None:
+    def add(self, core_id: str, request: Request | PoolingRequest) -> None:
         """Add a request to the core under ``core_id`` before the next step."""
         self._inbox.add(core_id, replace(request, request_id=core_id))
 

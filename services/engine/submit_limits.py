@@ -22,7 +22,14 @@ from services.ring.identity import (
     NO_REPEAT_NGRAM,
     check_requires,
 )
-from services.ring.limits import MAX_ALLOWED_BY_NGRAM, MAX_BEAM_WIDTH, MAX_CHOICES, MAX_STOP_TOKEN_IDS
+from services.ring.limits import (
+    MAX_ALLOWED_BY_NGRAM,
+    MAX_BEAM_WIDTH,
+    MAX_CHOICES,
+    MAX_POOLED_CHOICES,
+    MAX_STOP_TOKEN_IDS,
+    max_pooled_tokens,
+)
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
@@ -36,10 +43,15 @@ _LAST_EARLY_STOPPING = max(sampling_pb2.BeamSearch.EarlyStopping.values())
 _LEAST_FRAME_BYTES = 1 << 20
 _BYTES_PER_ID = 3
 """Wire size of an id of the largest vocabularies in a packed list."""
+_BYTES_PER_INPUT = 24
+"""Wire size of an input besides its ids."""
 
 
 def frame_limits(model: ModelSpec) -> MessageLimits:
     """Limits of one frame: the most that a link sends at a time, plus one Submit that resumes every choice."""
+    if model.pooling is not None:
+        submit = MAX_POOLED_CHOICES * _BYTES_PER_INPUT + _BYTES_PER_ID * max_pooled_tokens(model.max_model_len)
+        return MessageLimits(_LEAST_FRAME_BYTES + submit, MAX_FRAME_FIELDS)
     resumed = MAX_CHOICES * _BYTES_PER_ID * model.max_model_len
     submit = MAX_CONSTRAINT_BYTES + MAX_PARSE_BYTES + 16 * model.max_model_len + 5 * model.vocab_size + resumed
     return MessageLimits(_LEAST_FRAME_BYTES + submit, MAX_FRAME_FIELDS)
@@ -85,10 +97,15 @@ def check_size(
         size = len(getattr(submit.reasoning_budget, name))
         _check(f"reasoning_budget.{name}", size, "ids", 0, MAX_MARKER_TOKENS)
     _check("reasoning_budget.blank", len(submit.reasoning_budget.blank), "ids", 0, MAX_LIST_ITEMS)
-    _check("tenant", len(submit.tenant.encode()), "bytes", 0, MAX_TENANT_BYTES)
-    _check("cache_salt", len(submit.cache_salt), "bytes", 0, MAX_CACHE_SALT_BYTES)
+    check_envelope(submit)
     _check("logprobs", submit.logprobs, "alternatives", 0, MAX_LOGPROBS)
     _check("prompt_logprobs", submit.prompt_logprobs, "alternatives", 0, MAX_LOGPROBS)
+
+
+def check_envelope(submit: engine_pb2.Submit) -> None:
+    """The same for the fields that requests of every kind have."""
+    _check("tenant", len(submit.tenant.encode()), "bytes", 0, MAX_TENANT_BYTES)
+    _check("cache_salt", len(submit.cache_salt), "bytes", 0, MAX_CACHE_SALT_BYTES)
     if submit.HasField("timeout_ms"):
         _check("timeout_ms", submit.timeout_ms, "", 1, 2**64 - 1)
 

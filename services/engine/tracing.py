@@ -22,6 +22,8 @@ class _Times:
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+    last_result: float | None = None
+    """Of an input that is pooled."""
 
 
 class EngineTraces:
@@ -50,6 +52,8 @@ class EngineTraces:
                 times.last_token = now
                 if times.first_token is None:
                     times.first_token = now
+            elif output.pooled is not None and (times := self._times.get(output.request_id)) is not None:
+                times.last_result = now
 
     def removed(self, entry: LedgerEntry, now: float) -> None:
         """A ledger entry is removed: export the spans of the phases that its request reached."""
@@ -58,7 +62,7 @@ class EngineTraces:
         about: dict[str, str | int] = {"ringline.request_id": entry.request_id, "ringline.epoch": entry.epoch}
         marks = [("queue", times.submitted), ("prefill", times.started), ("decode", times.first_token)]
         reached = [(name, at) for name, at in marks if at is not None]
-        ends = [*(at for _, at in reached[1:]), times.last_token or now]
+        ends = [*(at for _, at in reached[1:]), times.last_token or times.last_result or now]
         cached = entry.prefill.cached_tokens if entry.prefill is not None else 0
         more: dict[str, dict[str, str | int]] = {
             "prefill": {"gen_ai.usage.input_tokens": entry.prompt_tokens, "ringline.cached_tokens": cached},

@@ -78,13 +78,12 @@ class Dispatcher:
 
         ``reason``: why it left its last route. Returns an error if the message is larger than the engine accepts.
         """
-        submit = next_submit(request, route.detokenizer.name)
+        submit = next_submit(request, route.deliver_to)
         if (size := submit.ByteSize()) > (most := self._peers.engines[route.engine].link.max_command_bytes):
             # A message that is too large would end the link, and every other request on it.
-            problem = (
-                f"{size} bytes with the output so far: expected at most {most}, the largest message the engine takes"
-            )
-            return invalid_field("prompt", problem, reason=Reason.TOO_LARGE).status
+            field, what = ("prompt", " with the output so far") if submit.prompt_token_ids else ("inputs", "")
+            problem = f"{size} bytes{what}: expected at most {most}, the largest message the engine takes"
+            return invalid_field(field, problem, reason=Reason.TOO_LARGE).status
         moved = submit.epoch > 1 and not request.pictures_missed
         self._record(request, route, Change.ENGINE if moved else None, reason)
         request.route_lost_reason = reason if moved else ""
@@ -99,7 +98,7 @@ class Dispatcher:
         redirect = engine_pb2.Redirect(
             request_id=request.request_id,
             epoch=request.delivery.next_epoch(),
-            deliver_to=route.detokenizer.name,
+            deliver_to=route.deliver_to,
             delivered=[engine_pb2.Delivered(choice=choice, count=count) for choice, count in delivered.items()],
         )
         self._record(request, route, Change.REPLAY if route == request.route else Change.DETOKENIZER, reason)
@@ -148,7 +147,12 @@ def next_submit(request: Request, deliver_to: str) -> engine_pb2.Submit:
     if request.deadline is not None:
         submit.timeout_ms = max(1, round((request.deadline - time.monotonic()) * 1000))
     unfinished = request.delivery.unfinished()
-    if any(unfinished.values()) or len(unfinished) < request.resolved.num_choices:
+    if request.resolved.answer_plan is not None:
+        if len(unfinished) < request.resolved.num_choices:
+            left = [each for each in submit.pooling.inputs if each.choice in unfinished]
+            del submit.pooling.inputs[:]
+            submit.pooling.inputs.extend(left)
+    elif any(unfinished.values()) or len(unfinished) < request.resolved.num_choices:
         submit.resume.extend(
             sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice, ids in unfinished.items()
         )

@@ -234,7 +234,7 @@ class Failover:
         if (other := self._dispatcher.choose(request, route.engine)) is None:
             return False
         request.route_timeout.lost(time.monotonic())
-        reason = f"detokenizer {route.detokenizer.name} does not hear {route.engine.name}, or is not heard itself"
+        reason = f"detokenizer {route.deliver_to} does not hear {route.engine.name}, or is not heard itself"
         self._dispatcher.redirect(request, other, reason)
         return True
 

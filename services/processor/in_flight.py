@@ -1,7 +1,7 @@
 """The requests in flight, from admission to end: starts and ends them, and responds to their clients.
 
 ``Dispatcher`` sends a request on its first route; ``Failover`` moves it when a peer is lost; ``TextOutput`` delivers
-its output.
+its output, ``PooledOutput`` the results of its inputs.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import time
 
 from ringline.inference.v1 import inference_pb2
 
+from services.common.rpc.shared_messages import status_to_proto
 from services.processor.admission.admission import Admission
 from services.processor.dispatcher import Dispatcher
 from services.processor.inference_messages import refused_before_admission
 from services.processor.metrics import ProcessorMetrics
+from services.processor.pooling.plan import PooledAnswer
 from services.processor.request import Request, ResolvedRequest
 from services.processor.request_log import count_request, log_finished, log_refused
 from services.processor.served_models import ServedModels
@@ -61,7 +63,8 @@ class InFlightRequests:
         # Serialized messages of one type, concatenated, are one message with the fields of both.
         server_request_id = inference_pb2.Admitted(server_request_id=request.request_id)
         admitted = resolved.packed_admitted + server_request_id.SerializeToString()
-        request.stream.outbox.open(request.request_id, admitted, len(admitted))
+        if resolved.answer_plan is None:  # else the answer is all that its client gets
+            request.stream.outbox.open(request.request_id, admitted, len(admitted))
         now = time.monotonic()
         self._metrics.admitted(now - request.arrived_at)
         request.trace.admitted(resolved.prompt_tokens, resolved.model.model)
@@ -84,33 +87,43 @@ class InFlightRequests:
             return
         if finish_reason is not FinishReason.ERROR and request.route is not None:
             self._admission.abandoned(request, time.monotonic())
+        plan = request.resolved.answer_plan
+        failure = None if plan is None else _failure(request, finish_reason, error)
         for choice, end in request.delivery.abort(finish_reason, error).items():
-            self._deliver_end(request, choice, end)
-        self._finish(request)
+            if failure is None:
+                self._deliver_end(request, choice, end)
+            else:
+                self._metrics.choice_ended(end.finish_reason.name.lower())
+        self._finish(request, failure)
+
+    def heard(self, request: Request, *, charge: bool = True) -> None:
+        """An engine computes a request. ``charge`` its prompt unless it failed."""
+        if charge:
+            self._admission.charge_prompt(request)
+        request.heard()
+        if request.computing_since is None:
+            request.computing_since = time.monotonic()
+            self._admission.begun(request)
+
+    def answer(self, request: Request, answer: PooledAnswer) -> None:
+        """End a request whose inputs are pooled with its answer."""
+        self._finish(request, answer)
 
     def _deliver_end(self, request: Request, choice: int, end: ChoiceEnd) -> None:
         self._metrics.choice_ended(end.finish_reason.name.lower())
         request.stream.outbox.end(request.request_id, choice, end)
 
-    def _finish(self, request: Request) -> None:
-        """Every choice has ended: release everything, send Done to the engine and usage to the client."""
+    def _finish(self, request: Request, closing: PooledAnswer | inference_pb2.Refused | None = None) -> None:
+        """Every choice has ended: release everything, send Done to the engine and ``closing`` (usage) to the client."""
         resolved, delivery, now = request.resolved, request.delivery, time.monotonic()
-        usage = inference_pb2.Usage(
-            prompt_tokens=resolved.prompt_tokens,
-            cached_tokens=delivery.cached_tokens or 0,
-            completion_tokens=delivery.completion_tokens,
-            reasoning_tokens=delivery.reasoning_tokens,
-            media_tokens=resolved.media_tokens,
-            accepted_draft_tokens=delivery.accepted_drafts,
-            rejected_draft_tokens=delivery.rejected_drafts,
-        )
+        usage = usage_of(request)
         del self._requests[request.request_id]
         self._dispatcher.forget(request)
         self._models.held.leave(resolved.generation)
         count_request(self._metrics, request, usage, now)
         log_finished(request, usage)
         request.trace.finished(usage, delivery, request.first_delta_at)
-        self._close(request, usage, now)
+        self._close(request, closing or usage, now)
 
     def _end_unadmitted(self, request: Request, finish_reason: FinishReason, error: Status | None) -> None:
         if error is not None:
@@ -124,7 +137,38 @@ class InFlightRequests:
         request.trace.refused(refused)
         self._close(request, refused, time.monotonic())
 
-    def _close(self, request: Request, closing: inference_pb2.Usage | inference_pb2.Refused, now: float) -> None:
+    def _close(
+        self, request: Request, closing: inference_pb2.Usage | inference_pb2.Refused | PooledAnswer, now: float
+    ) -> None:
         self._admission.leave(request, now)
         request.finish()
-        request.stream.outbox.close(request.request_id, closing)
+        size = len(closing.packed) if isinstance(closing, PooledAnswer) else 0
+        request.stream.outbox.close(request.request_id, closing, size)
+
+
+def usage_of(request: Request) -> inference_pb2.Usage:
+    """The tokens of an admitted request so far."""
+    resolved, delivery = request.resolved, request.delivery
+    return inference_pb2.Usage(
+        prompt_tokens=resolved.prompt_tokens,
+        cached_tokens=delivery.cached_tokens or 0,
+        completion_tokens=delivery.completion_tokens,
+        reasoning_tokens=delivery.reasoning_tokens,
+        media_tokens=resolved.media_tokens,
+        accepted_draft_tokens=delivery.accepted_drafts,
+        rejected_draft_tokens=delivery.rejected_drafts,
+    )
+
+
+def _failure(request: Request, finish_reason: FinishReason, error: Status | None) -> inference_pb2.Refused:
+    """The end of a request whose inputs are pooled, and which has no answer."""
+    delivery = request.delivery
+    computed = f"{len(delivery.choices) - delivery.num_unfinished} of its {len(delivery.choices)} inputs were computed"
+    match finish_reason:
+        case FinishReason.CANCELLED:
+            status = Status(Code.CANCELLED, f"cancelled when {computed}")
+        case FinishReason.DEADLINE:
+            status = Status(Code.DEADLINE_EXCEEDED, f"its deadline passed when {computed}")
+        case _:
+            status = error or Status(Code.INTERNAL, f"an engine ended it without a reason when {computed}")
+    return inference_pb2.Refused(status=status_to_proto(status))

@@ -10,6 +10,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.part_messages import read_parts, write_parts
 from services.common.rpc.shared_messages import read_end, read_entries, status_to_proto, write_end, write_logprobs
+from services.processor.pooling.plan import PooledAnswer
 from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason, TypedParts
 from services.ring.logprobs import PackedLogprobs
@@ -60,6 +61,8 @@ def write_update(frame: inference_pb2.SessionResponse, update: RequestUpdate, na
             write_end(add(request_id=name, choice_finished={"choice": choice}).choice_finished, part.end)
     if isinstance(update.closing, inference_pb2.Usage):
         add(request_id=name, request_finished=inference_pb2.RequestFinished(usage=update.closing))
+    if isinstance(update.closing, PooledAnswer):
+        getattr(add(request_id=name), update.closing.event).MergeFromString(update.closing.packed)
     if isinstance(update.closing, inference_pb2.Refused):
         add(request_id=name, in_reply_to=ordinal, refused=update.closing)
 

@@ -20,6 +20,7 @@ from services.processor.gateways import Gateways
 from services.processor.in_flight import InFlightRequests
 from services.processor.media.chat_pictures import PictureSource
 from services.processor.metrics import ProcessorMetrics
+from services.processor.pooling.plan import PoolingMessage
 from services.processor.principal import Principal
 from services.processor.request import Request
 from services.processor.tracing import RequestTraces
@@ -27,6 +28,8 @@ from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId, ring_id
 from services.ring.outbox import Outboxes
+
+_NO_FRAME = "none is set: expected generate, cancel, embed, score or classify"
 
 
 class Intake:
@@ -89,7 +92,7 @@ class Intake:
     def begin(
         self,
         stream: ClientStream,
-        message: inference_pb2.GenerateRequest,
+        message: inference_pb2.GenerateRequest | PoolingMessage,
         ordinal: int,
         arrived_at: float,
         call_timeout: float | None,
@@ -101,10 +104,12 @@ class Intake:
         """
         self._check_open(stream)
         check_request_id(message.request_id)
-        if message.HasField("timeout_ms") and message.timeout_ms == 0:
-            raise refuse("timeout_ms", "0 is out of range: expected at least 1")
+        options = message if isinstance(message, inference_pb2.GenerateRequest) else message.options
+        if options.HasField("timeout_ms") and options.timeout_ms == 0:
+            field = "timeout_ms" if options is message else "options.timeout_ms"
+            raise refuse(field, "0 is out of range: expected at least 1")
         now = time.monotonic()
-        deadlines = [arrived_at + message.timeout_ms / 1000] if message.HasField("timeout_ms") else []
+        deadlines = [arrived_at + options.timeout_ms / 1000] if options.HasField("timeout_ms") else []
         if call_timeout is not None:
             deadlines.append(now + call_timeout)
         request = Request(
@@ -117,7 +122,7 @@ class Intake:
             arrived_at=arrived_at,
             deadline=min(deadlines, default=None),
         )
-        request.trace = self._traces.begin(stream.carrier, message.traceparent, request.request_id, arrived_at)
+        request.trace = self._traces.begin(stream.carrier, options.traceparent, request.request_id, arrived_at)
         try:
             self._admission.enter(request, message, sources, now, on_resolved=self._in_flight.start)
         except Refused as refused:
@@ -139,14 +144,14 @@ class Intake:
     ) -> None:
         """Handle a session's frame; errors are answered on the stream."""
         match frame.WhichOneof("frame"):
-            case "generate":
-                self._session_request(stream, frame.generate, ordinal, arrived_at, sources)
+            case "generate" | "embed" | "score" | "classify" as kind:
+                self._session_request(stream, getattr(frame, kind), ordinal, arrived_at, sources)
             case "cancel":
                 request = stream.find(frame.cancel.request_id)
                 if request is not None:
                     self._in_flight.end(request, FinishReason.CANCELLED)
             case _:
-                self.refuse(stream, "", ordinal, refuse("frame", "none is set: expected generate or cancel").status)
+                self.refuse(stream, "", ordinal, refuse("frame", _NO_FRAME).status)
 
     def refuse(self, stream: ClientStream, client_request_id: str, ordinal: int, status: Status) -> None:
         """Answer a session's frame that does not become a request; the id is empty if it cannot be read."""
@@ -156,7 +161,7 @@ class Intake:
     def _session_request(
         self,
         stream: ClientStream,
-        message: inference_pb2.GenerateRequest,
+        message: inference_pb2.GenerateRequest | PoolingMessage,
         ordinal: int,
         arrived_at: float,
         sources: Sequence[PictureSource],
@@ -198,6 +203,6 @@ class Intake:
         raise Refused(Code.UNAVAILABLE, problem, retry_after_ms=0, reason=Reason.DRAINING)
 
 
-def usable_id(message: inference_pb2.GenerateRequest) -> str:
+def usable_id(message: inference_pb2.GenerateRequest | PoolingMessage) -> str:
     """The client's id of a refused request; empty if it exceeds the limit on ids."""
     return message.request_id if len(message.request_id.encode()) <= MAX_REQUEST_ID_BYTES else ""

@@ -19,6 +19,7 @@ from services.common.links.redial import LinkRefused
 from services.common.rpc.shared_messages import peer_changes_from_proto
 from services.processor.failover import Failover
 from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers, PeerEvent
+from services.processor.pooling.output import PooledOutput
 from services.processor.served_models import ServedModels, generation_of
 from services.processor.text_output import TextOutput
 from services.ring.attached_peers import PeerList
@@ -36,13 +37,20 @@ class LinkEvents:
     """Implements ``EngineOwner`` and ``DetokenizerOwner``: every link of the process reports here."""
 
     def __init__(
-        self, models: ServedModels, routes: Routes, peers: LinkedPeers, failover: Failover, text_output: TextOutput
+        self,
+        models: ServedModels,
+        routes: Routes,
+        peers: LinkedPeers,
+        failover: Failover,
+        text_output: TextOutput,
+        pooled_output: PooledOutput,
     ) -> None:
         self._models = models
         self._routes = routes
         self._peers = peers
         self._failover = failover
         self._text_output = text_output
+        self._pooled_output = pooled_output
         self._checked_at: float | None = None
 
     # EngineOwner
@@ -61,7 +69,7 @@ class LinkEvents:
         self._update_partitions(engine)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
-        """Load, peers, draining and rejections; text comes from detokenizers."""
+        """Load, peers, draining, rejections and results of inputs; text comes from detokenizers."""
         node = self._peers.engines[engine]
         if frame.HasField("load"):
             load = node.load = frame.load
@@ -79,6 +87,8 @@ class LinkEvents:
             link.media.changed(frame.media.held, frame.media.dropped)
         for rejection in frame.rejections:
             self._failover.rejected(rejection)
+        if frame.HasField("outputs"):
+            self._pooled_output.receive(engine, frame.outputs)
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
         node = self._peers.engines.pop(engine)
@@ -157,7 +167,7 @@ class LinkEvents:
     def _update_partitions(self, peer: PeerId) -> None:
         """Update the partitioned pairs of a peer after any of its links changed."""
         partitioned, known = self._routes.partitioned(peer), self._peers.partitioned
-        before = {route for route in known if peer in (route.engine, route.detokenizer)}
+        before = {route for route in known if peer in route.peers}
         if partitioned != before:
             for route in before - partitioned:
                 del known[route]

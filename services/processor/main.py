@@ -42,11 +42,13 @@ from services.processor.live_page.pages import pages
 from services.processor.live_page.snapshot import LivePageSnapshot
 from services.processor.media.pool import PicturePool
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
+from services.processor.pooling.output import PooledOutput
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
 from services.processor.text_output import TextOutput
 from services.processor.tracing import RequestTraces
 from services.ring.identity import PeerId
+from services.ring.limits import MAX_POOLED_BYTES
 from services.ring.outbox import Outboxes
 from services.ring.routing_logic import Routes
 from text_core.pictures.limits import PictureLimits
@@ -64,6 +66,8 @@ _BUDGET_PER_PICTURES = 4
 """Pictures of requests may take as much again."""
 _MOST_BYTES = 2**31 - 1
 """Of a message of protobuf."""
+_MOST_RESULTS = MAX_POOLED_BYTES + (1 << 20)
+"""Bytes of a frame with the result of one large input."""
 _TICK = 0.05
 """Seconds between checks of liveness, timeouts and waiting requests."""
 
@@ -166,7 +170,12 @@ class _Processor:
             max_crash_resubmits=settings.max_crash_resubmits,
         )
         text_output = TextOutput(self._in_flight, self._failover, self._admission, self._peers, self._metrics)
-        self._link_events = LinkEvents(self._models, self._routes, self._peers, self._failover, text_output)
+        self._pooled_output = PooledOutput(
+            self._in_flight, self._dispatcher, self._admission, self._peers, self._metrics
+        )
+        self._link_events = LinkEvents(
+            self._models, self._routes, self._peers, self._failover, text_output, self._pooled_output
+        )
         self._intake = Intake(
             me,
             self._admission,
@@ -225,7 +234,7 @@ class _Processor:
         engines = Discovery(
             settings.engines,
             lambda address, host: EngineLink(
-                Endpoint(address, credentials, host, max_bytes),
+                Endpoint(address, credentials, host, max(max_bytes, _MOST_RESULTS)),
                 me,
                 self._link_events,
                 self._dedup,
@@ -251,6 +260,7 @@ class _Processor:
         finally:
             self._pool.close()
             self._queue.close()
+            self._pooled_output.close()
             if self._tracing is not None:
                 self._tracing.close()
             if metrics is not None:

@@ -146,6 +146,8 @@ class ProcessorMetrics(ServiceMetrics):
         self._ends = Counter({_reason(finish_reason.name.lower()): 0 for finish_reason in FinishReason})
         self._refusals = Counter({code.name: 0 for code in Code})
         self._tenants = TenantCounts()
+        self.pooled_inputs = 0
+        """Inputs of answered requests that were pooled, since the start."""
         self._pictures = Histogram(
             "ringline_picture_seconds",
             "From the arrival of a request with pictures until they are prepared.",
@@ -237,6 +239,9 @@ class ProcessorMetrics(ServiceMetrics):
             "vllm:prompt_tokens", "Prompt tokens of requests that had their first token.", self._prompt_tokens
         )
         yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self.generation_tokens)
+        yield self._counter(
+            "ringline_pooled_inputs", "Inputs of answered requests that were pooled.", self.pooled_inputs
+        )
         yield self._counters(
             "vllm:request_success", "Ends of choices, by finish reason.", "finished_reason", self._ends
         )

@@ -18,6 +18,7 @@ from ringline.inference.v1 import inference_pb2
 from services.common.rpc.output_stream import OutputStream
 from services.processor.gateways import Gateway
 from services.processor.media.chat_pictures import ChatPictures
+from services.processor.pooling.plan import AnswerPlan, PoolingMessage
 from services.processor.served_models import generation_of
 from services.processor.tracing import NO_TRACE, RequestTrace
 from services.ring.delivery import Delivery
@@ -39,7 +40,7 @@ class RequestMessage:
     """The client's message, kept serialized (its smallest form) until the request is tokenized."""
 
     packed: bytes
-    """A ``GenerateRequest``."""
+    """A message of ``kind``."""
     model: str
     """Name of the model; empty: any model."""
     resumed_model_digest: str
@@ -49,6 +50,7 @@ class RequestMessage:
     """Whether it may need a grammar, which takes time to check."""
     pictures: ChatPictures | None = None
     """Its chat's pictures, which are not in ``packed``; None: it has none, or they are not prepared yet."""
+    kind: type[inference_pb2.GenerateRequest | PoolingMessage] = inference_pb2.GenerateRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class ResolvedRequest:
     """Outputs that a search lets grow at a time, of which the choices are the best; 0: choices are sampled."""
     max_output: int = 0
     """The most tokens of a choice."""
+    answer_plan: AnswerPlan | None = None
+    """What the results of its inputs, which are its choices, become; None: tokens are generated."""
 
     @property
     def admitted(self) -> inference_pb2.Admitted:
@@ -115,6 +119,8 @@ class ResolvedRequest:
         """Upper estimate of the request's memory while it is in flight, apart from its output."""
         size = _REQUEST_HELD + len(self.packed_admitted)
         size += _COPIES * (len(self.packed_submit) + len(self.output_context))
+        if self.answer_plan is not None:
+            size += _COPIES * self.answer_plan.result_bytes  # as results, and as the answer
         return size + _CHOICE_HELD * len(self.choices) + _RESUMED_ID_HELD * self.num_resumed
 
 
@@ -162,6 +168,8 @@ class Request:
     """Whether output or prompt progress has arrived on the present route; until then the engine may merely queue it."""
 
     # Delivered
+    numerics_seen: set[str] = field(default_factory=set, init=False)
+    """Numerics of the engines that computed the results of its inputs, if these are pooled."""
     started_sent: bool = field(default=False, init=False)
     """Whether the client was sent ``Started`` for the present route."""
     computing_since: float | None = field(default=None, init=False)

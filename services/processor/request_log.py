@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import structlog
@@ -53,13 +54,17 @@ def log_finished(request: Request, usage: inference_pb2.Usage) -> None:
         return
     _bound_log(request).debug(
         "request finished",
-        finish_reasons={
-            choice: state.end and state.end.finish_reason.name for choice, state in request.delivery.choices.items()
-        },
+        finish_reasons=_finish_reasons(request),
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
     )
+
+
+def _finish_reasons(request: Request) -> dict[Any, Any]:
+    """Each choice's; of inputs that are pooled, which may be thousands, how many have each."""
+    ends = {choice: state.end and state.end.finish_reason.name for choice, state in request.delivery.choices.items()}
+    return ends if request.resolved.answer_plan is None else dict(Counter(ends.values()))
 
 
 def log_refused(request: Request, refused: inference_pb2.Refused) -> None:

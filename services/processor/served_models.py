@@ -1,4 +1,4 @@
-"""The models that this processor serves, as engines describe them: one, or a few during a rollout.
+"""The models that this processor serves, as engines describe them: one for each name, or a few during a rollout.
 
 Limits, tokenizer and chat templates belong to a generation (``services.ring.model_generations``). A request stays with
 the generation that admitted it.
@@ -18,8 +18,15 @@ from services.common.links.tokenizer_fetch import TokenizerFetcher
 from services.common.rpc.message_limits import MessageLimits
 from services.processor.checked_grammars import CheckedGrammars
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, MEDIA, PROCESSOR_CAPABILITIES, PeerId
-from services.ring.limits import MAX_CHOICES
+from services.ring.identity import (
+    CHAT_CAPABILITIES,
+    ENGINE_CAPABILITIES,
+    MEDIA,
+    POOLING,
+    PROCESSOR_CAPABILITIES,
+    PeerId,
+)
+from services.ring.limits import MAX_CHOICES, max_pooled_tokens
 from services.ring.model_generations import Generation, Generations
 from text_core.chat_templates import ChatTemplates
 from text_core.grammar.checker import GrammarChecker
@@ -63,6 +70,7 @@ class ModelLimits:
     aliases: tuple[str, ...] = ()
     """Further names of the model."""
     takes_pictures: bool = False
+    pools: bool = False
 
     def answers_to(self, name: str) -> bool:
         """Whether a request that asks for ``name`` means this model."""
@@ -92,7 +100,13 @@ class ModelLimits:
 
     @property
     def request(self) -> MessageLimits:
-        """Of a request's message: lists as long as the vocabulary, every choice's resumed ids, a constraint."""
+        """Of a request's message: lists as long as the vocabulary, every choice's resumed ids, a constraint.
+
+        Of a model that pools: all inputs of a request.
+        """
+        if self.pools:
+            max_bytes = self.lookup.max_bytes + BYTES_PER_TOKEN * max_pooled_tokens(self.max_model_len)
+            return MessageLimits(max_bytes, MAX_FIELDS)
         resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
         max_bytes = self.lookup.max_bytes + resumed + CONSTRAINT_BYTES
         return MessageLimits(max_bytes, self.lookup.max_fields + CONSTRAINT_FIELDS)
@@ -134,8 +148,15 @@ class ServedModel:
     """None: the model takes none."""
 
     @property
+    def pools(self) -> bool:
+        """Whether it makes vectors, scores or labels of inputs in place of tokens."""
+        return self.model.HasField("pooling")
+
+    @property
     def capabilities(self) -> frozenset[str]:
         """What a request may require: the engines' capabilities that this processor knows, and its own."""
+        if self.pools:
+            return frozenset(name for name in self.model.capabilities if name == POOLING)
         chat = CHAT_CAPABILITIES if self.chat.names else ()
         known = ENGINE_CAPABILITIES if self.pictures is None else (*ENGINE_CAPABILITIES, MEDIA)
         return frozenset((*(name for name in self.model.capabilities if name in known), *PROCESSOR_CAPABILITIES, *chat))
@@ -166,7 +187,7 @@ class ServedModels:
         self.preferred = preferred
         """The generations that take new requests, the best first."""
         self._no_route_reason = no_route_reason
-        self.held: Generations[Generation, ServedModel] = Generations(max_generations)
+        self.held: Generations[Generation, ServedModel] = Generations(max_generations, _kind_of)
         """Every model held; requests in flight enter and leave theirs."""
         self._fetches = TokenizerFetcher(_codec_with_archive if keeps_archives else _codec_of)
 
@@ -215,7 +236,7 @@ class ServedModels:
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs, self._aliases)
         checker = GrammarChecker(codec.tokenizer, model.vocab_size, model.eos_token_ids)
         pictures = _pictures_of(model, codec.tokenizer)
-        limits = replace(limits, takes_pictures=pictures is not None)
+        limits = replace(limits, takes_pictures=pictures is not None, pools=model.HasField("pooling"))
         served_model = ServedModel(
             model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker), codec.archive, pictures
         )
@@ -253,12 +274,40 @@ class ServedModels:
 
     @property
     def newest(self) -> ServedModel | None:
-        """The first of ``served``; None before the first engine."""
-        return next(iter(self.served()), None)
+        """The first of ``served`` that generates, or the first; None before the first engine."""
+        served = self.served()
+        return next((each for each in served if not each.pools), served[0] if served else None)
 
-    def for_new(self, name: str = "") -> ServedModel | None:
-        """The model for a new request that asks for ``name``; None while no engine takes work."""
-        return find_model(name, [held for generation in self.preferred() if (held := self.held.get(generation))])
+    def choose(self, name: str, digest: str = "", *, pools: bool = False) -> tuple[ServedModel | None, Refused | None]:
+        """The model of a request, or its refusal; neither while the engines of its model take no work.
+
+        ``digest``: of the model on which it began, if it is a resume. ``pools``: whether its inputs are to be pooled.
+        """
+        model = self.for_resume(name, digest) if digest else self.for_new(name, pools=pools)
+        if model is None:
+            return None, self.refuse_without_model() if self.newest is None else None
+        if name and not model.limits.answers_to(name):
+            return None, unknown_model(name, self.names())
+        return model, None
+
+    def for_new(self, name: str = "", *, pools: bool = False) -> ServedModel | None:
+        """The model for a new request that asks for ``name``; None while no engine of it takes work.
+
+        Without a name, and with an alias: one that pools inputs if the request is for one, else one that generates.
+        The caller refuses a model that is not for the request, and one of another name.
+        """
+        taking = [held for generation in self.preferred() if (held := self.held.get(generation))]
+        if (named := next((each for each in taking if each.limits.name == name), None)) is not None:
+            return named
+        of_kind = [each for each in taking if each.pools == pools]
+        away = [each for each in self.held.values() if each not in taking and each.pools == pools]
+        if any(each.pools and each.limits.name == name for each in self.held.values()) or (away and not of_kind):
+            return None
+        return find_model(name, of_kind or taking)
+
+    def names(self) -> list[str]:
+        """Names that requests can use now."""
+        return list(dict.fromkeys((*(each.limits.name for each in self.served()), *self._aliases)))
 
     def for_resume(self, name: str, digest: str) -> ServedModel | None:
         """The model with ``digest``, on which a request began; None if it is not held.
@@ -276,6 +325,17 @@ class ServedModels:
             if held.model.tokenizer_digest == model.tokenizer_digest:
                 return TextCodec(held.tokenizer, held.chat, held.tokenizer_archive)
         return None
+
+
+def unknown_model(name: str, served: Sequence[str]) -> Refused:
+    """The error of a request for a model that is not served; ``served``: names that are."""
+    problem = f"{name[:200]!r} is not served here: expected {' or '.join(map(repr, served))}"
+    return Refused(Code.NOT_FOUND, f"model: {problem}", reason=Reason.MODEL_NOT_FOUND, field="model")
+
+
+def _kind_of(model: ServedModel) -> str:
+    """Generating models take each other's place; of those that pool, several are served side by side, by name."""
+    return model.limits.name if model.pools else ""
 
 
 def generation_of(model: engine_pb2.GetModelResponse) -> Generation:

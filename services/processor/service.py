@@ -35,6 +35,7 @@ from services.processor.media.chat_pictures import (
     take_sources,
 )
 from services.processor.metrics import ProcessorMetrics
+from services.processor.pooling.plan import PoolingMessage
 from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.served_models import ServedModel, ServedModels, find_model
 from services.ring.errors import Code, Reason, Refused, Status
@@ -132,6 +133,55 @@ class InferenceService:
             self._metrics.request_refused(refused.status.code.name, stream.tenant)
             return refusal(name, 1, refused.status)
         return None
+
+    # Vectors, scores and labels
+
+    async def Embed(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> inference_pb2.EmbedResponse:
+        return (await self._pooled(inference_pb2.EmbedRequest, data, context)).embedded
+
+    async def Score(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> inference_pb2.ScoreResponse:
+        return (await self._pooled(inference_pb2.ScoreRequest, data, context)).scored
+
+    async def Classify(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.ClassifyResponse:
+        return (await self._pooled(inference_pb2.ClassifyRequest, data, context)).classified
+
+    async def _pooled(
+        self, kind: type[PoolingMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.GenerateResponse:
+        """The response with the answer of a call's one request; ends the call if it has none."""
+        principal = await self.principal(context)
+        self._check_not_draining(principal)
+        stream = self._intake.open(principal, context.invocation_metadata() or ())
+        try:
+            response = await self._answer(stream, kind, data, context)
+        except TimeoutError:
+            response = refusal("", 1, self.stalled(stream))
+        finally:
+            self._intake.close(stream)
+        if response.HasField("refused"):
+            await abort(context, status_from_proto(response.refused.status))
+        return response
+
+    async def _answer(
+        self, stream: ClientStream, kind: type[PoolingMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.GenerateResponse:
+        """The response with the answer, or with the refusal."""
+        arrived_at = time.monotonic()
+        try:
+            message = await self.parse(kind, data, stream.tenant)
+            del data  # the queue keeps its own copy
+            self._intake.begin(stream, message, 1, arrived_at, context.time_remaining())
+        except Refused as refused:
+            self._metrics.request_refused(refused.status.code.name, stream.tenant)
+            return refusal("", 1, refused.status)
+        del message
+        while (frame := stream.take()) is None:
+            await stream.wake.wait()
+            stream.wake.clear()
+        stream.written()
+        return frame.responses[0]
 
     async def parse(self, kind: type[_Message], data: bytes, tenant: str) -> _Message:
         """Parse a message with a request; a large one in a worker thread, before others are tokenized.
@@ -346,9 +396,8 @@ class InferenceService:
     async def ListModels(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
-        model, principal = self._models.newest, await self.principal(context)
-        permitted = model is not None and self._policies.permits(principal.tenant, model.limits.name)
-        return list_models(model if permitted else None)
+        tenant = (await self.principal(context)).tenant
+        return list_models([each for each in self._models.served() if self._policies.permits(tenant, each.limits.name)])
 
     async def _look_up(
         self,
@@ -380,8 +429,9 @@ def _parse_and_take(
     kind: type[_Received], data: bytes, limits: MessageLimits
 ) -> tuple[_Received, Sequence[PictureSource]]:
     message = parse(kind, data, limits)
-    request = message if isinstance(message, inference_pb2.GenerateRequest) else message.generate
-    return message, take_sources(request.chat)
+    if isinstance(message, inference_pb2.GenerateRequest):
+        return message, take_sources(message.chat)
+    return message, take_sources(message.generate.chat) if message.HasField("generate") else ()
 
 
 def _packed(frame: inference_pb2.SessionResponse) -> list[tuple[bytes, Status | None]]:
@@ -458,26 +508,32 @@ def _pieces(ids: Sequence[int], model: ServedModel) -> list[bytes]:
     return pieces
 
 
-def list_models(served_model: ServedModel | None) -> inference_pb2.ListModelsResponse:
-    """The served model under each of its names; an empty list until the first engine is linked."""
-    if served_model is None:
-        return inference_pb2.ListModelsResponse()
+def list_models(served: Sequence[ServedModel]) -> inference_pb2.ListModelsResponse:
+    """The newest model of each name, those that generate first; the first one under its further names, too."""
+    by_name: dict[str, ServedModel] = {}
+    for each in sorted(served, key=lambda each: each.pools):
+        by_name.setdefault(each.limits.name, each)
+    for each in list(by_name.values())[:1]:
+        for alias in each.limits.aliases:
+            by_name.setdefault(alias, each)
+    return inference_pb2.ListModelsResponse(models=[_described(name, each) for name, each in by_name.items()])
+
+
+def _described(name: str, served_model: ServedModel) -> inference_pb2.Model:
     model = served_model.model
-    return inference_pb2.ListModelsResponse(
-        models=[
-            inference_pb2.Model(
-                name=name,
-                architecture=model.architecture,
-                vocab_size=model.vocab_size,
-                max_model_len=model.max_model_len,
-                eos_token_ids=model.eos_token_ids,
-                has_chat_template=bool(served_model.chat.names),
-                tokenizer_digest=model.tokenizer_digest,
-                model_digest=model.model_digest,
-                capabilities=sorted(served_model.capabilities),
-                default_sampling=resolve_sampling(inference_pb2.SamplingParams(), model.default_sampling),
-                num_parameters=model.num_parameters,
-            )
-            for name in dict.fromkeys((model.model, *served_model.limits.aliases))
-        ]
+    described = inference_pb2.Model(
+        name=name,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        has_chat_template=bool(served_model.chat.names),
+        tokenizer_digest=model.tokenizer_digest,
+        model_digest=model.model_digest,
+        capabilities=sorted(served_model.capabilities),
+        num_parameters=model.num_parameters,
+        pooling=model.pooling if served_model.pools else None,
     )
+    if not served_model.pools:
+        described.default_sampling.CopyFrom(resolve_sampling(inference_pb2.SamplingParams(), model.default_sampling))
+    return described

@@ -112,9 +112,7 @@ class TextOutput:
         if verdict is Verdict.ACCEPT:
             if end.finish_reason is FinishReason.DEADLINE:
                 self._admission.abandoned(request, time.monotonic())
-            elif end.finish_reason is not FinishReason.ERROR:
-                self._admission.charge_prompt(request)
-            self._heard(request)
+            self._in_flight.heard(request, charge=end.finish_reason is not FinishReason.ERROR)
             self._in_flight.end_choice(request, choice, end)
         elif verdict is Verdict.REPLAY:
             self._failover.replay(request)
@@ -139,12 +137,5 @@ class TextOutput:
             )
             request.numerics = numerics
             request.stream.outbox.notice(request.request_id, started)
-        self._admission.charge_prompt(request)
-        self._heard(request)
+        self._in_flight.heard(request)
         return True
-
-    def _heard(self, request: Request) -> None:
-        request.heard()
-        if request.computing_since is None:
-            request.computing_since = time.monotonic()
-            self._admission.begun(request)

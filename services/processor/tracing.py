@@ -95,11 +95,9 @@ class _SampledTrace(RequestTrace):
         self._events += 1
         if self._events > MAX_EVENTS:
             return
-        attributes: dict[str, str | int] = {
-            "engine": route.engine.name,
-            "detokenizer": route.detokenizer.name,
-            "epoch": epoch,
-        }
+        attributes: dict[str, str | int] = {"engine": route.engine.name, "epoch": epoch}
+        if route.detokenizer is not None:
+            attributes["detokenizer"] = route.detokenizer.name
         if changed:
             attributes |= {"changed": changed, "reason": reason}
         self._span.add_event("failover" if changed else "submitted", attributes, self._now())
@@ -107,10 +105,13 @@ class _SampledTrace(RequestTrace):
     def finished(self, usage: inference_pb2.Usage, delivery: Delivery, first_delta_at: float | None) -> None:
         self._first_delta_at, self._tokens = first_delta_at, usage.completion_tokens
         ends = [state.end for state in delivery.choices.values() if state.end is not None]
+        reasons = [end.finish_reason.name.lower() for end in ends]
+        if any(end.pooled is not None for end in ends):  # of many inputs: each reason once
+            reasons = list(dict.fromkeys(reasons))
         self._span.set_attributes(
             {
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
-                "gen_ai.response.finish_reasons": [end.finish_reason.name.lower() for end in ends],
+                "gen_ai.response.finish_reasons": reasons,
                 "ringline.cached_tokens": usage.cached_tokens,
             }
         )

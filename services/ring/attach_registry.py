@@ -140,6 +140,7 @@ class AttachRegistry(Generic[CoreRequest]):
             in_reply_to=in_reply_to,
             logprob_bytes=submission.logprob_bytes,
             id_bytes=submission.id_bytes,
+            pooled_bytes=submission.pooled_bytes,
             tenant=submission.tenant,
             traceparent=submission.traceparent,
         )
@@ -249,6 +250,13 @@ class AttachRegistry(Generic[CoreRequest]):
                 entry.prompt_tokens if computed_tokens is None else computed_tokens,
                 before if cached_tokens is None else cached_tokens,
             )
+            self._mark(entry)
+
+    def input_begun(self, core_id: str, cached_tokens: int) -> None:
+        """An input of a request that is pooled is computed; ``cached_tokens`` of its own were found."""
+        if entry := self._ledgers.find_submission(core_id):
+            before = entry.prefill.cached_tokens if entry.prefill is not None else 0
+            entry.prefill = Prefill(entry.prompt_tokens, entry.prompt_tokens, before + cached_tokens)
             self._mark(entry)
 
     def prompt_logprobs(self, core_id: str, logprobs: LogprobArrays) -> None:

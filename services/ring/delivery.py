@@ -47,11 +47,13 @@ class Delivery:
         self.replays = 0
         """Replays requested since the last accepted delta, because frames did not continue what was delivered."""
         self.choices = {choice: ChoiceDelivery(ids) for choice, ids in choices.items()}
+        self.num_unfinished = len(self.choices)
+        """Choices that have not ended."""
 
     @property
     def finished(self) -> bool:
         """Whether every choice has ended."""
-        return all(state.end is not None for state in self.choices.values())
+        return self.num_unfinished == 0
 
     @property
     def completion_tokens(self) -> int:
@@ -114,6 +116,7 @@ class Delivery:
         if end.position != len(state.ids):
             return Verdict.REPLAY
         state.end = end
+        self.num_unfinished -= 1
         if end.parts is not None:
             state.reasoning_tokens = end.parts.reasoning_tokens
         return Verdict.ACCEPT
@@ -126,6 +129,7 @@ class Delivery:
                 reasoning = state.reasoning_tokens
                 parts = None if reasoning is None else TypedParts(reasoning_tokens=reasoning)
                 state.end = ends[choice] = ChoiceEnd(finish_reason, len(state.ids), error=error, parts=parts)
+        self.num_unfinished = 0
         return ends
 
     def _unfinished_choice(self, epoch: int, choice: int) -> ChoiceDelivery | None:

@@ -10,7 +10,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from services.ring.errors import UNKNOWN_MS, Code, Reason, Refused, invalid_field
 from services.ring.events import NO_DRAFTS, ChoiceEnd, FinishReason, Prefill
@@ -61,6 +61,8 @@ class Submission(Generic[CoreRequest]):
     """Size of its constraint on the wire."""
     beams: int = 0
     """Outputs that grow at a time, of which the choices are the best; 0: choices are sampled."""
+    pooled_bytes: int = 0
+    """Bytes of the results of its inputs; 0: tokens are generated."""
 
     @property
     def id_bytes(self) -> int:
@@ -156,12 +158,26 @@ class LedgerEntry:
     """``Submission.logprob_bytes``, charged to ``tenant`` until the entry is removed and the core has released it."""
     id_bytes: int = 0
     """``Submission.id_bytes``, charged likewise."""
+    pooled_bytes: int = 0
+    """``Submission.pooled_bytes``, charged likewise."""
     tenant: str = ""
     traceparent: str = ""
 
     @property
     def finished(self) -> bool:
         return all(log.end is not None for log in self.choices.values())
+
+    @property
+    def charged(self) -> _Charged:
+        return _Charged(self.logprob_bytes, self.id_bytes, self.pooled_bytes)
+
+
+class _Charged(NamedTuple):
+    """Bytes of a submission by what they hold."""
+
+    logprobs: int = 0
+    ids: int = 0
+    pooled: int = 0
 
 
 class Ledgers:
@@ -175,6 +191,7 @@ class Ledgers:
         retry_after_ms: Callable[[], int] = lambda: UNKNOWN_MS,
         max_logprob_bytes: int = sys.maxsize,
         max_id_bytes: int = sys.maxsize,
+        max_pooled_bytes: int = sys.maxsize,
         on_released: Callable[[str], None] = lambda core_id: None,
     ) -> None:
         """``orphan_grace``: seconds that a request outlives its submitter's stream.
@@ -201,17 +218,21 @@ class Ledgers:
             max_id_bytes,
             lambda _: retry_after_ms(),
         )
+        self._pooled = TenantMemoryQuota(
+            "pooling", "this engine", "results of inputs", max_pooled_bytes, lambda _: retry_after_ms()
+        )
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
-        self._unreleased: dict[str, tuple[str, int, int]] = {}
-        """Removed entries that the core still holds: core id → (tenant, logprob bytes, id bytes), still charged."""
+        self._unreleased: dict[str, tuple[str, _Charged]] = {}
+        """Removed entries that the core still holds: core id → (tenant, bytes), still charged."""
         self._orphans: dict[str, float] = {}
         """The time at which each orphan (a request whose submitter's stream ended) is removed, keyed by request id."""
 
-    def resize(self, *, max_logprob_bytes: int, max_id_bytes: int) -> None:
+    def resize(self, *, max_logprob_bytes: int, max_id_bytes: int, max_pooled_bytes: int = sys.maxsize) -> None:
         """Set the bounds, known only after the engine has measured its memory."""
         self._logprobs.most = max_logprob_bytes
         self._ids.most = max_id_bytes
+        self._pooled.most = max_pooled_bytes
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -243,35 +264,38 @@ class Ledgers:
                 reason=Reason.QUOTA,
             )
         tenant = submission.tenant
-        logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.logprob_bytes, old.id_bytes)
+        freed = _Charged() if old is None or old.tenant != tenant else old.charged
         if submission.logprob_bytes > self._logprobs.most:
             problem = (
                 f"they may take {submission.logprob_bytes} bytes, 10 per token and 10 per alternative: "
                 f"expected at most {self._logprobs.most}; lower max_tokens, n, logprobs or prompt_logprobs"
             )
             raise invalid_field("logprobs", problem, reason=Reason.TOO_LARGE)
-        self._logprobs.check(tenant, submission.logprob_bytes, logprobs)
-        self._ids.check(tenant, submission.id_bytes, ids)
+        self._logprobs.check(tenant, submission.logprob_bytes, freed.logprobs)
+        self._ids.check(tenant, submission.id_bytes, freed.ids)
+        self._pooled.check(tenant, submission.pooled_bytes, freed.pooled)
 
     def add(self, entry: LedgerEntry) -> None:
         self._logprobs.take(entry.tenant, entry.logprob_bytes)
         self._ids.take(entry.tenant, entry.id_bytes)
+        self._pooled.take(entry.tenant, entry.pooled_bytes)
         self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
 
     def remove(self, entry: LedgerEntry, *, in_core: bool) -> None:
         """Remove an entry. ``in_core``: its bytes stay charged until ``release``."""
         del self._entries[entry.request_id], self._by_core_id[entry.core_id]
         self._orphans.pop(entry.request_id, None)
-        self._unreleased[entry.core_id] = entry.tenant, entry.logprob_bytes, entry.id_bytes
+        self._unreleased[entry.core_id] = entry.tenant, entry.charged
         if not in_core:
             self.release(entry.core_id)
 
     def release(self, core_id: str) -> None:
         """The core holds nothing of a submission: stop charging it."""
-        if (charged := self._unreleased.pop(core_id, None)) is not None:
-            tenant, logprob_bytes, id_bytes = charged
-            self._logprobs.give_back(tenant, logprob_bytes)
-            self._ids.give_back(tenant, id_bytes)
+        if (removed := self._unreleased.pop(core_id, None)) is not None:
+            tenant, charged = removed
+            self._logprobs.give_back(tenant, charged.logprobs)
+            self._ids.give_back(tenant, charged.ids)
+            self._pooled.give_back(tenant, charged.pooled)
             self._on_released(core_id)
 
     def orphan(self, submitter: PeerId, now: float) -> None:

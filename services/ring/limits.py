@@ -10,5 +10,16 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_ALLOWED_BY_NGRAM = 1024
 """Ids that ``no_repeat_ngram`` lets pass."""
 MAX_NGRAM_SIZE, MAX_NGRAM_WINDOW = 1024, 65536
+MAX_POOLED_INPUTS = 2048
+"""Inputs of a request for vectors, scores or labels."""
+MAX_POOLED_CHOICES = 2 * MAX_POOLED_INPUTS
+"""What an engine computes of such a request: queries and documents, for example."""
+MAX_POOLED_BYTES = 32 << 20
+"""Of the results of such a request."""
 PICTURE_OVERHEAD_BYTES = 16 << 10
 """Charged at an engine for each picture besides its pixels; so a store of pictures of a few pixels is bounded, too."""
+
+
+def max_pooled_tokens(max_model_len: int) -> int:
+    """Most tokens of such a request's inputs together."""
+    return max(1 << 20, max_model_len)

@@ -3,14 +3,15 @@
 A generation is all engines that serve the same model: equal configuration, template, tokenizer and weights. A request
 belongs to the generation that admitted it until its end. A process holds a generation while an engine serves it or a
 request belongs to it; it also keeps the newest one, so that it need not load everything again when its only engine
-restarts. The newest is the generation of the engine that was started last: a rollout makes a generation the newest as
-soon as its first engine is linked, and a rollback makes the older one the newest again.
+restarts. Where models of several kinds are served side by side, it keeps the newest of each kind. The newest is the
+generation of the engine that was started last: a rollout makes a generation the newest as soon as its first engine is
+linked, and a rollback makes the older one the newest again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -33,8 +34,10 @@ class Generation:
 class Generations(Generic[K, V]):
     """Maps generations (``K``) to values (``V``)."""
 
-    def __init__(self, max_generations: int) -> None:
+    def __init__(self, max_generations: int, kind_of: Callable[[V], Hashable] = lambda value: None) -> None:
+        """``kind_of``: tells values apart, of each of which the newest is kept."""
         self._max_generations = max_generations
+        self._kind_of = kind_of
         self._held: dict[K, V] = {}
         self._started: dict[K, int] = {}
         """For each generation, the incarnation of its engine that was started last."""
@@ -109,10 +112,13 @@ class Generations(Generic[K, V]):
         return generation in self._requests or generation in self._engines.values()
 
     def _drop_unneeded(self) -> None:
-        """Drop the generations that are not needed, except the newest."""
-        for generation in list(self)[1:]:
-            if not self.needed(generation):
+        """Drop the generations that are not needed, except the newest of each kind."""
+        kinds: set[Hashable] = set()
+        for generation in self:
+            kind = self._kind_of(self._held[generation])
+            if kind in kinds and not self.needed(generation):
                 self._drop(generation)
+            kinds.add(kind)
 
     def _drop(self, generation: K) -> None:
         del self._held[generation], self._started[generation]

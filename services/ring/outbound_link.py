@@ -198,9 +198,12 @@ class OutboundLink:
         if rest:
             return size, True  # output tokens follow the prompt's logprobs
         for choice in cursor.sent:
-            if choice not in cursor.ended:
-                used, choice_rest = _advance_choice(cursor, choice, frame, room - size)
-                size, rest = size + used, rest or choice_rest
+            if choice in cursor.ended:
+                continue
+            if size >= room and size > 0 and entry.choices[choice].end is not None:
+                return size, True  # results may be large: at most one goes beyond the room
+            used, choice_rest = _advance_choice(cursor, choice, frame, room - size)
+            size, rest = size + used, rest or choice_rest
         return size, rest
 
 
@@ -243,5 +246,5 @@ def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int)
     if log.end is not None:
         cursor.ended.add(choice)
         frame.ends.append((entry.request_id, entry.epoch, choice, log.end))
-        size += _ENTRY_BYTES
+        size += _ENTRY_BYTES + (len(log.end.pooled.values) if log.end.pooled is not None else 0)
     return size, False

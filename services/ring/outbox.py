@@ -108,12 +108,14 @@ class RequestUpdate:
     choices: dict[int, ChoiceUpdate] = field(default_factory=dict)
     closing: object | None = None
     """Sent once, last."""
+    closing_bytes: int = 0
+    """Size of ``closing`` on the wire, if it is large."""
     held: int = 0
     """Bytes charged to the outbox for this update."""
 
     def measure(self) -> int:
         """Upper estimate of its memory, bytes."""
-        size = _REQUEST_HELD + self.opening_bytes + _NOTICE_HELD * len(self.notices)
+        size = _REQUEST_HELD + self.opening_bytes + self.closing_bytes + _NOTICE_HELD * len(self.notices)
         if self.prompt_logprobs is not None:
             size += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
         for part in self.choices.values():
@@ -135,7 +137,7 @@ class RequestUpdate:
     def cut(self, room: int) -> tuple[RequestUpdate | None, int]:
         """Keep about ``room`` bytes, at least one item; returns the remainder, if any, and the bytes kept."""
         begun = _REQUEST_BYTES + self.opening_bytes
-        whole = begun + sum(part.wire_bytes for part in self.choices.values())
+        whole = begun + self.closing_bytes + sum(part.wire_bytes for part in self.choices.values())
         if self.prompt_logprobs is not None:
             whole += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
         if whole <= room:
@@ -148,8 +150,9 @@ class RequestUpdate:
         else:
             used += self._cut_choices(choices, rest, room - used)
         if rest.prompt_logprobs is None and not rest.choices:
-            return None, used
+            return None, used + self.closing_bytes
         rest.closing, self.closing = self.closing, None
+        rest.closing_bytes, self.closing_bytes = self.closing_bytes, 0
         return rest, used
 
     def _cut_prompt(self, rest: RequestUpdate, room: int) -> int:
@@ -310,11 +313,11 @@ class Outbox:
             update.notices.append(notice)
             self._grow(update, _NOTICE_HELD)
 
-    def close(self, request_id: str, closing: object) -> None:
-        """Set the message that is sent last."""
+    def close(self, request_id: str, closing: object, size: int = 0) -> None:
+        """Set the message that is sent last; ``size``: its bytes on the wire, if there are many."""
         if (update := self._of(request_id)) is not None:
-            update.closing = closing
-            self._grow(update, 0)
+            update.closing, update.closing_bytes = closing, size
+            self._grow(update, size)
 
     def drop(self, request_id: str, epoch: int) -> None:
         """Discard what is pending of a request under ``epoch`` or a lower one."""

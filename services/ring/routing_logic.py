@@ -1,7 +1,8 @@
 """The routing rule: a request goes to a joined (engine, detokenizer) pair that takes work, by prefix, then by load.
 
 A pair is joined when the engine reports this incarnation of the detokenizer as attached, the detokenizer has
-acknowledged this processor's subscription, and has not reported that it does not hear the engine.
+acknowledged this processor's subscription, and has not reported that it does not hear the engine. An engine that pools
+its inputs sends their results to the processor itself, and takes work without a detokenizer.
 
 A request goes to engines of its generation only. A new request may belong to any generation: it gets the newest with
 room, or the newest if none has room, so that the first engine of a new model does not get the work of all others.
@@ -25,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from services.ring.identity import PeerId
+from services.ring.identity import POOLING, PeerId
 from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes, PrefixMap, by_rendezvous
 
@@ -54,7 +55,17 @@ class Route:
     """The engine that computes a request, and the detokenizer that decodes it."""
 
     engine: PeerId
-    detokenizer: PeerId
+    detokenizer: PeerId | None
+    """None: there is nothing to decode, and the engine sends the results here."""
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        return (self.engine,) if self.detokenizer is None else (self.engine, self.detokenizer)
+
+    @property
+    def deliver_to(self) -> str:
+        """Name of the peer that gets the engine's outputs; empty: the submitter."""
+        return "" if self.detokenizer is None else self.detokenizer.name
 
 
 class Decision(enum.Enum):
@@ -88,6 +99,11 @@ class _Node:
     """For an engine: the peers attached to it."""
     hears: frozenset[PeerId] | None = None
     """For a detokenizer: the engines whose frames it receives; None until it has reported them."""
+
+    @property
+    def pools(self) -> bool:
+        """Whether an engine has nothing to decode."""
+        return POOLING in self.capabilities
 
     @property
     def load(self) -> int:
@@ -178,7 +194,7 @@ class Routes:
             Route(engine.peer, detokenizer.peer)
             for engine in engines or (self._engines.values() if detokenizers else ())
             for detokenizer in detokenizers or self._detokenizers.values()
-            if not _hears(detokenizer, engine)
+            if not (engine.pools or _hears(detokenizer, engine))
         )
 
     def set_taking_work(self, peer: PeerId, taking: bool) -> None:
@@ -213,7 +229,7 @@ class Routes:
 
     def requests(self) -> Counter[PeerId]:
         """The number of this processor's requests at each peer."""
-        return Counter(peer for route, _ in self._held.values() for peer in (route.engine, route.detokenizer))
+        return Counter(peer for route, _ in self._held.values() for peer in route.peers)
 
     def joined(self) -> dict[str, tuple[str, ...]]:
         """Names of the joined detokenizers that take work, keyed by engine name."""
@@ -236,20 +252,21 @@ class Routes:
         """A joined pair of a generation that takes work, or None; the request counts as its load until ``release``.
 
         ``engine``: stay on the engine that has the request, even if it takes no new work. Both peers meet ``needs``.
+        An engine that pools is a route without a detokenizer.
         """
         if engine is None:
             chosen = self._choose_engine(generation, prefixes, needs)
         else:
             node = self._engines.get(engine.name)
-            chosen = node if node is not None and node.peer == engine and any(self._joined(node, needs)) else None
+            chosen = node if node is not None and node.peer == engine and self._is_joined(node, needs) else None
         if chosen is None:
             return None
-        joined = list(self._joined(chosen, needs))
-        detokenizer = self._less_loaded(self._near(joined) or joined)
+        detokenizer = None if chosen.pools else self._choose_detokenizer(chosen, needs)
         self.release(request_id)
         chosen.own += choices
-        detokenizer.own += 1
-        route = Route(chosen.peer, detokenizer.peer)
+        if detokenizer is not None:
+            detokenizer.own += 1
+        route = Route(chosen.peer, None if detokenizer is None else detokenizer.peer)
         self._held[request_id] = route, choices
         return route
 
@@ -262,8 +279,13 @@ class Routes:
             self.prefixes.add(computed, route.engine)
         if (node := self._engines.get(route.engine.name)) is not None and node.peer == route.engine:
             node.own -= choices
-        if (node := self._detokenizers.get(route.detokenizer.name)) is not None and node.peer == route.detokenizer:
+        node = None if route.detokenizer is None else self._detokenizers.get(route.detokenizer.name)
+        if node is not None and node.peer == route.detokenizer:
             node.own -= 1
+
+    def _choose_detokenizer(self, engine: _Node, needs: Needs) -> _Node:
+        joined = list(self._joined(engine, needs))
+        return self._less_loaded(self._near(joined) or joined)
 
     def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs) -> _Node | None:
         taking = [node for node in self._engines_taking(needs) if node.generation == generation]
@@ -309,8 +331,12 @@ class Routes:
         return [
             node
             for node in self._engines.values()
-            if node.taking and needs.engine <= node.capabilities and any(self._joined(node, needs))
+            if node.taking and needs.engine <= node.capabilities and self._is_joined(node, needs)
         ]
+
+    def _is_joined(self, engine: _Node, needs: Needs) -> bool:
+        """Whether what an engine computes reaches the client."""
+        return engine.pools or any(self._joined(engine, needs))
 
     def _joined(self, engine: _Node, needs: Needs = _NO_NEEDS) -> Iterator[_Node]:
         """The detokenizers joined with an engine that take work and meet ``needs``."""
@@ -337,7 +363,7 @@ class RouteIndex(Generic[T]):
 
     def __init__(self) -> None:
         self._routes: dict[str, Route] = {}
-        self._items: dict[PeerId, dict[PeerId, dict[str, T]]] = {}
+        self._items: dict[PeerId, dict[PeerId | None, dict[str, T]]] = {}
         """Items keyed by engine, then detokenizer, then key; empty dicts are removed."""
 
     def put(self, key: str, item: T, route: Route) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar, Unpack
 
@@ -256,7 +257,9 @@ class Client:
             except RingError as error:
                 raise piece.error(error) from None
 
-        return in_order(ask, pieces, CONCURRENT)
+        left = iter(pieces)
+        ahead = list(islice(left, 2))
+        return map(ask, ahead) if len(ahead) < 2 else in_order(ask, chain(ahead, left), CONCURRENT)
 
     def _call(
         self,

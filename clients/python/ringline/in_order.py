@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -14,21 +14,18 @@ _Answer = TypeVar("_Answer")
 
 
 def in_order(call: Callable[[_Item], _Answer], items: Iterable[_Item], most: int) -> Iterator[_Answer]:
-    """The answers to ``items``, read as needed; ``most`` calls at once, in threads, or one in the caller's.
+    """The answers to ``items``, read as needed, with ``most`` calls at once, in threads.
 
     The first error ends it: no further call begins, those under way are left to themselves.
     """
-    left = iter(items)
-    ahead = list(islice(left, 2))
-    if len(ahead) < 2:
-        yield from map(call, ahead)
-        return
+    left, calls = iter(items), deque[Future[_Answer]]()
     threads = ThreadPoolExecutor(most, "ringline")
     try:
-        calls = deque(threads.submit(call, item) for item in ahead)
-        while calls:
+        while True:
             # As many again wait, so that the others go on while the first one takes longest.
             calls.extend(threads.submit(call, item) for item in islice(left, 2 * most - len(calls)))
+            if not calls:
+                return
             yield calls.popleft().result()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)

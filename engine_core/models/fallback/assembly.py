@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine_core.errors import UnsupportedModelError
 from engine_core.layers.linear import ParallelLMHead
@@ -45,10 +45,11 @@ _MIXING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._NormBase, 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A transformers causal language model whose linear layers and embeddings are the engine's."""
+    """A transformers model whose linear layers and embeddings are the engine's."""
 
     module: PreTrainedModel
-    head: Head
+    head: Head | None
+    """None: it is an encoder."""
     names: dict[str, str]
     """Names of tensors in a checkpoint, by the module's names."""
     shapes: dict[str, tuple[int, ...]]
@@ -63,21 +64,23 @@ class Assembly:
 
     @property
     def decoder_path(self) -> str:
-        """The decoder's path in the module."""
-        return self.module.base_model_prefix
+        """The decoder's path in the module; empty if that is it."""
+        return "" if self.head is None else self.module.base_model_prefix
 
     def with_head_alone(self) -> nn.Module:
         """The module that computes logits from final hidden states [1, T, H], passed as ``inputs_embeds``."""
         return replaced(self.module, self.decoder_path.split("."), GivenHidden())
 
 
-def assemble(config: PretrainedConfig, parts: PartFactory, implementation: str) -> Assembly:
+def assemble(config: PretrainedConfig, parts: PartFactory, implementation: str, *, encodes: bool = False) -> Assembly:
     """Build the model that ``config`` describes, with parts from ``parts``; its other weights are on the meta device.
 
-    ``implementation`` names an attention function of transformers. Raises ``UnsupportedModelError`` if the engine's
-    layers cannot replace the model's.
+    ``implementation`` names an attention function of transformers. ``encodes``: it is an encoder, without a head.
+    Raises ``UnsupportedModelError`` if the engine's layers cannot replace the model's.
     """
-    module = _build(config, parts.dtype, parts.device, implementation)
+    module = _build(config, parts.dtype, parts.device, implementation, AutoModel if encodes else AutoModelForCausalLM)
+    if encodes and "pooler" in dict(module.named_children()):
+        setattr(module, "pooler", None)  # noqa: B010  # what is made of hidden states comes behind
     for name, each in module.named_modules():
         if isinstance(each, _MIXING):
             raise UnsupportedModelError(
@@ -85,7 +88,8 @@ def assemble(config: PretrainedConfig, parts: PartFactory, implementation: str) 
             )
     builder = _Builder(module, parts)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    builder.put_in_embeddings_and_head()
+    if not encodes:
+        builder.put_in_embeddings_and_head()
     builder.put_in_layers()
     taken = {name for part in parts.parts for name in part.tensors()}
     if lost := sorted(set(builder.names.values()) ^ taken):
@@ -93,11 +97,14 @@ def assemble(config: PretrainedConfig, parts: PartFactory, implementation: str) 
     return Assembly(module, builder.head, builder.names, shapes, builder.tied)
 
 
-def _build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, implementation: str) -> PreTrainedModel:
-    """The module as transformers makes it: parameters on the meta device, computed buffers on ``device``."""
+def _build(
+    config: PretrainedConfig, dtype: torch.dtype, device: torch.device, implementation: str, factory: Any
+) -> PreTrainedModel:
+    """The module as ``factory`` makes it, which is transformers': parameters on the meta device, computed buffers on
+    ``device``.
+    """
     own = copy.deepcopy(config)
     own.use_cache = False
-    factory: Any = AutoModelForCausalLM
     with parameters_without_memory(), torch.device(device):
         module: PreTrainedModel = factory.from_config(
             own, dtype=dtype, attn_implementation=implementation, trust_remote_code=False
@@ -143,9 +150,10 @@ def _names_in_checkpoint(module: PreTrainedModel, experts: Collection[str]) -> d
 class _Builder:
     """Replaces submodules one by one."""
 
-    head: Head
+    head: Head | None
 
     def __init__(self, module: PreTrainedModel, parts: PartFactory) -> None:
+        self.head = None
         self._module = module
         self._parts = parts
         self._places = {id(each): name for name, each in module.named_modules()}

@@ -1,4 +1,4 @@
-"""A transformers dense decoder as workers see it: its module, with the engine's attention, cache and layers.
+"""A transformers dense decoder or encoder as workers see it: its module, with the engine's attention, cache and layers.
 
 Everything between these is torch's, row by row. The self-test at the start decides whether it is bitwise stable.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,19 @@ from transformers import PretrainedConfig
 from engine_core.attention.base import AttentionOptions
 from engine_core.errors import UnsupportedModelError
 from engine_core.forward_context import ForwardContext
-from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
+from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import MOST_POSITIONS
 from engine_core.media import VisionShape
 from engine_core.models.fallback.assembly import assemble
-from engine_core.models.fallback.modules import IMPLEMENTATION, LayerAttention, StepAttention, replaced, set_attention
+from engine_core.models.fallback.modules import (
+    IMPLEMENTATION,
+    Head,
+    LayerAttention,
+    StepAttention,
+    replaced,
+    set_attention,
+)
 from engine_core.models.fallback.rows import require_separate_rows
 from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
 from engine_core.models.fallback.trial import Outline, outline_of, refusing
@@ -44,6 +52,15 @@ class FallbackConfig(ModelShape):
     outline: Outline
 
     @property
+    def attends_both_ways(self) -> bool:
+        return self.outline.encodes
+
+    def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
+        if self.outline.encodes:
+            return (KVCacheGroup(tuple(range(len(layers)))),)
+        return ModelShape.groups_of(self, layers)
+
+    @property
     def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
         return tuple(AttentionSpec(layer.num_kv_heads, layer.widest_head) for layer in self.outline.layers)
 
@@ -55,39 +72,21 @@ class FallbackConfig(ModelShape):
         )
 
 
-class TransformersForCausalLM(LanguageModel):
+class TransformersModel(LanguageModel):
     """Built from transformers' installed classes, never from a checkpoint's code."""
 
     config: FallbackConfig
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> FallbackConfig:
-        architecture = architecture_of(config)
-        require_dense_decoder(config, architecture)
-        _limited(config, "num_hidden_layers", MOST_LAYERS, architecture)
-        longest = _limited(config, "max_position_embeddings", MOST_POSITIONS, architecture)
-        outline = outline_of(config, architecture)
-        first, *_ = outline.layers
-        return FallbackConfig(
-            vocab_size=outline.vocab_size,
-            hidden_size=outline.hidden_size,
-            intermediate_size=outline.intermediate_size,
-            num_layers=len(outline.layers),
-            num_heads=first.num_heads,
-            num_kv_heads=first.num_kv_heads,
-            head_dim=first.widest_head,
-            max_position_embeddings=longest,
-            sliding_windows=tuple(layer.sliding_window for layer in outline.layers),
-            source=config,
-            outline=outline,
-        )
+    @abstractmethod
+    def class_of(cls, config: PretrainedConfig) -> str:
+        """The class of transformers for ``config``."""
 
     def __init__(self, config: FallbackConfig, parts: PartFactory, max_model_len: int) -> None:
         """Build the module, without weights."""
         super().__init__(config, parts, max_model_len)
-        with refusing(architecture_of(config.source)):
-            self._assembly = assemble(config.source, parts, IMPLEMENTATION)
-        self._with_head = self._assembly.with_head_alone()
+        with refusing(self.class_of(config.source)):
+            self._assembly = assemble(config.source, parts, IMPLEMENTATION, encodes=config.outline.encodes)
         self._attention = StepAttention(parts.attention_backend, parts.dtype)
         layer_prefix = f"{config.outline.path}."
         self._layer_tensors = {name for own, name in self._assembly.names.items() if own.startswith(layer_prefix)}
@@ -139,7 +138,8 @@ class TransformersForCausalLM(LanguageModel):
         module = self._assembly.module
         for index, layer in enumerate(self.config.outline.layers):
             sinks = None if layer.sinks is None else module.get_parameter(layer.sinks).float()
-            options = AttentionOptions(layer.scale, self.config.sliding_windows[index], layer.logit_softcap, sinks)
+            window, both_ways = self.config.sliding_windows[index], index in self.config.both_ways
+            options = AttentionOptions(layer.scale, window, layer.logit_softcap, sinks, both_ways=both_ways)
             width = self._factory.backend.padded(layer.widest_head)
             own = LayerAttention(index, width, options, self._attention)
             set_attention(module.get_submodule(layer.module), own)
@@ -149,15 +149,52 @@ class TransformersForCausalLM(LanguageModel):
         caches = zip(context.kv_caches, (context.metadata[group] for group in self._groups), strict=True)
         layers = dict(zip(self._layer_indices, caches, strict=True))
         with self._attention.step(layers):
-            output = self._decoder(**self._inputs(input_ids, context), position_ids=positions[None], use_cache=False)
+            output = self._decoder(**self._inputs(input_ids, context), position_ids=positions[None])
         hidden: torch.Tensor = output.last_hidden_state[0].contiguous()
         return self._factory.backend.select_rows(hidden, context.rows)
 
-    def _inputs(self, input_ids: torch.Tensor, context: ForwardContext) -> dict[str, torch.Tensor]:
+    @abstractmethod
+    def _inputs(self, input_ids: torch.Tensor, context: ForwardContext) -> dict[str, Any]:
+        """Arguments of the module besides positions."""
+
+    def _set_layers(self, indices: Sequence[int]) -> None:
+        super()._set_layers(indices)
+        self._groups = group_of_layers(self.kv_cache_groups)
+        self._decoder = self._assembly.decoder
+        if len(indices) < self.config.num_layers:
+            prefix = f"{self._assembly.decoder_path}." if self._assembly.decoder_path else ""
+            path = self.config.outline.path.removeprefix(prefix).split(".")
+            self._decoder = _cut(self._decoder, path, indices)
+
+
+class TransformersForCausalLM(TransformersModel):
+    """A decoder."""
+
+    @classmethod
+    def class_of(cls, config: PretrainedConfig) -> str:
+        return architecture_of(config)
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> FallbackConfig:
+        architecture = architecture_of(config)
+        require_dense_decoder(config, architecture)
+        return read_outline(config, architecture)
+
+    def __init__(self, config: FallbackConfig, parts: PartFactory, max_model_len: int) -> None:
+        """Build the module, without weights."""
+        super().__init__(config, parts, max_model_len)
+        self._with_head = self._assembly.with_head_alone()
+
+    @property
+    def _head(self) -> Head:
+        assert self._assembly.head is not None
+        return self._assembly.head
+
+    def _inputs(self, input_ids: torch.Tensor, context: ForwardContext) -> dict[str, Any]:
         if (media := context.media) is None:
-            return {"input_ids": input_ids[None]}
+            return {"input_ids": input_ids[None], "use_cache": False}
         embedded: torch.Tensor = self._decoder.get_input_embeddings()(input_ids)  # type: ignore[operator]
-        return {"inputs_embeds": embedded.index_copy(0, media.rows, media.embeddings)[None]}
+        return {"inputs_embeds": embedded.index_copy(0, media.rows, media.embeddings)[None], "use_cache": False}
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._with_head(inputs_embeds=hidden[None], use_cache=False).logits
@@ -165,20 +202,34 @@ class TransformersForCausalLM(LanguageModel):
 
     @property
     def masks_argmax(self) -> bool:
-        return self.config.outline.is_head_plain and self._assembly.head.masks_argmax
+        return self.config.outline.is_head_plain and self._head.masks_argmax
 
     def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
         if self.config.outline.is_head_plain:
-            return self._assembly.head.greatest(hidden, allowed)
+            return self._head.greatest(hidden, allowed)
         return super().greatest(hidden, allowed)
 
-    def _set_layers(self, indices: Sequence[int]) -> None:
-        super()._set_layers(indices)
-        self._groups = group_of_layers(self.kv_cache_groups)
-        self._decoder = self._assembly.decoder
-        if len(indices) < self.config.num_layers:
-            path = self.config.outline.path.removeprefix(f"{self._assembly.decoder_path}.").split(".")
-            self._decoder = _cut(self._decoder, path, indices)
+
+def read_outline(config: PretrainedConfig, architecture: str, *, encodes: bool = False) -> FallbackConfig:
+    """The shape that a trial shows of the class ``architecture``. Raises ``UnsupportedModelError``."""
+    _limited(config, "num_hidden_layers", MOST_LAYERS, architecture)
+    longest = _limited(config, "max_position_embeddings", MOST_POSITIONS, architecture)
+    outline = outline_of(config, architecture, encodes=encodes)
+    first, *_ = outline.layers
+    return FallbackConfig(
+        vocab_size=outline.vocab_size,
+        hidden_size=outline.hidden_size,
+        intermediate_size=outline.intermediate_size,
+        num_layers=len(outline.layers),
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        head_dim=first.widest_head,
+        max_position_embeddings=longest,
+        sliding_windows=tuple(layer.sliding_window for layer in outline.layers),
+        both_ways=frozenset(range(len(outline.layers)) if encodes else ()),
+        source=config,
+        outline=outline,
+    )
 
 
 def _limited(config: PretrainedConfig, name: str, most: int, architecture: str) -> int:

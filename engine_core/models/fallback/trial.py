@@ -23,11 +23,15 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.fallback.assembly import Assembly, assemble
 from engine_core.models.fallback.modules import attend, set_attention
+from engine_core.models.model_config import positive
 from engine_core.ops.torch import TorchBackend
 
 _IMPLEMENTATION = "ringline-trial"
 _WINDOW = "ringline_window"
 """The attribute of a mask with the number of tokens that a token sees."""
+_NO_LIMIT = 0
+"""Its value if a token sees all others."""
+_NEITHER = "neither causal nor a sliding window: it may be an encoder"
 _ROWS = 5
 _MOST_POSITIONS = 2**20
 """Positions at which masks are examined; no model has a longer window."""
@@ -77,14 +81,19 @@ class Outline:
     vocab_size: int
     is_head_plain: bool
     """Whether logits are the head's output for the hidden states, both unchanged."""
+    encodes: bool = False
+    """Whether it has no head, and tokens see those after them."""
 
 
-def outline_of(config: PretrainedConfig, architecture: str) -> Outline:
-    """Try the model that ``config`` describes. Raises ``UnsupportedModelError`` if the engine cannot run it."""
+def outline_of(config: PretrainedConfig, architecture: str, *, encodes: bool = False) -> Outline:
+    """Try the model that ``config`` describes, an encoder if it ``encodes``.
+
+    Raises ``UnsupportedModelError`` if the engine cannot run it.
+    """
     meta = torch.device("meta")
     factory = PartFactory(TorchBackend(), TorchAttention(), torch.float32, meta)
     with refusing(architecture):
-        return _Trial(assemble(config, factory, _IMPLEMENTATION)).run()
+        return _Trial(assemble(config, factory, _IMPLEMENTATION, encodes=encodes)).run()
 
 
 @contextmanager
@@ -126,7 +135,7 @@ class _Trial:
                 input_ids=torch.zeros(1, _ROWS, dtype=torch.int64),
                 position_ids=torch.arange(_ROWS)[None],
                 attention_mask=torch.ones(1, _ROWS, dtype=torch.int64),
-                use_cache=False,
+                **({} if assembly.head is None else {"use_cache": False}),
             ).last_hidden_state
             vocab_size, is_plain = self._head(hidden)
         path = self._path()
@@ -137,6 +146,7 @@ class _Trial:
             intermediate_size=self._widest(path),
             vocab_size=vocab_size,
             is_head_plain=is_plain,
+            encodes=assembly.head is None,
         )
 
     def _attend(
@@ -151,9 +161,11 @@ class _Trial:
         """Record the arguments of attention; return an output of its shape."""
         others = {name: given for name, given in options.items() if given is not None and name not in _WITHOUT_EFFECT}
         scale, softcap, sinks = others.pop("scaling", None), others.pop("softcap", None), others.pop("s_aux", None)
-        window = _window(attention_mask, others.pop("sliding_window", None))
-        if others.pop("dropout", 0.0) or not others.pop("is_causal", True):
-            raise UnsupportedModelError(f"{module} uses dropout or attends to later tokens, which is not supported")
+        encodes = self._assembly.head is None
+        window = _window(attention_mask, others.pop("sliding_window", None), encodes=encodes)
+        if others.pop("dropout", 0.0) or bool(others.pop("is_causal", not encodes)) == encodes:
+            attends = "does not attend" if encodes else "attends"
+            raise UnsupportedModelError(f"{module} uses dropout or {attends} to later tokens, which is not supported")
         if others:
             raise UnsupportedModelError(
                 f"{module} passes {', '.join(sorted(others))} to attention, which the engine's does not support"
@@ -194,6 +206,8 @@ class _Trial:
     def _head(self, hidden: torch.Tensor) -> tuple[int, bool]:
         """The number of logits, and ``Outline.is_head_plain``."""
         assembly, given = self._assembly, torch.empty_like(hidden)
+        if assembly.head is None:
+            return positive(assembly.module.config, "vocab_size"), False
         calls: list[tuple[torch.Tensor, torch.Tensor]] = []
         handle = assembly.head.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output)))
         logits = assembly.with_head_alone()(inputs_embeds=given, use_cache=False).logits
@@ -241,13 +255,20 @@ def _require_epsilons(model: nn.Module) -> None:
                 raise UnsupportedModelError(f"{name} has an epsilon of {value}: expected a number from 0 to 1")
 
 
-def _window(mask: torch.Tensor | None, given: int | None) -> int | None:
-    """The mask's window in tokens; raises ``UnsupportedModelError`` if the module passes another."""
+def _window(mask: torch.Tensor | None, given: int | None, *, encodes: bool) -> int | None:
+    """The mask's window in tokens; raises ``UnsupportedModelError`` if the module passes another, or if it is causal
+    or has a window where the model ``encodes``.
+    """
     if mask is None or not hasattr(mask, _WINDOW):
         raise UnsupportedModelError(
             "it does not make masks through transformers' AttentionMaskInterface, which the engine needs"
         )
     shown: int | None = getattr(mask, _WINDOW)
+    if encodes != (shown == _NO_LIMIT):
+        kind = "not one of an encoder that sees whole inputs" if encodes else _NEITHER
+        raise UnsupportedModelError(f"its mask is {kind}")
+    if encodes:
+        return None
     if given is not None and shown is not None and given != shown:
         raise UnsupportedModelError(f"its attention has a window of {given} tokens, but its mask one of {shown}")
     return shown
@@ -257,23 +278,31 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., torch.T
     """Instead of a mask, an empty tensor of its shape with the window as an attribute."""
     last = min(others["config"].max_position_embeddings, _MOST_POSITIONS) - 1
     mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device="meta")
-    setattr(mask, _WINDOW, _window_of(mask_function, last))
+    setattr(mask, _WINDOW, _NO_LIMIT if _sees_all(mask_function, last) else _window_of(mask_function, last))
     return mask
+
+
+def _sees_all(mask_function: Callable[..., torch.Tensor], last: int) -> bool:
+    """Whether tokens see all others, found by probing what those at positions up to ``last`` see."""
+    return bool(last) and all(bool(_seen(mask_function, at, last).all()) for at in (0, last // 2, last))
 
 
 def _window_of(mask_function: Callable[..., torch.Tensor], last: int) -> int | None:
     """The window of a mask, None without one, found by probing what tokens at positions up to ``last`` see."""
     places = torch.arange(last + 1, device="cpu")
-
-    def seen(position: int) -> torch.Tensor:
-        first = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")  # batch and head
-        return mask_function(first, first, first + position, places[None, None, None]).expand(1, 1, 1, -1).flatten()
-
-    window = last + 1 - int(seen(last).int().argmax())
+    window = last + 1 - int(_seen(mask_function, last, last).int().argmax())
     for position in sorted({0, 1, window - 1, window, last // 2, last} & set(range(last + 1))):
-        if not torch.equal(seen(position), (places <= position) & (places > position - window)):
-            raise UnsupportedModelError("its mask is neither causal nor a sliding window: it may be an encoder")
+        seen = _seen(mask_function, position, last)
+        if not torch.equal(seen, (places <= position) & (places > position - window)):
+            raise UnsupportedModelError(f"its mask is {_NEITHER}")
     return None if window == last + 1 else window
+
+
+def _seen(mask_function: Callable[..., torch.Tensor], position: int, last: int) -> torch.Tensor:
+    """[last + 1]: which of the tokens up to ``last`` the one at ``position`` sees."""
+    first = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")  # batch and head
+    places = torch.arange(last + 1, device="cpu")[None, None, None]
+    return mask_function(first, first, first + position, places).expand(1, 1, 1, -1).flatten()
 
 
 AttentionInterface.register(_IMPLEMENTATION, attend)

@@ -40,6 +40,13 @@ _OTHER_FLAGS = _CONNECTION_FLAGS | BEAM_FLAGS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
+_POOLING_NAMES = frozenset(
+    {
+        *ringline.EmbedOptions.__annotations__,
+        *ringline.ScoreOptions.__annotations__,
+        *ringline.ClassifyOptions.__annotations__,
+    }
+)
 _PARSE_FIELDS = {"tool_call_format": "tool_calls", "reasoning_format": "reasoning"}
 """The fields of ``parse`` that flags set."""
 PATIENCE = 3.0
@@ -89,6 +96,7 @@ SECTIONS = {
         "stop_token_ids",
         "ignore_eos",
     ),
+    "Length": ("truncate", "max_input_tokens"),
     "Prompt and text": ("add_special_tokens", "skip_special_tokens", "truncate_prompt_tokens"),
     "Scheduling": ("priority", "cache_salt", "speculation"),
     "Connection": ("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name", "token_file"),
@@ -300,7 +308,7 @@ def _as_flag(error: ringline.InvalidRequest | TypeError) -> str | None:
     if path.startswith("output.parse."):
         name = next((flag for flag, parsed in _PARSE_FIELDS.items() if parsed == name), "")
         return f"--{name.replace('_', '-')}{problem}" if name else None
-    return f"--{name.replace('_', '-')}{problem}" if name in _OPTION_NAMES else None
+    return f"--{name.replace('_', '-')}{problem}" if name in _OPTION_NAMES | _POOLING_NAMES else None
 
 
 def describe(error: ringline.RingError, addresses: str, connection: Connection, wanted: str = "processor") -> str:

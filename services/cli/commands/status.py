@@ -257,7 +257,7 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
     pid = "" if service.pid is None else f"pid {service.pid}"
     yield f"{service.service:<13} {service.health:<15} {pid:<12} {service.address}"
     for model in service.models or ():
-        yield f"  model {model['name']}: {model.get('max_model_len')} tokens"
+        yield f"  model {model['name']}: {_purpose(model.get('pooling'))}{model.get('max_model_len')} tokens"
     page, load = service.page, service.load
     if page is not None:
         yield f"  requests live {page.live_requests}, requests waiting {page.waiting_requests}"
@@ -286,6 +286,22 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
     yield from (f"  rank {rank['rank']}: pid {rank['pid']} on {rank['host']}" for rank in service.ranks or ())
     if service.metrics is not None:
         yield f"  metrics {service.metrics}"
+
+
+def _purpose(pooling: Mapping[str, Any] | None) -> str:
+    """What a model does with its tokens, if it generates none; ``pooling``: the fields of its ``PoolingFacts``."""
+    if pooling is None:
+        return ""
+    does, labels = [], pooling.get("labels", ())
+    if "dimensions" in pooling:
+        does.append(f"vectors of {pooling['dimensions']} numbers")
+    if "pair_form" in pooling:
+        does.append("scores of pairs")
+    elif labels:
+        does.append(f"{len(labels)} {'label' if len(labels) == 1 else 'labels'}")
+    if prompts := pooling.get("prompts"):
+        does.append(f"prompts {', '.join(sorted(prompts))}")
+    return f"{'; '.join(does)}; inputs of at most "
 
 
 def _drafts(load: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from ringline.types.v1 import link_pb2, output_pb2
 from services.common.rpc.part_messages import read_parts, write_parts
 from services.ring.attached_peers import PeerChange
 from services.ring.errors import USUAL_REASONS, Code, Reason, Status
-from services.ring.events import ChoiceEnd, FinishReason
+from services.ring.events import ChoiceEnd, FinishReason, Pooled
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 from services.ring.logprobs import PackedLogprobs
 
@@ -105,7 +105,9 @@ def read_end(finished: engine_pb2.Finished | detokenizer_pb2.TextFinished) -> Ch
         error = error or Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
         reason = output_pb2.FinishReason.ValueType(FinishReason.ERROR)
     stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
-    stop_string = parts = None
+    stop_string = parts = pooled = None
+    if isinstance(finished, engine_pb2.Finished) and finished.HasField("pooled"):
+        pooled = Pooled(finished.pooled.values, finished.pooled.rows)
     if isinstance(finished, detokenizer_pb2.TextFinished):
         stop_string = finished.stop_string if finished.HasField("stop_string") else None
         if finished.parts or finished.reasoning_tokens:
@@ -119,6 +121,7 @@ def read_end(finished: engine_pb2.Finished | detokenizer_pb2.TextFinished) -> Ch
         parts,
         (finished.accepted_draft_tokens, finished.rejected_draft_tokens),
         finished.beam_score if finished.HasField("beam_score") else None,
+        pooled,
     )
 
 

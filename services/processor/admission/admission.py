@@ -20,6 +20,7 @@ from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.media.chat_pictures import PictureSource, check_sources
+from services.processor.pooling.plan import PoolingMessage
 from services.processor.request import Request, RequestMessage, ResolvedRequest
 from services.ring.errors import Refused, retry_after_ms
 from services.ring.tenant_quota import TenantMemoryQuota
@@ -60,7 +61,7 @@ class Admission:
     def enter(
         self,
         request: Request,
-        message: inference_pb2.GenerateRequest,
+        message: inference_pb2.GenerateRequest | PoolingMessage,
         sources: Sequence[PictureSource],
         now: float,
         on_resolved: OnResolved,
@@ -72,17 +73,11 @@ class Admission:
         ``on_resolved`` (``InFlightRequests.start``) is called with the outcome, unless the request has left by then.
         """
         timeout = None if request.deadline is None else request.deadline - now
-        stopping, tenant = message.stopping, request.tenant
-        self._backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
+        tenant = request.tenant
+        self._backlog.check(tenant, timeout, _max_tokens(message))
         self._rate_limiter.check(tenant, now)
         check_sources(sources)
-        request.message = RequestMessage(
-            message.SerializeToString(),
-            message.model,
-            message.resume.model_digest,
-            message.priority,
-            is_constrained(message),
-        )
+        request.message = _kept(message)
         if sources:
             self._pictures.add(request, sources, on_resolved, self._tokenize)
         else:
@@ -163,3 +158,17 @@ class Admission:
         self._backlog.tick(now)
         self._rate_limiter.tick(now)
         self._queue.release()
+
+
+def _max_tokens(message: inference_pb2.GenerateRequest | PoolingMessage) -> int | None:
+    """The most tokens that a choice may have; None if its client does not say."""
+    if not isinstance(message, inference_pb2.GenerateRequest) or not message.stopping.HasField("max_tokens"):
+        return None
+    return message.stopping.max_tokens
+
+
+def _kept(message: inference_pb2.GenerateRequest | PoolingMessage) -> RequestMessage:
+    packed = message.SerializeToString()
+    if not isinstance(message, inference_pb2.GenerateRequest):
+        return RequestMessage(packed, message.model, "", message.options.priority, kind=type(message))
+    return RequestMessage(packed, message.model, message.resume.model_digest, message.priority, is_constrained(message))

@@ -27,6 +27,7 @@ from services.processor.media.chat_pictures import (
 )
 from services.processor.media.pool import PicturePool
 from services.processor.metrics import ProcessorMetrics
+from services.processor.pooling.purpose import check_generates
 from services.processor.request import Request
 from services.processor.served_models import ServedModel, ServedModels, no_route
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
@@ -205,12 +206,12 @@ class PictureStage:
         assert message is not None
         until = time.monotonic() + self._route_timeout
         while True:
-            name, digest = message.model, message.resumed_model_digest
-            model = self._models.for_resume(name, digest) if digest else self._models.for_new(name)
+            model, refused = self._models.choose(message.model, message.resumed_model_digest)
+            if refused is not None:
+                raise refused
             if model is not None:
+                check_generates(model)
                 return model
-            if self._models.newest is None:
-                raise self._models.refuse_without_model()
             if time.monotonic() > until:
                 raise no_route(self._models.preferred(), None, self._route_timeout, self._models.no_route_reason)
             await asyncio.sleep(_LOOK_AGAIN)

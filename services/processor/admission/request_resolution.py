@@ -29,12 +29,14 @@ from services.processor.admission.prompt_resolution import (
 from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.admission.validation import (
     check_candidates,
+    check_model,
     check_prompt_length,
     check_request,
     check_token_ids,
     refuse,
 )
 from services.processor.media.chat_pictures import ChatPictures, check_resumed
+from services.processor.pooling.purpose import check_generates
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ModelLimits, ServedModel
 from services.ring.identity import (
@@ -111,6 +113,8 @@ def _resolve(
     request: inference_pb2.GenerateRequest, served_model: ServedModel, pictures: ChatPictures | None
 ) -> _Resolved:
     limits, model = served_model.limits, served_model.model
+    check_model(request.model, limits)
+    check_generates(served_model)
     require_template(request, served_model)  # a better reason than capabilities that it would have
     check_requires(request.requires, served_model.capabilities)
     check_request(request, limits)

@@ -143,10 +143,8 @@ class RequestJob(Job):
     def is_ready(self) -> bool:
         """Choose the model: that on which a resumed request began, else that for new requests."""
         name, digest = self._message.model, self._message.resumed_model_digest
-        self._model = self._models.for_resume(name, digest) if digest else self._models.for_new(name)
-        known = self._model is not None or self._models.newest is not None
-        self._refused = None if known else self._models.refuse_without_model()
-        return self._model is not None or not known
+        self._model, self._refused = self._models.choose(name, digest)
+        return self._model is not None or self._refused is not None
 
     def run(self) -> ResolvedRequest:
         if self._refused is not None:

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from ringline.inference.v1 import inference_pb2
+
 from services.common.process.memory import trim_malloc
 from services.common.process.run import DaemonThreadPool
 from services.processor.admission.deficit_round_robin import DeficitRoundRobin
@@ -27,6 +29,7 @@ from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tenant_window import MIN_AHEAD, TenantWindow
 from services.processor.admission.throughput import Throughput
 from services.processor.admission.tokenization_job import Job, LookUp, OnResolved, RequestJob
+from services.processor.pooling.job import PoolingJob
 from services.processor.request import Request
 from services.processor.served_models import ServedModels, no_route
 from services.ring.errors import Code, Reason, Refused, retry_after_ms
@@ -115,7 +118,11 @@ class TokenizationQueue:
         """
         message = request.message
         assert message is not None
-        job = RequestJob(request, message, on_resolved, self._models, self._policies, self._me, on_other_model)
+        job: Job
+        if message.kind is inference_pb2.GenerateRequest:
+            job = RequestJob(request, message, on_resolved, self._models, self._policies, self._me, on_other_model)
+        else:
+            job = PoolingJob(request, message, on_resolved, self._models, self._policies)
         self._reserve(job.tenant, job.held)
         if self._window.enter(job.tenant, message.priority, job.key, job, self._max_ahead(job.tenant)):
             self._append(job)

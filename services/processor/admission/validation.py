@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.processor.served_models import ModelLimits
-from services.ring.errors import Code, Reason, Refused, invalid_field
+from services.processor.served_models import ModelLimits, unknown_model
+from services.ring.errors import Refused, invalid_field
 from services.ring.limits import (
     MAX_ALLOWED_BY_NGRAM,
     MAX_CHOICES,
@@ -59,9 +59,7 @@ def check_request_id(request_id: str) -> None:
 def check_model(name: str, limits: ModelLimits) -> None:
     """Raise NOT_FOUND for a model that is not served."""
     if name and not limits.answers_to(name):
-        served = " or ".join(map(repr, (limits.name, *limits.aliases)))
-        problem = f"{name[:200]!r} is not served here: expected {served}"
-        raise Refused(Code.NOT_FOUND, f"model: {problem}", reason=Reason.MODEL_NOT_FOUND, field="model")
+        raise unknown_model(name, (limits.name, *limits.aliases))
 
 
 def check_chat(chat: inference_pb2.Chat) -> None:

@@ -11,6 +11,10 @@ import transformers
 from transformers import (
     BertConfig,
     CamembertConfig,
+    DistilBertConfig,
+    ElectraConfig,
+    ErnieConfig,
+    EuroBertConfig,
     Gemma3TextConfig,
     ModernBertConfig,
     NomicBertConfig,
@@ -35,6 +39,15 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+DISTIL = {
+    "vocab_size": 199,
+    "dim": 64,
+    "hidden_dim": 112,
+    "n_layers": 3,
+    "n_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
 PADDED = SIZES | {"hidden_size": 72, "intermediate_size": 101}
 
 CASES: dict[str, tuple[str, PretrainedConfig]] = {
@@ -45,6 +58,13 @@ CASES: dict[str, tuple[str, PretrainedConfig]] = {
     ),
     "bert-masked-lm": ("BertForMaskedLM", BertConfig(**SIZES)),
     "camembert": ("CamembertModel", CamembertConfig(**SIZES, pad_token_id=1, type_vocab_size=1)),
+    "distilbert": ("DistilBertModel", DistilBertConfig(**DISTIL)),
+    "electra-narrow": ("ElectraModel", ElectraConfig(**PADDED, embedding_size=40)),
+    "ernie": ("ErnieModel", ErnieConfig(**SIZES)),
+    "eurobert": (
+        "EuroBertModel",
+        EuroBertConfig(**SIZES, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    ),
     "gemma3-encoder": (
         "Gemma3TextModel",
         Gemma3TextConfig(

@@ -210,7 +210,9 @@ def replace_of(config: PretrainedConfig, **changes: Any) -> PretrainedConfig:
     [
         ("FooForCausalLM", "auto", r"^architecture 'FooForCausalLM' is not supported: transformers .* not know it"),
         ("FooForCausalLM", "transformers", r"^architecture 'FooForCausalLM' is not supported: transformers"),
-        ("BertForMaskedLM", "auto", r"^architecture 'BertForMaskedLM' is not supported: it is an encoder"),
+        ("FNetForMaskedLM", "auto", r"^architecture 'FNetForMaskedLM' is not supported: it is an encoder"),
+        ("BertModel", "transformers", "--model-impl transformers does not run it; auto does"),
+        ("ElectraModel", "ringline", "Ringline has no model of its own for it; --model-impl auto runs"),
         ("OlmoForCausalLM", "ringline", "Ringline has no model of its own for it; --model-impl auto runs"),
     ],
 )

@@ -20,6 +20,7 @@ from services.processor.link_events import LinkEvents
 from services.processor.linked_peers import LinkedPeers
 from services.processor.media.pool import PicturePool
 from services.processor.metrics import ProcessorMetrics
+from services.processor.pooling.output import PooledOutput
 from services.processor.served_models import ServedModels
 from services.processor.text_output import TextOutput
 from services.processor.tracing import RequestTraces
@@ -85,7 +86,10 @@ class ProcessorCore:
             self.in_flight, self.dispatcher, self.peers, self.routes, max_crash_resubmits=max_crash_resubmits
         )
         self.text_output = TextOutput(self.in_flight, self.failover, self.admission, self.peers, self.metrics)
-        self.link_events = LinkEvents(self.models, self.routes, self.peers, self.failover, self.text_output)
+        self.pooled_output = PooledOutput(self.in_flight, self.dispatcher, self.admission, self.peers, self.metrics)
+        self.link_events = LinkEvents(
+            self.models, self.routes, self.peers, self.failover, self.text_output, self.pooled_output
+        )
         self.gateways = Gateways()
         self.intake = Intake(
             self.me,

@@ -17,7 +17,7 @@ from tests.services.ring.ring_simulation import MODEL_MESSAGE
 def test_what_is_missing_is_counted_for_clients_and_named_for_operators() -> None:
     known = KnownAddresses(["unix:nowhere", "10.0.0.2:50061"], ["10.0.0.3:50071"])
     peers = LinkedPeers(routes := Routes(random.Random(0)), lambda: known)
-    links = LinkEvents(learned(MODEL_MESSAGE), routes, peers, Mock(), Mock())
+    links = LinkEvents(learned(MODEL_MESSAGE), routes, peers, Mock(), Mock(), Mock())
     engine, detokenizer = PeerId("engine-0", 1), PeerId("detokenizer-0", 2)
     assert peers.no_route_reason() == "no engine is attached (0 of 2), and no detokenizer (0 of 1)"
     assert peers.missing() == KnownAddresses(["10.0.0.2:50061", "unix:nowhere"], ["10.0.0.3:50071"])

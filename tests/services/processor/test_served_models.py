@@ -144,7 +144,7 @@ def test_a_request_may_name_a_model_by_an_alias_and_the_models_own_name_comes_fi
     check_model("nick", own.limits)
     with pytest.raises(Refused, match="'stranger' is not served here: expected 'own' or 'nick' or 'other'"):
         check_model("stranger", own.limits)
-    listed = list_models(own).models
+    listed = list_models([own]).models
     assert [model.name for model in listed] == ["own", "nick", "other"]
     assert len({model.model_digest for model in listed}) == 1
 
@@ -193,7 +193,7 @@ def test_facts_of_a_later_release_mean_no_pictures() -> None:
 def test_a_listed_model_says_how_it_samples_by_default_and_how_large_it_is() -> None:
     own = served_model(temperature=0.5, top_k=7)
     own.model.num_parameters = 3_000_000_000
-    (model,) = list_models(own).models
+    (model,) = list_models([own]).models
     assert model.num_parameters == 3_000_000_000
     neutral = {"top_p": 1, "min_p": 0, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "n": 1}
     told = {option.name: value for option, value in model.default_sampling.ListFields()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine_core.models.published.entry import Fields, Published, model, refused, sizes
+from tests.engine_core.models.published.entry import Fields, Published, falls_back, model, refused, serves, sizes
 from tests.engine_core.models.published.mistral import MISTRAL
 from tests.engine_core.models.published.qwen import QWEN2, QWEN3
 
@@ -11,50 +11,40 @@ def _encoder(architecture: str, model_type: str, **fields: object) -> Fields:
     return model(architecture, model_type, **fields) | sizes(768, 3072, 12, 12)
 
 
+def _xlm_roberta(architecture: str, positions: int) -> Fields:
+    fields = _encoder(architecture, "xlm-roberta", vocab_size=250002, max_position_embeddings=positions)
+    return fields | sizes(1024, 4096, 24, 16) | {"type_vocab_size": 1, "pad_token_id": 1}
+
+
+_RERANKER = _xlm_roberta("XLMRobertaForSequenceClassification", 8194) | {"id2label": {"0": "LABEL_0"}}
 ENCODERS: tuple[Published, ...] = (
-    refused(
-        "google-bert/bert-base-uncased",
-        "an encoder, which generates no text",
-        _encoder("BertForMaskedLM", "bert", vocab_size=30522),
-    ),
-    refused(
+    serves("google-bert/bert-base-uncased", 0.1089, _encoder("BertForMaskedLM", "bert", vocab_size=30522)),
+    serves(
         "sentence-transformers/all-MiniLM-L6-v2",
-        "an encoder, which generates no text",
-        _encoder("BertModel", "bert", vocab_size=30522),
+        0.02257,
+        _encoder("BertModel", "bert", vocab_size=30522) | sizes(384, 1536, 6, 12),
     ),
-    refused(
-        "BAAI/bge-m3",
-        "an encoder, which generates no text",
-        _encoder("XLMRobertaModel", "xlm-roberta", vocab_size=250002),
-    ),
-    refused(
-        "BAAI/bge-reranker-v2-m3",
-        "a classifier or reward model, which generates no text",
-        _encoder("XLMRobertaForSequenceClassification", "xlm-roberta", vocab_size=250002),
-    ),
-    refused(
-        "intfloat/multilingual-e5-large",
-        "an encoder, which generates no text",
-        _encoder("XLMRobertaModel", "xlm-roberta", vocab_size=250002),
-    ),
-    refused(
+    serves("BAAI/bge-m3", 0.5667, _xlm_roberta("XLMRobertaModel", 8194)),
+    serves("BAAI/bge-reranker-v2-m3", 0.5678, _RERANKER),
+    serves("intfloat/multilingual-e5-large", 0.5588, _xlm_roberta("XLMRobertaModel", 514)),
+    serves(
         "answerdotai/ModernBERT-base",
-        "an encoder, which generates no text",
-        _encoder("ModernBertForMaskedLM", "modernbert", vocab_size=50368),
+        0.149,
+        _encoder("ModernBertForMaskedLM", "modernbert", vocab_size=50368) | sizes(768, 1152, 22, 12),
     ),
     refused(
         "microsoft/deberta-v3-base",
         "/config.json names no architecture (architectures=None): expected a list such as ['LlamaForCausalLM']",
         _encoder("", "deberta-v2") | {"architectures": None},
     ),
-    refused(
+    falls_back(
         "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
-        "a classifier or reward model, which generates no text",
+        0.0664,
         model("DistilBertForSequenceClassification", "distilbert", dim=768, n_layers=6, n_heads=12, vocab_size=30522),
     ),
-    refused(
+    serves(
         "nomic-ai/nomic-embed-text-v1.5",
-        "a model without a head that predicts tokens, such as one for embeddings",
+        0.1367,
         model("NomicBertModel", "nomic_bert", n_embd=768, n_layer=12, n_head=12)
         | {"auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}},
     ),

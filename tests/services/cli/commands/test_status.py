@@ -16,14 +16,17 @@ import click
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CollectorRegistry
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.types.v1 import pooling_pb2
 
 from services.cli.commands._diagnosis import FULL_NAMES
 from services.cli.commands._live_page import read_live_page
-from services.cli.commands.status import fitted, status
+from services.cli.commands.status import ServiceStatus, StackStatus, fitted, stack_text, status
 from services.cli.supervise.runtime_directory import ProcessState, StackState, runtime_directory
 from services.cli.supervise.stack import SERVICES
 from services.common.config.errors import FatalError
@@ -306,3 +309,21 @@ def test_a_named_address_is_shown_where_no_stack_can_be(private_runtime_director
 @pytest.mark.parametrize("arguments", [("--all", "--address", "127.0.0.1:1"), ("--address", "127.0.0.1:1,nowhere")])
 def test_what_cannot_be_asked_is_refused(arguments: tuple[str, ...]) -> None:
     assert isinstance(ask(*arguments).exception, click.UsageError)
+
+
+def test_a_model_says_what_it_is_for():
+    facts = pooling_pb2.PoolingFacts(dimensions=384, prompts={"query": "Q: ", "document": ""})
+    reranker = pooling_pb2.PoolingFacts(labels=["LABEL_0"], pair_form=pooling_pb2.PAIR_FORM_SEGMENTS)
+    moods = pooling_pb2.PoolingFacts(labels=["glad", "sad"])
+    named = {"minilm": facts, "reranker": reranker, "moods": moods, "chat": None}
+    models = [
+        MessageToDict(pb.Model(name=name, max_model_len=256, pooling=each), preserving_proto_field_name=True)
+        for name, each in named.items()
+    ]
+    text = stack_text(StackStatus("here", [ServiceStatus("processor", "a:1", "SERVING", models=models)]))
+    assert text.splitlines()[2:] == [
+        "    model minilm: vectors of 384 numbers; prompts document, query; inputs of at most 256 tokens",
+        "    model reranker: scores of pairs; inputs of at most 256 tokens",
+        "    model moods: 2 labels; inputs of at most 256 tokens",
+        "    model chat: 256 tokens",
+    ]

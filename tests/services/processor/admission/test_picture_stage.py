@@ -64,7 +64,7 @@ class Stage:
         self.pool, self.queue = Pool(), Queue()
         processor: Any = SimpleNamespace(placeholder="<image>", item_token="<image>")
         model = replace(served_model(), pictures=ModelPictures(b"facts", 3, processor))
-        models: Any = SimpleNamespace(for_new=lambda name: model, newest=model)
+        models: Any = SimpleNamespace(choose=lambda name, digest: (model, None), newest=model)
         self.ids = count()
         self.prepared: list[Request] = []
         self.outcomes: list[Any] = []

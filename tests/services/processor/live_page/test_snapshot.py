@@ -51,7 +51,7 @@ def peers(routes: Routes) -> LinkedPeers:
 
 @pytest.fixture
 def links(routes: Routes, peers: LinkedPeers) -> LinkEvents:
-    return LinkEvents(learned(MODEL_MESSAGE), routes, peers, Mock(), Mock())
+    return LinkEvents(learned(MODEL_MESSAGE), routes, peers, Mock(), Mock(), Mock())
 
 
 def joined(links: LinkEvents) -> None:

@@ -1,0 +1,90 @@
+"""A request that is pooled in the tokenization queue: some of its inputs at each turn, so that others go between."""
+
+from __future__ import annotations
+
+import structlog
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.admission.tenant_policy import TenantPolicies
+from services.processor.admission.tokenization_job import Job, OnResolved
+from services.processor.pooling.plan import PoolingMessage
+from services.processor.pooling.resolution import PoolingResolution
+from services.processor.request import Request, RequestMessage, ResolvedRequest
+from services.processor.served_models import ServedModel, ServedModels
+from services.ring.errors import Code, Refused, Status
+
+log = structlog.get_logger(__name__)
+
+TURN_SIZE = 32 << 10
+"""Characters that are encoded at a turn."""
+
+
+class PoolingJob(Job):
+    """A received request: chooses its model, and resolves it for that."""
+
+    __slots__ = ("_message", "_model", "_models", "_on_resolved", "_policies", "_refused", "_request", "_resolution")
+
+    def __init__(
+        self,
+        request: Request,
+        message: RequestMessage,
+        on_resolved: OnResolved,
+        models: ServedModels,
+        policies: TenantPolicies,
+    ) -> None:
+        super().__init__(request.request_id, request.tenant, len(message.packed))
+        self.size = min(self.size, TURN_SIZE)
+        self._request = request
+        self._message = message
+        self._on_resolved = on_resolved
+        self._models = models
+        self._policies = policies
+        self._model: ServedModel | None = None
+        self._refused: Refused | None = None
+        """Raised by ``run`` if no model is known, or none of that name."""
+        self._resolution: PoolingResolution | None = None
+        """As far as it has come."""
+
+    def is_ready(self) -> bool:
+        self._model, self._refused = self._models.choose(self._message.model, pools=True)
+        return self._model is not None or self._refused is not None
+
+    def run(self) -> ResolvedRequest | None:
+        """None: there are more inputs to encode."""
+        if self._refused is not None:
+            raise self._refused
+        assert self._model is not None
+        if self._request.finished:
+            raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
+        self._policies.check_model(self._request.tenant, self._model.limits.name)
+        resolution = self._resolution
+        if resolution is None or resolution.served_model.generation != self._model.generation:
+            resolution = self._resolution = PoolingResolution(self._read(), self._model)
+        if not resolution.advance(TURN_SIZE):
+            return None
+        return resolution.resolved(self._request.tenant, self._request.trace.traceparent)
+
+    def _read(self) -> PoolingMessage:
+        message = self._message.kind.FromString(self._message.packed)
+        assert not isinstance(message, inference_pb2.GenerateRequest)
+        return message
+
+    def finish(self, outcome: ResolvedRequest | Exception | None) -> bool:
+        """Call ``on_resolved``, unless the request has ended, has more inputs, or its model lost its engines."""
+        request = self._request
+        if request.finished:
+            return True
+        if outcome is None:
+            return False
+        if isinstance(outcome, Refused):
+            self._on_resolved(request, outcome.status)
+        elif isinstance(outcome, Exception):
+            log.error("admission failed", request_id=request.request_id, error=repr(outcome))
+            text = f"internal error; find {request.request_id} in the processor's log"
+            self._on_resolved(request, Status(Code.INTERNAL, text))
+        elif outcome.generation not in self._models.preferred():
+            self._resolution = None
+            return False
+        else:
+            self._on_resolved(request, outcome)
+        return True
