@@ -10,7 +10,7 @@ from subjects import ASKED, show
 
 os.environ["HF_HUB_OFFLINE"] = "0"  # else it asks nobody, the door included
 
-from huggingface_hub import InferenceClient  # noqa: E402
+from huggingface_hub import InferenceClient
 
 (vectors,) = sys.argv[1:]
 
@@ -32,9 +32,9 @@ def similarities() -> Any:
 def chats() -> Any:
     """As clients of chats, which this model is not for."""
     try:
-        InferenceClient(base_url=f"{vectors}/v1").chat_completion(ASKED["messages"])
+        InferenceClient(base_url=f"{vectors}/v1").chat_completion(ASKED["messages"], model="embedder")
     except Exception as error:
-        return type(error).__name__
+        return str(error)
 
 
 show(texts, text_at_its_path, similarities, chats)
