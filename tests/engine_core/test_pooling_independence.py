@@ -1,5 +1,5 @@
-"""An input's result has the same bits alone, in any batch, in chunks, from a cached prefix, with steps that overlap, and
-on any number of ranks.
+"""An input's result has the same bits alone, in any batch, in chunks, from a cached prefix, with steps that overlap,
+and on any number of ranks.
 """
 
 from __future__ import annotations
