@@ -212,3 +212,16 @@ def test_models_of_both_kinds_are_chosen_by_what_is_asked() -> None:
         _, refused = ring.models.choose("stranger")
         assert refused is not None
         assert refused.status.code is Code.NOT_FOUND
+
+
+def test_an_engine_whose_link_was_cut_forgets_what_went_elsewhere(pools: Ring) -> None:
+    call = pools.pool(embed(*TEXTS))
+    assert call.route is not None
+    first = call.route.engine.name
+    pools.flow(tokens=0)
+    pools.detach(pools.stream(first))
+    assert call.route.engine.name != first
+    pools.heal()  # the engine keeps what is delivered to whoever submitted it
+    pools.settle()
+    assert answer(pools).embedded.values == b"".join(map(vector, TEXTS))
+    assert pools.quiet
