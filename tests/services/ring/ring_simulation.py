@@ -30,11 +30,11 @@ from services.detokenizer.subscribers import Subscriber
 from services.engine.engine_messages import response_of, submission_of
 from services.engine.grammar_queue import EngineRequest
 from services.engine.pooling_messages import facts_message
+from services.processor.admission.pooling_resolution import PoolingResolution
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.pooling.resolution import PoolingResolution
 from services.processor.request import Request as ClientRequest
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.ring.attach_registry import AttachRegistry

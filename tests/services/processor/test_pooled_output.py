@@ -11,7 +11,7 @@ from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
 
 from services.common.rpc.shared_messages import status_from_proto
-from services.processor.pooling import output
+from services.processor import pooled_output
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from tests.services.processor.ring_requests import Ring, ask
@@ -160,7 +160,7 @@ def test_a_request_that_is_given_up_has_no_answer_and_its_engine_forgets_it(
 async def test_a_large_answer_is_composed_aside_and_may_still_be_cancelled(
     pools: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "SMALL_BYTES", 0)
+    monkeypatch.setattr(pooled_output, "SMALL_BYTES", 0)
     pools.pool(embed("a", "b"))
     pools.settle(3)
     pools.client_reads()
