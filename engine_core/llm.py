@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from tqdm import tqdm
 
@@ -41,11 +41,21 @@ from engine_core.offline.conversations import as_json, read_conversations
 from engine_core.offline.forms import form_of
 from engine_core.offline.options import configure
 from engine_core.offline.outputs import Arrival, CompletionOutput, OutputLogprobs, RequestMetrics, RequestOutput
+from engine_core.offline.pooling import LivePooling, Pooling, task_of
+from engine_core.offline.pooling_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from engine_core.offline.pooling_params import PoolingParams
 from engine_core.offline.prompts import Prompt, PromptInput, read_prompts
 from engine_core.offline.sampling_params import SamplingParams, read_params
 from engine_core.offline.text import ChoiceText, CustomText, Text, Tokenizer
 from engine_core.offline.worker_calls import worker_arguments
 from engine_core.platforms.selector import is_for_cpu
+from engine_core.pooling.params import PoolingTask
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.request import SamplingParams as EngineSamplingParams
@@ -58,12 +68,18 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ClassificationRequestOutput",
     "Completion",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
     "Result",
     "SamplingParams",
+    "ScoringRequestOutput",
     "Tokenizer",
     "configure",
 ]
@@ -97,6 +113,11 @@ class _Live:
     last_token_ts: float | None = None
     finished_ts: float = 0.0
 
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self.result.finished
+
     def take(self, output: SequenceOutput, core: EngineCore, now: float) -> int:
         """Add a choice's output, and end the choice at a complete stop string; returns the number of added ids."""
         choice = self.result.outputs[output.choice]
@@ -124,7 +145,7 @@ class _Live:
             token_id = output.finish.stop_token_id
             choice.finish = output.finish
             choice.stop_reason = token_id if token_id in self.request.params.stop_token_ids else None
-        if self.result.finished:
+        if self.finished:
             self.finished_ts = now
         return len(choice.token_ids) - before
 
@@ -344,16 +365,102 @@ class LLM:
         prompts = [self._text.render(conversation, **template) for conversation in read_conversations(messages)]
         return self._generate(prompts, sampling_params, arrival, use_tqdm=use_tqdm)
 
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Vectors of prompts: ``outputs.embedding`` of each result, in the order of the prompts.
+
+        Prompts and errors as in ``generate``. ``prompt_name`` names one of the model's prompts (``model.pooling``),
+        which is put before each text; None: its default one, "": none. A result depends on the prompt alone, not on the
+        others. Raises ``InvalidRequestError`` for a model that makes no vectors.
+        """
+        results = self._pooling(use_tqdm).encode(prompts, pooling_params, PoolingTask.EMBED, prompt_name)
+        return [cast("EmbeddingRequestOutput", each) for each in results]
+
+    def classify(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Labels of prompts: ``outputs.probs`` of each result, as ``model.pooling.labels`` names them; as ``embed``."""
+        results = self._pooling(use_tqdm).encode(prompts, pooling_params, PoolingTask.CLASSIFY, None)
+        return [cast("ClassificationRequestOutput", each) for each in results]
+
+    def encode(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        pooling_task: str | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What ``pooling_task`` makes of prompts, as tensors: ``outputs.data`` of each result; as ``embed``.
+
+        Tasks are embed, classify and, with a row for each token, token_embed and token_classify. None: that of
+        ``pooling_params``, else the first one of ``model.pooling.tasks``.
+        """
+        named = pooling_task or getattr(pooling_params, "task", None)
+        pooling = self._pooling(use_tqdm)
+        task = task_of(named, "pooling_task") if named else pooling.facts.tasks[0]
+        return pooling.encode(prompts, pooling_params, task, prompt_name)
+
+    def reward(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Rewards of prompts, ``outputs.data``: of each token, if the model rewards these, else of the whole."""
+        pooling = self._pooling(use_tqdm)
+        of_tokens = PoolingTask.TOKEN_CLASSIFY in pooling.facts.tasks
+        task = PoolingTask.TOKEN_CLASSIFY if of_tokens else PoolingTask.CLASSIFY
+        return pooling.encode(prompts, pooling_params, task, None)
+
+    def score(
+        self,
+        data_1: PromptInput | Sequence[PromptInput],
+        data_2: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | None = None,
+        *,
+        instruction: str = "",
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well each of ``data_2`` matches ``data_1``, or its own one of them: ``outputs.score`` of each result.
+
+        A model that reads two texts together scores them; of others, vectors are compared by their cosine.
+        ``instruction`` says what a match means, for models whose chat template shows it. Errors as in ``embed``.
+        """
+        return self._pooling(use_tqdm).score(data_1, data_2, pooling_params, instruction)
+
+    def _pooling(self, use_tqdm: bool) -> Pooling:
+        """Raises ``InvalidRequestError`` if the model generates tokens."""
+        core = self._engine.core
+        run = partial(self._run, use_tqdm=use_tqdm)
+        return Pooling(core.model, lambda: self._text, core.check, run, self._request_ids)
+
     def _generate(
         self, prompts: list[Prompt], params: object, arrival: Arrival, *, use_tqdm: bool
     ) -> list[RequestOutput]:
         live = self._requests(prompts, *self._params(params, len(prompts)))
+        self._run(live, use_tqdm=use_tqdm)
+        return [each.finish(arrival, self._text.token_text if each.texts else None) for each in live]
+
+    def _run(self, live: Sequence[_Live | LivePooling], *, use_tqdm: bool) -> None:
+        """Compute requests to their ends."""
         hidden = None if use_tqdm else True  # None: unless stderr is a terminal
         with tqdm(total=len(live), desc="Processed prompts", dynamic_ncols=True, disable=hidden) as bar:
             self._thread.call(lambda call: self._complete(live, bar, call))
-        return [each.finish(arrival, self._text.token_text if each.texts else None) for each in live]
 
-    def _complete(self, requests: list[_Live], bar: tqdm, call: Call) -> None:
+    def _complete(self, requests: Sequence[_Live | LivePooling], bar: tqdm, call: Call) -> None:
         """Compute ``requests``; always removes them from the engine.
 
         ``bar`` shows the finished prompts, and the tokens per second so far.
@@ -373,7 +480,7 @@ class LLM:
                 for output in outputs:
                     one = live[output.request_id]
                     tokens += one.take(output, core, now)
-                    if one.result.finished:
+                    if one.finished:
                         speed = tokens / max(1e-9, time.monotonic() - begun)
                         bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
                         bar.update()

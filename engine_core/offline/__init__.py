@@ -4,6 +4,7 @@ options            options by name, from any section of ``engine_core.config``
 prompts            prompts of ``generate``;  conversations: messages of ``chat``
 outputs            results
 sampling_params    the engine's parameters, and those of text
+pooling            vectors, scores and labels;  pooling_params, pooling_outputs: their parameters and results
 forms              the form of a text
 numpy_to_python    callers' numbers to Python's
 text               the interface to text, implemented with a caller's tokenizer

@@ -20,7 +20,9 @@ from engine_core.offline.conversations import Conversation, as_json, read_conver
 from engine_core.offline.model_pictures import NO_PICTURES, Pictures
 from engine_core.offline.prompts import Prompt
 from engine_core.offline.sampling_params import SamplingParams
-from engine_core.offline.text import ChoiceText, Stopped
+from engine_core.offline.text import ChoiceText, Pair, Stopped
+from engine_core.pooling.facts import PairForm
+from engine_core.pooling.params import PoolingInput
 from engine_core.request import Finish
 from text_core.chat_templates import ChatTemplateError, ChatTemplates
 from text_core.choice_decoder import ChoiceDecoder, DecodeOptions
@@ -36,6 +38,8 @@ from text_core.grammar.constraints import (
 from text_core.grammar.grammar_text import grammar_of
 from text_core.incremental_decoder import left_context
 from text_core.pictures.registry import parse_facts, processor_of
+from text_core.pooled_inputs import Chats, Cut, InputError, Inputs, Length, Segments, Texts
+from text_core.pooled_inputs import Pair as TextPair
 from text_core.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 from text_core.tokenizer import Tokenizer as ModelTokenizer
 from text_core.tokenizer_files import NEEDS_TOKENIZER, NO_TOKENIZER, read_tokenizer_files
@@ -193,6 +197,36 @@ class ModelText:
             raise InvalidRequestError(prompt.place, NO_PICTURES)
         return self._pictures.placed(prompt, self.tokenizer.encode)
 
+    def pooled_texts(
+        self, prompts: Sequence[Prompt], before: Sequence[str], cut: int | None, most: int
+    ) -> list[PoolingInput]:
+        places, texts = [each.place for each in prompts], [each.text or "" for each in prompts]
+        return self._encoded(Texts(places, texts, before, self._for_texts(), _length(cut, most)))
+
+    def pooled_pairs(
+        self, pairs: Sequence[Pair], form: PairForm, instruction: str, cut: int | None, most: int
+    ) -> list[PoolingInput]:
+        read = [TextPair(a.place, a.text or "", b.place, b.text or "") for a, b in pairs]
+        tokenizer, length = self._for_texts(), _length(cut, most)
+        if form is PairForm.TEMPLATE:
+            return self._encoded(Chats(read, instruction, tokenizer, tokenizer.templates.render, length))
+        if instruction:
+            raise InvalidRequestError("instruction", "has no place in what this model reads; expected none")
+        return self._encoded(Segments(read, tokenizer, length))
+
+    def _for_texts(self) -> ChatTokenizer:
+        """Raises ``CheckpointError`` if there is none."""
+        if self.tokenizer.is_empty:
+            raise CheckpointError(f"a text {NEEDS_TOKENIZER}")
+        return self.tokenizer
+
+    def _encoded(self, inputs: Inputs) -> list[PoolingInput]:
+        try:
+            found = inputs.encode(0, len(inputs.places))
+        except InputError as error:
+            raise InvalidRequestError(error.place, error.problem) from None
+        return [PoolingInput(tuple(ids), second_text) for ids, second_text in found]
+
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText:
         pieces = self.tokenizer.pieces(skip_special_tokens=params.skip_special_tokens)
         options = DecodeOptions(
@@ -205,6 +239,12 @@ class ModelText:
 
     def token_text(self, token_id: int) -> str:
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _length(cut: int | None, most: int) -> Length:
+    """How long an input may be, which is cut at its end to ``cut`` tokens, if at all."""
+    way = "PoolingParams(truncate_prompt_tokens=-1) cuts longer ones"
+    return Length(most, None, way) if cut is None else Length(cut, Cut.END, way)
 
 
 def _files(config: ModelConfig) -> dict[str, bytes]:

@@ -57,16 +57,16 @@ class Prompt:
     """Pictures among the ids."""
 
 
-def read_prompts(prompts: object) -> list[Prompt]:
-    """All prompts, in order. A list of numbers is one prompt of token ids."""
+def read_prompts(prompts: object, name: str = "prompts") -> list[Prompt]:
+    """All prompts, in order. A list of numbers is one prompt of token ids. ``name``: of the argument."""
     if isinstance(prompts, str | Mapping):
-        return [_read(prompts, "prompts")]
+        return [_read(prompts, name)]
     items = _items(prompts)
     if items is None:
-        raise TypeError(f"prompts {_shown(prompts)}; expected {_ACCEPTED}, or a list of these")
+        raise TypeError(f"{name} {_shown(prompts)}; expected {_ACCEPTED}, or a list of these")
     if len(items) and isinstance(items[0], Number):
-        return [_read(items, "prompts")]
-    return [_read(item, f"prompts[{index}]") for index, item in enumerate(items)]
+        return [_read(items, name)]
+    return [_read(item, f"{name}[{index}]") for index, item in enumerate(items)]
 
 
 def _read(prompt: object, place: str) -> Prompt:

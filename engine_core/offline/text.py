@@ -9,6 +9,8 @@ from engine_core.errors import InvalidRequestError
 from engine_core.offline.conversations import Conversation
 from engine_core.offline.prompts import Prompt
 from engine_core.offline.sampling_params import SamplingParams
+from engine_core.pooling.facts import PairForm
+from engine_core.pooling.params import PoolingInput
 from engine_core.request import Finish
 
 _CONTEXT_TOKENS = 16
@@ -16,6 +18,8 @@ _CONTEXT_TOKENS = 16
 _MOST_BYTES = 4
 """The most bytes of a character; each may be a token."""
 _REPLACEMENT = "\ufffd"
+Pair = tuple[Prompt, Prompt]
+"""Two texts: what is looked for, and where."""
 
 
 @runtime_checkable
@@ -66,6 +70,19 @@ class Text(Protocol):
     def with_pictures(self, prompt: Prompt) -> Prompt:
         """The ids of a prompt of text with pictures. Raises ``InvalidRequestError``, naming its place."""
 
+    def pooled_texts(
+        self, prompts: Sequence[Prompt], before: Sequence[str], cut: int | None, most: int
+    ) -> list[PoolingInput]:
+        """The ids of texts with what is put before each, cut at their ends to ``cut`` tokens.
+
+        Raises ``InvalidRequestError``, naming the place, for one of more than ``most`` tokens that is not cut.
+        """
+
+    def pooled_pairs(
+        self, pairs: Sequence[Pair], form: PairForm, instruction: str, cut: int | None, most: int
+    ) -> list[PoolingInput]:
+        """The ids of pairs of texts that a model reads together, in which the second may be cut; as above."""
+
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText: ...
 
     def token_text(self, token_id: int) -> str:
@@ -93,6 +110,17 @@ class CustomText:
 
     def with_pictures(self, prompt: Prompt) -> Prompt:
         _refuse(prompt.place, "a prompt with pictures needs", "give them to an LLM without one")
+
+    def pooled_texts(
+        self, prompts: Sequence[Prompt], before: Sequence[str], cut: int | None, most: int
+    ) -> list[PoolingInput]:
+        texts = (put + (each.text or "") for put, each in zip(before, prompts, strict=True))
+        return [PoolingInput(tuple(map(int, self.tokenizer.encode(text)))[:cut]) for text in texts]
+
+    def pooled_pairs(
+        self, pairs: Sequence[Pair], form: PairForm, instruction: str, cut: int | None, most: int
+    ) -> list[PoolingInput]:
+        _refuse(pairs[0][1].place, "a pair of texts needs", "give them to an LLM without one")
 
     def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText:
         return _CustomChoice(self.tokenizer, prompt_ids)

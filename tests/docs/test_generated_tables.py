@@ -24,6 +24,7 @@ from tests.docs.documents import Generated
         formats_table.TABLE,
         gguf_table.TABLE,
         models_table.TABLE,
+        models_table.ENCODERS_TABLE,
         published_table.TABLE,
         *quantization_tables.TABLES,
         vision_table.TABLE,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import sys
 from array import array
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from collections.abc import Sequence
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.pooling.plan import AnswerForm, AnswerPlan, PooledAnswer
+from text_core.comparison import cosines
 
 
 def compose(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport) -> PooledAnswer:
@@ -34,22 +33,9 @@ def _message(
         case AnswerForm.PAIR_SCORES:
             return inference_pb2.ScoreResponse(scores=floats(b"".join(results)), report=report)
         case AnswerForm.COSINES:
-            return inference_pb2.ScoreResponse(scores=cosines(results, plan.num_queries), report=report)
-
-
-def cosines(results: Sequence[bytes], num_queries: int) -> list[float]:
-    """How near each document's vector is to its query's; the first ``num_queries`` vectors are queries.
-
-    A vector of length 0 is near nothing.
-    """
-    queries = [floats(result) for result in results[:num_queries]]
-    lengths = [math.hypot(*query) for query in queries]
-    found = []
-    for index, result in enumerate(results[num_queries:]):
-        document, of = floats(result), index if num_queries > 1 else 0
-        scale = lengths[of] * math.hypot(*document)
-        found.append(math.fsum(map(operator.mul, queries[of], document)) / scale if scale else 0.0)
-    return found
+            vectors = [floats(result) for result in results]
+            scores = cosines(vectors[: plan.num_queries], vectors[plan.num_queries :])
+            return inference_pb2.ScoreResponse(scores=scores, report=report)
 
 
 def floats(data: bytes) -> array[float]:

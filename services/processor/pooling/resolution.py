@@ -6,7 +6,6 @@ Runs in worker threads, some inputs at a time: a request may have a hundred time
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringline.engine.v1 import engine_pb2
@@ -15,7 +14,7 @@ from ringline.types.v1 import pooling_pb2
 
 from services.processor.admission.request_resolution import cache_salt
 from services.processor.admission.validation import refuse
-from services.processor.pooling.inputs import Chats, Inputs, Length, Segments, Texts, pairs_of
+from services.processor.pooling.inputs import chats_of, length_of, pairs_of, texts_of
 from services.processor.pooling.plan import AnswerForm, AnswerPlan, PoolingMessage
 from services.processor.pooling.purpose import wrong_model
 from services.processor.pooling.validation import (
@@ -35,11 +34,11 @@ from services.ring.identity import POOLING
 from services.ring.limits import max_pooled_tokens
 from services.ring.prefixes import Prefixes
 from services.ring.routing_logic import Needs
+from text_core.comparison import DOCUMENT_PROMPTS, QUERY_PROMPTS, own_prompt
+from text_core.pooled_inputs import InputError, Inputs, Segments, Texts
 
 _MAX_AT_A_TIME = 256
 """Inputs that are encoded together."""
-_QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
-"""Names under which models keep what is put before queries and documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,11 @@ class PoolingResolution:
         while stop < min(len(inputs.sizes), start + _MAX_AT_A_TIME) and (stop == start or taken < size):
             taken += inputs.sizes[stop]
             stop += 1
-        for choice, (ids, second_text) in enumerate(inputs.encode(start, stop), start):
+        try:
+            encoded = inputs.encode(start, stop)
+        except InputError as error:
+            raise refuse(error.place, error.problem) from None
+        for choice, (ids, second_text) in enumerate(encoded, start):
             self._add(choice, ids, second_text or 0)
         return stop == len(inputs.sizes)
 
@@ -163,7 +166,7 @@ def _embedding(message: inference_pb2.EmbedRequest, served_model: ServedModel) -
     width = facts.dimensions
     if message.HasField("dimensions"):
         params.dimensions = width = message.dimensions
-    inputs = _texts("inputs", message.inputs, prompt, message.options, served_model)
+    inputs = texts_of("inputs", message.inputs, prompt, message.options, served_model)
     return _Question("inputs", inputs, params, AnswerForm.VECTORS, width)
 
 
@@ -171,7 +174,7 @@ def _classification(message: inference_pb2.ClassifyRequest, served_model: Served
     task = pooling_pb2.POOLING_TASK_TOKEN_CLASSIFY if message.per_token else pooling_pb2.POOLING_TASK_CLASSIFY
     check_task(task, served_model, "makes no labels" + (" of tokens" if message.per_token else ""))
     check_inputs("inputs", message.inputs, served_model)
-    inputs = _texts("inputs", message.inputs, prompt_text(None, served_model), message.options, served_model)
+    inputs = texts_of("inputs", message.inputs, prompt_text(None, served_model), message.options, served_model)
     params = pooling_pb2.PoolingParams(task=task, activation=_activation(message))
     return _Question("inputs", inputs, params, AnswerForm.LABELS, len(served_model.model.pooling.labels))
 
@@ -189,12 +192,11 @@ def _scoring(message: inference_pb2.ScoreRequest, served_model: ServedModel) -> 
     check_instruction(message, has_place=facts.pair_form == pooling_pb2.PAIR_FORM_TEMPLATE)
     if not reads_pairs:
         return _comparison(message, served_model)
-    pairs, length = pairs_of(message), Length.of(message.options, served_model)
     inputs: Inputs
     if facts.pair_form == pooling_pb2.PAIR_FORM_TEMPLATE:
-        inputs = Chats(pairs, message.instruction, served_model, length)
+        inputs = chats_of(message, served_model)
     else:
-        inputs = Segments(pairs, served_model.tokenizer, length)
+        inputs = Segments(pairs_of(message), served_model.tokenizer, length_of(message.options, served_model))
     params = pooling_pb2.PoolingParams(task=pooling_pb2.POOLING_TASK_CLASSIFY, activation=_activation(message))
     return _Question("documents", inputs, params, AnswerForm.PAIR_SCORES, 1)
 
@@ -202,10 +204,9 @@ def _scoring(message: inference_pb2.ScoreRequest, served_model: ServedModel) -> 
 def _comparison(message: inference_pb2.ScoreRequest, served_model: ServedModel) -> _Question:
     """Queries and documents as vectors, each with the model's own prompt for its kind."""
     facts, options = served_model.model.pooling, message.options
-    inputs = _texts("queries", message.queries, _own_prompt(_QUERY_PROMPTS, served_model), options, served_model)
-    documents = _texts(
-        "documents", message.documents, _own_prompt(_DOCUMENT_PROMPTS, served_model), options, served_model
-    )
+    before = [own_prompt(names, facts.prompts, facts.default_prompt) for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS)]
+    inputs = texts_of("queries", message.queries, before[0], options, served_model)
+    documents = texts_of("documents", message.documents, before[1], options, served_model)
     both = Texts(
         [*inputs.places, *documents.places],
         [*inputs.inputs, *documents.inputs],
@@ -216,29 +217,6 @@ def _comparison(message: inference_pb2.ScoreRequest, served_model: ServedModel) 
     )
     params = pooling_pb2.PoolingParams(task=pooling_pb2.POOLING_TASK_EMBED, normalize=facts.normalizes)
     return _Question("documents", both, params, AnswerForm.COSINES, facts.dimensions, len(message.queries))
-
-
-def _texts(
-    field: str,
-    inputs: Sequence[inference_pb2.PoolingInput],
-    prompt: str,
-    options: inference_pb2.PoolingOptions,
-    served_model: ServedModel,
-) -> Texts:
-    return Texts(
-        [f"{field}[{index}]" for index in range(len(inputs))],
-        inputs,
-        [prompt] * len(inputs),
-        served_model.tokenizer,
-        Length.of(options, served_model),
-        options.add_special_tokens if options.HasField("add_special_tokens") else True,
-    )
-
-
-def _own_prompt(names: tuple[str, ...], served_model: ServedModel) -> str:
-    prompts = served_model.model.pooling.prompts
-    name = next((name for name in names if name in prompts), None)
-    return prompt_text(name, served_model)
 
 
 def _activation(message: inference_pb2.ScoreRequest | inference_pb2.ClassifyRequest) -> bool:

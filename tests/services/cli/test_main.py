@@ -29,8 +29,8 @@ def test_the_help_of_a_service_fits_a_screen_or_two(command):
 
 
 def test_titles_in_the_help_of_client_commands_have_their_options():
-    generate = cli.get_command(click.Context(cli), "generate")
-    names = {param.name for param in generate.params}
+    commands = [cli.get_command(click.Context(cli), name) for name in ("generate", "embed")]
+    names = {param.name for command in commands for param in command.params}
     assert {name for section in SECTIONS.values() for name in section} <= names
 
 
