@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 _FIRST_ID, _PAST_LAST_ID = 100, 15_000
 """Range of prompt ids: within the vocabulary of every shape, and above the special tokens."""
 
-_WORDS = (
+WORDS = (
     "self", "return", "if", "for", "in", "not", "is", "import", "def", "class", "None", "the", "to", "of", "and", "a",
     "name", "value", "with", "from",
 )  # fmt: skip
@@ -39,6 +39,8 @@ class Work:
     ends: bool = False
     """Whether answers end where the model ends them, at ``output`` tokens at the latest."""
     temperature: float = 0.0
+    calls: int = 1
+    """How often an embedder is called, each time with ``batch`` other texts."""
 
     def prompts(self) -> list[list[int]]:
         """Token ids of the prompts."""
@@ -63,6 +65,8 @@ class Outcome:
     """From the first token of the last sequence that got one to the last token of all; from the same engines."""
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    vector: list[float] = field(default_factory=list)
+    """The first text's, from embedders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +81,4 @@ class Milestone:
 
 def text_of(prompt: Sequence[int]) -> str:
     """A text of about as many tokens as ``prompt``, for servers that accept no ids."""
-    return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in prompt)
+    return " ".join(WORDS[token_id % len(WORDS)] for token_id in prompt)

@@ -3,7 +3,8 @@
 // A weight W [N, K] is packed in *panels* of 16 outputs: [N / 16][K / P][16][P], where P numbers are packed (2 for bfloat16,
 // else 1), so that a vector holds the same inputs' weights of neighbouring outputs. Four panels are a *tile*, and N is
 // padded to whole tiles. A tile is computed for all rows while it is in the cache, one part of its inputs after another;
-// meanwhile the next part is read ahead.
+// meanwhile the next part is read ahead. As many outputs at a time as registers hold are computed for all of the rows, so
+// that their weights of a part stay in the L1 cache.
 //
 // Every result is one chain of additions over the inputs in ascending order: neither other rows nor threads
 // affect its bits.
@@ -19,8 +20,8 @@ namespace {
 constexpr int kPanel = 16;
 constexpr int kTilePanels = 4;
 constexpr int kTileOutputs = kPanel * kTilePanels;
-constexpr long kPartBytes = 128 << 10;    // of a tile: two parts and some rows must fit into the L2 cache
-constexpr int kMostUnitRows = 16 * kBlockRows;
+constexpr int kMostUnitRows = 16 * kPlainBlockRows;
+constexpr long kBatchBytes = 4 << 20;  // of tiles that meet all rows before the next ones do
 // With few rows, reading the weights takes as long as multiplying them by kRowsPerRead rows.
 constexpr long kProductsPerNanosecond = 100, kRowsPerRead = 8;
 constexpr long kConvertedPerNanosecond = 4;
@@ -34,10 +35,10 @@ struct RowBlocks {
     int size(long block) const { return static_cast<int>(start(block + 1) - start(block)); }
 };
 
-// Memory to read ahead while a block of rows is computed: as much of some of the next panels as is computed now.
+// Memory to read ahead while a block of rows is computed: so many lines of each panel, every few inputs.
 struct ReadAhead {
-    const char* panels[kTilePanels];
-    int count;
+    const char* at;
+    int lines;
 };
 
 // A unit of work: neighbouring rows, at most kMostUnitRows, by a tile of outputs.
@@ -117,66 +118,75 @@ public:
 
     // A unit's results [rows, kTileOutputs]; reads the following tile ahead.
     void compute(const Unit<F>& unit, const Element* following, float* sums) const {
-        const RowBlocks blocks(unit.rows, kMostRows);
-        for (long i = 0; i < blocks.rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
-        for (long input = 0; input < inputs_; input += part_) {
-            const long inputs = inputs_ - input < part_ ? inputs_ - input : part_;
-            const Element* const ahead = input + inputs == inputs_ ? following : unit.tile + (input + inputs) * kPanel;
-            for (long block = 0; block < blocks.count; ++block)
-                with_constant<kMostRows>(blocks.size(block), [&](auto rows) {
-                    add_products<rows.value>(unit.x + blocks.start(block) * stride_ + input, unit.tile + input * kPanel, inputs,
-                                             share_of(block, blocks.count, ahead), sums + blocks.start(block) * kTileOutputs);
-                });
-        }
+        if (unit.rows == 1)
+            compute_parts<1, kRowColumns>(unit, following, sums);
+        else
+            compute_parts<kMostRows, kBlockColumns>(unit, following, sums);
     }
 
 private:
     static constexpr int kMostRows = F::kPack == 1 ? kPlainBlockRows : kBlockRows;
+    static constexpr int kTileVectors = kTileOutputs / kLanes, kPanelVectors = kPanel / kLanes;
+    // One row leaves registers for the sums of more outputs.
+    static constexpr int kRowColumns = kMostRows * kBlockColumns < kTileVectors ? kBlockColumns : kTileVectors;
+    // Inputs between which memory is read ahead, and the lines of a panel that hold their weights.
+    static constexpr long kInputs = kAheadSteps * F::kPack < kPanel ? kAheadSteps * F::kPack : kPanel;
+    static constexpr long kLines = kInputs * kPanel * static_cast<long>(sizeof(Element)) / kCacheLine;
 
-    // What a block of rows reads ahead: the first blocks, equal shares.
-    ReadAhead share_of(long block, long count, const Element* ahead) const {
-        const long sharing = count < kTilePanels ? count : kTilePanels;
-        const long first = block < sharing ? kTilePanels * block / sharing : 0;
-        const long end = block < sharing ? kTilePanels * (block + 1) / sharing : 0;
-        ReadAhead share{{}, static_cast<int>(end - first)};
-        for (long i = first; i < end; ++i) share.panels[i - first] = reinterpret_cast<const char*>(ahead + i * panel_);
-        return share;
-    }
-
-    template <int Rows>
-    void add_products(const Factor* x, const Element* weight, long inputs, const ReadAhead& ahead, float* sums) const {
-        constexpr int kColumns = kBlockColumns, kVectors = kPanel / kLanes;
-        for (int vector = 0; vector < kTileOutputs / kLanes; vector += kColumns) {
-            Block<F, Rows, kColumns> block;
-            const Element* columns[kColumns];
-            float* const at = sums + vector * kLanes;
-#pragma GCC unroll 8
-            for (int c = 0; c < kColumns; ++c)
-                columns[c] = weight + (vector + c) / kVectors * panel_ + (vector + c) % kVectors * kLanes * F::kPack;
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-                for (int c = 0; c < kColumns; ++c) block.sums[r][c] = load(at + r * kTileOutputs + c * kLanes);
-            add_steps(block, x, columns, inputs / F::kPack, vector == 0 ? ahead : ReadAhead{{}, 0});
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-                for (int c = 0; c < kColumns; ++c) store(at + r * kTileOutputs + c * kLanes, block.sums[r][c]);
+    template <int kRows, int kColumns>
+    void compute_parts(const Unit<F>& unit, const Element* following, float* sums) const {
+        const RowBlocks blocks(unit.rows, kRows);
+        for (long input = 0; input < inputs_; input += part_) {
+            const long inputs = inputs_ - input < part_ ? inputs_ - input : part_;
+            const Element* const ahead = input + inputs == inputs_ ? following : unit.tile + (input + inputs) * kPanel;
+            for (int vector = 0; vector < kTileVectors; vector += kColumns)
+                for (long block = 0; block < blocks.count; ++block)
+                    with_constant<kRows>(blocks.size(block), [&](auto rows) {
+                        const long start = blocks.start(block);
+                        add_part<rows.value, kColumns>(unit.x + start * stride_ + input, at_vector(unit.tile + input * kPanel, vector),
+                                                       inputs, share_of(block, blocks.count, inputs, at_vector(ahead, vector)),
+                                                       input == 0, sums + start * kTileOutputs + vector * kLanes);
+                    });
         }
     }
 
-    template <int Rows, int Columns>
-    inline __attribute__((always_inline)) void add_steps(
-        Block<F, Rows, Columns>& block, const Factor* x, const Element* const (&weights)[Columns], long steps,
-        const ReadAhead& ahead) const {
-        constexpr long kStep = kPanel * F::kPack;
-        for (long step = 0; step < steps; ++step) {
-            typename F::Column columns[Columns];
+    const Element* at_vector(const Element* weight, int vector) const {
+        return weight + vector / kPanelVectors * panel_ + vector % kPanelVectors * kLanes * F::kPack;
+    }
+
+    // What a block of rows reads ahead of `inputs` inputs' weights: the first blocks, equal shares.
+    ReadAhead share_of(long block, long count, long inputs, const Element* ahead) const {
+        const long times = inputs / kInputs, lines = (kLines + count - 1) / count, first = block * lines * times;
+        if (first >= kLines * times) return {nullptr, 0};
+        return {reinterpret_cast<const char*>(ahead) + first * kCacheLine, static_cast<int>(lines)};
+    }
+
+    // Add a part of the inputs to the results of a block of rows. (A function of its own: within others, the compiler keeps
+    // addresses in memory that registers could hold.)
+    template <int Rows, int kColumns>
+    __attribute__((noinline)) void add_part(
+        const Factor* x, const Element* weight, long inputs, ReadAhead ahead, bool first, float* sums) const {
+        constexpr int kPanels = (kColumns + kPanelVectors - 1) / kPanelVectors;
+        const long panel = panel_, stride = stride_;
+        Block<F, Rows, kColumns> block;
+        if (first)
+            block.clear();
+        else
+            block.load_from(sums, kTileOutputs);
+        for (const Factor* const end = x + inputs; x < end; x += kInputs, weight += kInputs * kPanel) {
+            for (int line = 0; line < ahead.lines; ++line, ahead.at += kCacheLine)
 #pragma GCC unroll 8
-            for (int c = 0; c < Columns; ++c) columns[c] = F::column(weights[c] + step * kStep);
-            for (int i = 0; i < ahead.count; ++i) prefetch(ahead.panels[i] + step * kStep * static_cast<long>(sizeof(Element)));
-            block.add_step(x + step * F::kPack, stride_, columns);
+                for (int i = 0; i < kPanels; ++i) prefetch(ahead.at + i * panel * static_cast<long>(sizeof(Element)));
+#pragma GCC unroll 4  // more, and addresses no longer fit into registers
+            for (int step = 0; step < kInputs / F::kPack; ++step) {
+                typename F::Column columns[kColumns];
+#pragma GCC unroll 8
+                for (int c = 0; c < kColumns; ++c)
+                    columns[c] = F::column(weight + c / kPanelVectors * panel + (step * kPanel + c % kPanelVectors * kLanes) * F::kPack);
+                block.add_step(x + step * F::kPack, stride, columns);
+            }
         }
+        block.store_to(sums, kTileOutputs);
     }
 
     const Tile weight_;
@@ -223,7 +233,9 @@ public:
           threads_(threads_of_products(args.rows, args.out_features * args.in_features, args.num_threads)),
           rows_(args.x, args.rows, args.in_features, args.in_features, threads_, Products::input_order(args)),
           products_(args, rows_, threads_),
-          groups_(row_groups(args.rows)) {}
+          tiles_((args.out_features + kTileOutputs - 1) / kTileOutputs),
+          groups_(row_groups(args.rows)),
+          batch_(1 + kBatchBytes / (args.in_features * kTileOutputs * static_cast<long>(sizeof(typename F::Element)))) {}
 
     // Returns 0, or 1 when there is no memory.
     int run() {
@@ -232,9 +244,11 @@ public:
         return 0;
     }
 
-    long units() const { return (args_.out_features + kTileOutputs - 1) / kTileOutputs * groups_; }
+    long units() const { return tiles_ * groups_; }
     LinearUnit unit(long number) const {
-        const long tile = number / groups_, group = number % groups_, first = group_start(args_.rows, group);
+        const long before = number / (batch_ * groups_) * batch_, place = number - before * groups_;
+        const long tiles = batch_ < tiles_ - before ? batch_ : tiles_ - before;
+        const long tile = before + place % tiles, group = place / tiles, first = group_start(args_.rows, group);
         return {products_.tile(tile), rows_.row(first), first, group_start(args_.rows, group + 1) - first,
                 tile * kTileOutputs, 0};
     }
@@ -253,7 +267,8 @@ private:
     const int threads_;
     const FactorRows<F> rows_;
     const Products products_;
-    const long groups_;  // of rows
+    const long tiles_, groups_;  // of outputs, and of rows
+    const long batch_;           // tiles
 };
 
 // Writes results as a matrix: times the scale, plus the residual.

@@ -12,6 +12,9 @@ constexpr int kLanes = 8;
 constexpr int kBlockRows = 4;
 constexpr int kBlockColumns = 2;
 constexpr int kPlainBlockRows = 6;  // of columns without halves: more sums at a time hide what a multiplication waits for
+// Of a tile of weights that are multiplied at a time: some columns of it stay in the L1 cache while all rows are multiplied by them.
+constexpr long kPartBytes = 64 << 10;
+constexpr int kAheadSteps = 16;  // after which more of the next part is read ahead
 
 using Vec = __m256;
 using Words = __m256i;

@@ -12,6 +12,9 @@ constexpr int kLanes = 16;
 constexpr int kBlockRows = 6;
 constexpr int kBlockColumns = 4;
 constexpr int kPlainBlockRows = kBlockRows;
+// Of a tile of weights that are multiplied at a time: two parts and some rows must fit into the L2 cache.
+constexpr long kPartBytes = 128 << 10;
+constexpr int kAheadSteps = 2;  // after which more of the next part is read ahead
 
 using Vec = __m512;
 using Words = __m512i;

@@ -10,6 +10,9 @@ constexpr int kLanes = 4;
 constexpr int kBlockRows = 4;
 constexpr int kBlockColumns = 2;
 constexpr int kPlainBlockRows = kBlockRows;
+// Of a tile of weights that are multiplied at a time, as for AVX2.
+constexpr long kPartBytes = 64 << 10;
+constexpr int kAheadSteps = 16;  // after which more of the next part is read ahead
 
 typedef float Vec __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
