@@ -32,7 +32,7 @@ from benchmarks.work import Work
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from engine_core.step import StepPlan
-from engine_core.worker.model_runner import PendingStep
+from engine_core.worker.model_runner import ComputedStep
 from engine_core.worker.worker import Worker
 
 _SAMPLING = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8, top_p=0.95)}
@@ -62,7 +62,7 @@ def recorded() -> Iterator[Steps]:
     """Record when the worker in this process computes."""
     steps, launch = Steps(), Worker.launch
 
-    def timed(worker: Worker, plan: StepPlan) -> PendingStep:
+    def timed(worker: Worker, plan: StepPlan) -> ComputedStep:
         steps.begun.append(time.perf_counter())
         try:
             return launch(worker, plan)

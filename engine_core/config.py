@@ -144,6 +144,7 @@ class ModelConfig(_Section):
         "What the model is for: generate makes tokens, pooling makes vectors, scores or labels of whole inputs. auto "
         "takes pooling for checkpoints that are made for it (modules.json, classifiers, encoders), else generate.",
         choices=("auto", "generate", "pooling"),
+        otherwise="tasks such as embed, score and classify are of pooling; a request says which",
     )
     pooler_config: str | None = option(
         None,

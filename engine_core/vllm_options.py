@@ -42,6 +42,8 @@ CALLED = {
     "dpn": "data_parallel_rank",
     "scheduling_policy": "policy",
     "sc": "speculative_config",
+    "task": "runner",
+    "override_pooler_config": "pooler_config",
 }
 """Python names (short flags included) → the option that is called otherwise here."""
 
@@ -78,9 +80,6 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("hf_overrides", "hf_config_path", "disable_sliding_window"): _CONFIG,
     ("rope_scaling", "rope_theta"): _ROTATIONS,
     ("quantization_config", "override_attention_dtype", "override_neuron_config"): _CONFIG,
-    ("pooler_config", "override_pooler_config"): (
-        "is not supported: models generate text; there are no embeddings, scores or classes"
-    ),
     ("model_loader_extra_config", "ignore_patterns", "pt_load_map_location"): (
         "is not supported: weights are mapped from safetensors or PyTorch's files, see {load_format}"
     ),
@@ -145,7 +144,6 @@ _V0 = "there is nothing here that it could set"
 _PICTURES = "media are pictures, which are decoded here"
 _SENT_ONCE = "an engine gets the pixels of a picture once, and keeps its embeddings by digest"
 _ENCODER = "every rank of the first stage encodes each picture, by kernels chosen for the device and the model"
-_TASKS = "is not supported: models generate text; there are no embeddings, scores or classes"
 
 _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
     ("trust_remote_code",): WithoutEffect(_NO_CODE, takes_value=False),
@@ -160,8 +158,11 @@ _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
         only=("auto", "hf", "mistral"),
         otherwise="is not supported: config.json is read; leave it out",
     ),
-    ("task", "runner"): WithoutEffect("models generate text", only=("auto", "generate"), otherwise=_TASKS),
-    ("convert",): WithoutEffect("models generate text", only=("auto", "none"), otherwise=_TASKS),
+    ("convert",): WithoutEffect(
+        "the checkpoint's class says what it computes",
+        only=("auto", "none"),
+        otherwise="is not an option: --runner pooling makes vectors of the hidden states of any decoder",
+    ),
     ("max_logprobs",): WithoutEffect(
         "a request may ask for the log probabilities of up to 20 tokens",
         only=("20",),

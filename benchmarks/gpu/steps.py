@@ -14,7 +14,7 @@ from benchmarks.work import Work
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from engine_core.step import StepPlan
-from engine_core.worker.model_runner import PendingStep
+from engine_core.worker.model_runner import ComputedStep
 from engine_core.worker.worker import Worker
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -37,7 +37,7 @@ def recorded() -> Iterator[list[Launch]]:
     launches: list[Launch] = []
     launch = Worker.launch
 
-    def timed(worker: Worker, plan: StepPlan) -> PendingStep:
+    def timed(worker: Worker, plan: StepPlan) -> ComputedStep:
         launches.append(Launch(time.perf_counter(), len(plan.seq_ids), plan.total_tokens))
         return launch(worker, plan)
 

@@ -226,7 +226,7 @@ def _pooling(
     pooling: PoolingChoice, path: Path, raw: Mapping[str, Any], choice: ModelChoice, config: ModelShape
 ) -> tuple[ModelShape, PoolerConfig]:
     """The shape of a model that pools, and how it does."""
-    if choice.impl != RINGLINE:
+    if choice.impl != RINGLINE and not config.attends_both_ways:
         raise UnsupportedModelError(
             f"{pooling.architecture} runs through transformers' module (--model-impl), which only generates: vectors, "
             "scores and labels need a model of Ringline's own; docs/models.md lists them"

@@ -97,7 +97,9 @@ def missing_weights(directory: Path, load_format: str = "auto") -> str:
 
 
 def missing_config(directory: Path) -> str:
-    """The error for a directory without config.json: what it is instead."""
+    """The error for a directory without config.json, or that is not there: what it is instead."""
+    if not directory.is_dir():
+        return f"{directory} is missing: download all folders of the checkpoint"
     names = sorted(entry.name for entry in directory.iterdir())
     if "adapter_config.json" in names:
         return f"{directory} has no config.json: {_ADAPTER}"

@@ -16,6 +16,7 @@ from engine_core.model_loader.json_files import read_object
 from engine_core.model_loader.safetensors_reader import find_tensors, has_tensors
 from engine_core.model_loader.stored_tensor import StoredTensor
 from engine_core.model_loader.vocabulary import read_vocabulary
+from engine_core.models.kinds import not_supported
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.model_config import ModelShape
 from engine_core.models.registry import decoder_of, is_encoder
@@ -53,14 +54,16 @@ class PoolingChoice:
 
 def choose_pooling(path: Path, raw: Mapping[str, Any], architecture: str, config: ModelConfig) -> PoolingChoice | None:
     """How the checkpoint at ``path`` pools; None: it generates. Raises ``CheckpointError``, ``ConfigError``."""
-    options = read_pooler_options(config.pooler_config)
+    options, encodes = read_pooler_options(config.pooler_config), is_encoder(architecture, raw)
     if config.runner == "generate":
+        if encodes:
+            raise not_supported(architecture, "it is an encoder, which generates no text (--runner generate)")
         if options is not None:
             raise ConfigError(OPTION, config.pooler_config, "no value with --runner generate")
         return None
     layout = Layout() if is_gguf(path) else read_layout(path, read_object, _read_list)
     tasks = next((tasks for end, tasks in _TASKS.items() if architecture.endswith(end)), None)
-    is_made_for_it = layout.is_there or tasks is not None or is_encoder(architecture)
+    is_made_for_it = layout.is_there or tasks is not None or encodes
     if config.runner == "auto" and not is_made_for_it and options is None:
         return None
     if is_gguf(path):
@@ -68,7 +71,7 @@ def choose_pooling(path: Path, raw: Mapping[str, Any], architecture: str, config
             f"{path} is a GGUF file, of which only models that generate are read: give the checkpoint in transformers' "
             "format to pool its hidden states"
         )
-    runs_as = architecture if is_encoder(architecture) else decoder_of(architecture, raw.get("model_type"))
+    runs_as = architecture if encodes else decoder_of(architecture, raw.get("model_type"))
     return PoolingChoice(architecture, runs_as, layout, options or PoolerOptions(), tasks or _EMBEDS)
 
 

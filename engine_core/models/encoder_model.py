@@ -29,6 +29,7 @@ from engine_core.models.model_config import (
     positive,
     read_norm_eps,
 )
+from engine_core.pooling.config import PoolingType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class EncoderModel(LayeredModel):
     """
 
     config: EncoderConfig
+    default_pooling = PoolingType.CLS
     own_modules: ClassVar[tuple[str, ...]]
     """First parts of the names of the model's tensors, below the prefix: a checkpoint of the model by itself has none
     of the prefix."""

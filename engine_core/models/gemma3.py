@@ -13,6 +13,7 @@ from engine_core.models.causal_lm import CausalLM
 from engine_core.models.encoder_model import EncoderConfig, EncoderModel
 from engine_core.models.gemma2 import Gemma2Layer, gemma_fields, require_causal
 from engine_core.models.model_config import ArchitectureConfig
+from engine_core.pooling.config import PoolingType
 
 
 class Gemma3ForCausalLM(CausalLM):
@@ -32,6 +33,7 @@ class Gemma3Encoder(EncoderModel):
 
     model_type = "gemma3_text"
     layer_class = Gemma2Layer
+    default_pooling = PoolingType.MEAN
     own_modules = ("embed_tokens", "layers", "norm")
     unused = ("lm_head.",)
 

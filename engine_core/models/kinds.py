@@ -86,7 +86,7 @@ def _other_task(architecture: str, fields: Mapping[str, Any]) -> str | None:
         return "a classifier or reward model, which generates no text"
     encodes = fields.get("is_decoder") is False and "add_cross_attention" in fields
     if encodes or architecture.endswith("ForMaskedLM") or architecture in _classes("TEXT_ENCODING"):
-        return f"an encoder{' (is_decoder=False)' if encodes else ''}, which generates no text"
+        return f"an encoder{' (is_decoder=False)' if encodes else ''} that is not one of those that are served"
     if fields.get("is_encoder_decoder") or architecture in _classes("SEQ_TO_SEQ_CAUSAL_LM"):
         return "an encoder-decoder or a part of one, and only models without an encoder are served"
     if architecture.endswith("ForConditionalGeneration"):

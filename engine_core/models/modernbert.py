@@ -4,7 +4,9 @@ windows in most layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
@@ -18,6 +20,7 @@ from engine_core.models.blocks import GatedMLP, SelfAttention
 from engine_core.models.classifiers import DenseClassifier
 from engine_core.models.encoder_model import EncoderConfig, EncoderModel, encoder_fields
 from engine_core.models.model_config import layer_types, positive, read_ropes
+from engine_core.pooling.config import PoolingType
 from engine_core.pooling.pooler import Head
 
 _OF_CLASSIFIERS = {Activation.GELU: "GELU", Activation.RELU: "ReLU", Activation.SILU: "SiLU"}
@@ -88,6 +91,16 @@ class ModernBertModel(EncoderModel):
             classifier_bias=bool(config.classifier_bias),
             classifier_activation=read_activation("classifier_activation", config.classifier_activation),
         )
+
+    @classmethod
+    def pooling_of(cls, raw: Mapping[str, Any], architecture: str) -> PoolingType:
+        """That of the classifier, if there is one."""
+        if not architecture.endswith("ForSequenceClassification"):
+            return cls.default_pooling
+        named = raw.get("classifier_pooling", "cls")
+        if named not in ("cls", "mean"):
+            raise UnsupportedModelError(f"classifier_pooling={named!r} is not supported: expected 'cls' or 'mean'")
+        return PoolingType[named.upper()]
 
     def make_embedding(self, parts: PartFactory) -> None:
         config, prefix = self.config, f"{self.prefix}.embeddings"

@@ -202,9 +202,12 @@ def canonical_architecture(architecture: str, model_type: object) -> str:
     return _SPELLINGS.get(architecture, architecture)
 
 
-def is_encoder(architecture: str) -> bool:
-    """Whether a class of that name is one of ``ENCODERS``."""
-    return architecture in ENCODERS
+def is_encoder(architecture: str, fields: Mapping[str, Any]) -> bool:
+    """Whether a class of that name, with ``fields`` from config.json, is an encoder that runs."""
+    from engine_core.models.fallback.rules import encoder_class
+
+    own = _own_model(architecture, fields)
+    return encoder_class(architecture) is not None if own is None else issubclass(own, EncoderModel)
 
 
 def decoder_of(architecture: str, model_type: object) -> str:

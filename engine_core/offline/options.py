@@ -23,7 +23,13 @@ _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's words for ``dtype``."""
-_OBJECTS = "override_generation_config", "limit_mm_per_prompt", "mm_processor_kwargs", "speculative_config"
+_OBJECTS = (
+    "override_generation_config",
+    "limit_mm_per_prompt",
+    "mm_processor_kwargs",
+    "pooler_config",
+    "speculative_config",
+)
 """Options with a JSON object."""
 _LONGEST = 64
 """Characters; Python takes quadratic time for the digits of longer numbers."""

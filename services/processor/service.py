@@ -137,20 +137,29 @@ class InferenceService:
     # Vectors, scores and labels
 
     async def Embed(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> inference_pb2.EmbedResponse:
-        return (await self._pooled(inference_pb2.EmbedRequest, data, context)).embedded
+        return (await self._pooled_or_abort(inference_pb2.EmbedRequest, data, context)).embedded
 
     async def Score(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> inference_pb2.ScoreResponse:
-        return (await self._pooled(inference_pb2.ScoreRequest, data, context)).scored
+        return (await self._pooled_or_abort(inference_pb2.ScoreRequest, data, context)).scored
 
     async def Classify(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ClassifyResponse:
-        return (await self._pooled(inference_pb2.ClassifyRequest, data, context)).classified
+        return (await self._pooled_or_abort(inference_pb2.ClassifyRequest, data, context)).classified
 
-    async def _pooled(
+    async def _pooled_or_abort(
         self, kind: type[PoolingMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.GenerateResponse:
         """The response with the answer of a call's one request; ends the call if it has none."""
+        response = await self.pooled(kind, data, context)
+        if response.HasField("refused"):
+            await abort(context, status_from_proto(response.refused.status))
+        return response
+
+    async def pooled(
+        self, kind: type[PoolingMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.GenerateResponse:
+        """The response with the answer of a call's one request, or with its refusal."""
         principal = await self.principal(context)
         self._check_not_draining(principal)
         stream = self._intake.open(principal, context.invocation_metadata() or ())
@@ -160,8 +169,6 @@ class InferenceService:
             response = refusal("", 1, self.stalled(stream))
         finally:
             self._intake.close(stream)
-        if response.HasField("refused"):
-            await abort(context, status_from_proto(response.refused.status))
         return response
 
     async def _answer(

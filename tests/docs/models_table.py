@@ -10,9 +10,13 @@ from typing import Any
 
 from engine_core.kv_cache_interface import RecurrentSpec, ShortConvSpec
 from engine_core.models.causal_lm import CausalLM
+from engine_core.models.encoder_model import EncoderModel
+from engine_core.models.fallback.rules import ENCODERS as ENCODERS_OF_TRANSFORMERS
+from engine_core.models.fallback.rules import encoder_types
 from engine_core.models.model_config import ArchitectureConfig
-from engine_core.models.registry import ARCHITECTURES
+from engine_core.models.registry import ARCHITECTURES, ENCODERS
 from tests.docs.documents import ROOT, Generated
+from tests.engine_core.models.encoders import CASES as ENCODER_CASES
 from tests.engine_core.models.families import SHAPES
 from tests.engine_core.models.tiny_models import CASES
 
@@ -22,6 +26,9 @@ _HEAD = (
     "| architecture | `model_type` | attention | rotation | feed-forward blocks | never quantized | GPU |",
     "|---|---|---|---|---|---|---|",
 )
+_BEGIN_ENCODERS = "<!-- Encoders, by `python -m tests.docs.models_table`, which a test runs. -->\n"
+_END_ENCODERS = "<!-- End of the encoders. -->"
+_HEAD_OF_ENCODERS = ("| classes | `model_type` | attention | positions |", "|---|---|---|---|")
 _STATES = {RecurrentSpec: "a recurrence", ShortConvSpec: "short convolutions"}
 
 
@@ -103,7 +110,40 @@ def _blocks(mixtures: Sequence[Any], *, has_dense: bool) -> str:
     return shared if not has_dense else f"{shared}, or dense"
 
 
+def encoders() -> str:
+    """A row for each class of Ringline's own encoders, with the classes that checkpoints are saved with, then one for
+    each that runs through transformers.
+    """
+    classes: dict[type[EncoderModel], list[str]] = {}
+    for name, model in ENCODERS.items():
+        classes.setdefault(model, []).append(name)
+    rows = [_row_of_encoder(names, model) for model, names in classes.items()]
+    rows += [f"| {name} | {_types(name)} | both ways, by transformers' module | |" for name in ENCODERS_OF_TRANSFORMERS]
+    return "\n".join([*_HEAD_OF_ENCODERS, *rows]) + "\n"
+
+
+def _row_of_encoder(names: Sequence[str], model: type[EncoderModel]) -> str:
+    tested = [config for _, config in ENCODER_CASES.values() if config.model_type == model.model_type]
+    assert tested, f"{model.__name__} is tested in no configuration: add one to tests/engine_core/models/encoders.py"
+    read = [model.read_config(config) for config in tested]
+    windows = any(window is not None for config in read for window in config.sliding_windows)
+    rotates = any(rope is not None for config in read for rope in config.ropes)
+    cells = (
+        ", ".join(names),
+        f"`{model.model_type}`",
+        "both ways, windows in some layers" if windows else "both ways",
+        "rotations" if rotates else "a table",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _types(name: str) -> str:
+    return ", ".join(f"`{kind}`" for kind in encoder_types(name))
+
+
 TABLE = Generated(PAGE, _BEGIN, _END, table)
+ENCODERS_TABLE = Generated(PAGE, _BEGIN_ENCODERS, _END_ENCODERS, encoders)
 
 if __name__ == "__main__":
     TABLE.write()
+    ENCODERS_TABLE.write()

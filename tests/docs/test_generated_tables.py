@@ -24,6 +24,7 @@ from tests.docs.documents import Generated
         formats_table.TABLE,
         gguf_table.TABLE,
         models_table.TABLE,
+        models_table.ENCODERS_TABLE,
         published_table.TABLE,
         *quantization_tables.TABLES,
         vision_table.TABLE,
@@ -35,7 +36,7 @@ def test_a_part_is_as_it_would_be_written_now(part: Generated) -> None:
 
 
 def test_every_endpoint_of_an_api_has_its_fields_there() -> None:
-    posts = {one.path for one in ENDPOINTS if one.method == "POST" and not one.path.startswith("/ringline.")}
+    posts = {one.path for one in ENDPOINTS if one.method == "POST" and not one.path.startswith("/ringline.")} - {"/"}
     assert {path for path in posts if "{" not in path} == api_fields.ENDPOINTS.keys()
 
 

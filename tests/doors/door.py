@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.guard import end_with_this_program
 from tests.ports import HeldPort
-from tests.ring import ROOT, START_TIMEOUT, Ring, metric_values, running_ring
+from tests.ring import MODEL, ROOT, START_TIMEOUT, Ring, metric_values, running_ring
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def running_door(directory: Path, *flags: str) -> Iterator[Door]:
+def running_door(directory: Path, *flags: str, model: Path = MODEL) -> Iterator[Door]:
     """``ringline serve`` with ``flags``."""
-    with running_ring(directory, *flags, http=True) as ring:
+    with running_ring(directory, *flags, model=model, http=True) as ring:
         yield Door(ring.http, ring)

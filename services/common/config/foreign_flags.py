@@ -15,7 +15,15 @@ from typing import Any
 
 import click
 
-OBJECTS = frozenset({"limit_mm_per_prompt", "mm_processor_kwargs", "override_generation_config", "speculative_config"})
+OBJECTS = frozenset(
+    {
+        "limit_mm_per_prompt",
+        "mm_processor_kwargs",
+        "override_generation_config",
+        "pooler_config",
+        "speculative_config",
+    }
+)
 """Options with a JSON object. As vLLM does, --option.member VALUE sets a member; VALUE is JSON, or else text."""
 _SHORT_WITH_NUMBER = re.compile(r"(-[A-Za-z]+)(\d+)")
 """-tp2, which is -tp 2."""

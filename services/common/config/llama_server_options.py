@@ -26,7 +26,7 @@ _LOOKED_UP = "is not supported: --speculative-config.method ngram looks runs up 
 _DECIDED = "is not an option: --speculative-config sets the most drafts, and how many pay is measured"
 _DRAFT_PLACE = "is not an option: drafts are computed beside the model that --speculative-config serves"
 _PROJECTOR = "is not supported: models in GGUF files take text alone; pictures need the checkpoint in safetensors"
-_NO_VECTORS = "is not supported: models generate text; there are no embeddings or scores"
+_VECTORS = "is not an option: --pooler-config has pooling_type and normalize"
 _ONE_MODEL = "is not supported: one `ringline serve` serves one model"
 _OWN_PAGE = "is not an option: the gateway's chat page is as it is; --no-http leaves out the gateway"
 _OWN_TOOLS = "is not supported: your program runs the tools that a model calls"
@@ -51,6 +51,7 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("b", "batch_size"): Alias("max_num_batched_tokens"),
         ("t", "threads"): Alias("num_threads", {"-1": None}),
         ("dev",): Alias("device", {"none": "cpu"}),
+        ("embedding", "embeddings", "rerank", "reranking"): Alias("runner", value="pooling"),
         ("ctk", "cache_type_k", "ctv", "cache_type_v"): Alias("kv_cache_dtype", {"q8_0": "int8"}),
         ("cache_prompt",): Alias("enable_prefix_caching"),
         ("chat_template_file",): Alias("chat_template"),
@@ -129,7 +130,7 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("hft",): "is not an option: set the environment variable HF_TOKEN",
         ("offline",): "is not an option: set the environment variable HF_HUB_OFFLINE to 1",
         ("cl", "cache_list"): "is not supported: the hub's own command `hf cache ls` lists them",
-        ("embd_gemma_default",): _NO_VECTORS,
+        ("embd_gemma_default",): _NAMED,
         ("fim_qwen_1.5b_default", "fim_qwen_3b_default", "fim_qwen_7b_default", "fim_qwen_7b_spec"): _NAMED,
         ("fim_qwen_14b_spec", "fim_qwen_30b_default", "gpt_oss_20b_default", "gpt_oss_120b_default"): _NAMED,
         ("vision_gemma_4b_default", "vision_gemma_12b_default"): _NAMED,
@@ -143,7 +144,7 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ),
         ("mm", "mmproj", "mmu", "mmproj_url"): _PROJECTOR,
         ("media_path",): "is not an option: pictures come within requests, or from the gateway's --allowed-media-hosts",
-        ("pooling", "embd_normalize", "embedding", "embeddings", "rerank", "reranking"): _NO_VECTORS,
+        ("pooling", "embd_normalize"): _VECTORS,
         # Answered: devices and memory
         ("sm", "split_mode", "ts", "tensor_split"): _DEVICES,
         ("mg", "main_gpu"): "is not an option: set the environment variable CUDA_VISIBLE_DEVICES",

@@ -43,6 +43,8 @@ ENGINE_OPTIONS = (
     "mm_processor_kwargs",
     "max_picture_tokens",
     "model_impl",
+    "runner",
+    "pooler_config",
     "chat_template",
     "generation_config",
     "override_generation_config",

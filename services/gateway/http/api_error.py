@@ -155,7 +155,8 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
         failed.status, failed.code = HTTPStatus.BAD_REQUEST, "context_length_exceeded"
         failed.message = failed.message.replace(_TRUNCATION, name_of(_TRUNCATION))
         failed.message += f". This model's maximum context length is {context} tokens."  # clients search for it
-    if error.code is grpc.StatusCode.FAILED_PRECONDITION:
+    if error.code is grpc.StatusCode.FAILED_PRECONDITION and failed.message.startswith("model: "):
+        failed.param = "model"
         for calls, paths in _CALLS.items():
             failed.message = failed.message.replace(calls, paths)
     if error.code is grpc.StatusCode.NOT_FOUND and reason in ("", "MODEL_NOT_FOUND"):

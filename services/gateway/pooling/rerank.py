@@ -169,9 +169,9 @@ def _endpoint(*, v2: bool) -> PoolingEndpoint[RerankRequest, pb.ScoreRequest, pb
     return PoolingEndpoint(RerankRequest, Relay.score, request, write, _names)
 
 
-_FIRST, _SECOND = _endpoint(v2=False), _endpoint(v2=True)
+RERANK, RERANK_V2 = _endpoint(v2=False), _endpoint(v2=True)
 _PATHS = ("/rerank", "/v1/rerank", "/reranking", "/v1/reranking")
 ENDPOINTS = (
-    *(Endpoint("POST", path, _FIRST.answer, OPENAI) for path in _PATHS),
-    Endpoint("POST", "/v2/rerank", _SECOND.answer, OPENAI),
+    *(Endpoint("POST", path, RERANK.answer, OPENAI) for path in _PATHS),
+    Endpoint("POST", "/v2/rerank", RERANK_V2.answer, OPENAI),
 )

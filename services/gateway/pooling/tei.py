@@ -10,6 +10,7 @@ import msgspec
 from ringline import Model
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.relay import Relay
+from ringline.results import Pooling
 from starlette.responses import Response
 
 from services.gateway.fields import Body, passed, refused, supported
@@ -34,6 +35,7 @@ from services.gateway.pooling.fields import (
     side_cut,
 )
 from services.gateway.pooling.floats import numbers_of, rows_of, shortest
+from services.gateway.pooling.rerank import RERANK
 from services.gateway.pooling.results import write_rows
 
 _INPUTS = supported(f"A text, token ids, or a list of either: at most {MAX_INPUTS}.")
@@ -216,11 +218,24 @@ def _write_scores(_call: Call, _body: SimilarityRequest, told: pb.ScoreResponse)
     yield msgspec.json.encode(shortest(told.scores))
 
 
+async def by_model(call: Call) -> Response:
+    """What the served model is for: vectors, a ranking or labels."""
+    pooling = await _pooling_of(call)
+    if pooling.dimensions:
+        return await EMBED.answer(call)
+    return await (PREDICT if len(pooling.labels) > 1 else RERANK).answer(call)
+
+
+async def _pooling_of(call: Call) -> Pooling:
+    model = await model_of(call, None)
+    if model.pooling is None:
+        raise invalid(None, f"{model.name!r} generates text: /v1/models describes it", "unsupported")
+    return model.pooling
+
+
 async def info(call: Call) -> Response:
     """What the served model is for."""
-    model = await model_of(call, None)
-    if (pooling := model.pooling) is None:
-        raise invalid(None, f"{model.name!r} generates text: /v1/models describes it", "unsupported")
+    pooling, model = await _pooling_of(call), await model_of(call, None)
     kind: dict[str, Any]
     if pooling.labels:
         names = {str(index): label for index, label in enumerate(pooling.labels)}
@@ -250,5 +265,6 @@ ENDPOINTS = (
     Endpoint("POST", "/embed_all", EMBED_ALL.answer, OPENAI),
     Endpoint("POST", "/predict", PREDICT.answer, OPENAI),
     Endpoint("POST", "/similarity", SIMILARITY.answer, OPENAI),
+    Endpoint("POST", "/", by_model, OPENAI),
     Endpoint("GET", "/info", info, OPENAI),
 )

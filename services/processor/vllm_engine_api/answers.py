@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -204,3 +205,12 @@ def _write_alternatives(message: Any, scores: PackedLogprobs) -> None:
         top = message.top_logprobs.add()
         top.token_ids.extend(scores.top_ids[start : start + count])
         top.values.extend(scores.top_logprobs[start : start + count])
+
+
+def embed_response(embedded: inference_pb2.EmbedResponse) -> Any:
+    """``vllm.grpc.engine.EmbedResponse`` of one input."""
+    numbers = array("f", embedded.values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    tokens = embedded.report.usage.prompt_tokens
+    return vllm_engine_pb2.EmbedResponse(embedding=numbers, prompt_tokens=tokens, embedding_dim=embedded.dimensions)

@@ -37,7 +37,7 @@ def model_info(served: ServedModel) -> Any:
         if model.default_sampling.HasField(name)  # type: ignore[arg-type]
     }
     return vllm_engine_pb2.GetModelInfoResponse(
-        is_generation=True,
+        is_generation=not served.pools,
         max_context_length=model.max_model_len,
         max_req_input_len=model.max_model_len,
         vocab_size=model.vocab_size,

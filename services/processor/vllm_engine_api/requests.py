@@ -26,12 +26,14 @@ _UNSUPPORTED = {
 _SEED_BITS = (1 << 64) - 1
 _FIELDS = {
     "token_ids": "tokenized.input_ids",
+    r"inputs\[0\]\.token_ids\.ids": "tokenized.input_ids",
+    r"inputs\[0\](\.token_ids)?": "tokenized.input_ids",
     "constraint.structural_tags": "sampling_params.structural_tag",
     "constraint.choice.texts": "sampling_params.choice.choices",
     **dict.fromkeys(("sampling", "stopping", "output", "constraint"), "sampling_params"),
     "truncate_prompt_tokens": "sampling_params.truncate_prompt_tokens",
 }
-"""vLLM's field names, keyed by the beginnings of ours."""
+"""vLLM's field names, keyed by patterns of the beginnings of ours."""
 
 
 def read_request(message: Any, max_model_len: int | None) -> inference_pb2.GenerateRequest:
@@ -63,13 +65,22 @@ def read_request(message: Any, max_model_len: int | None) -> inference_pb2.Gener
     return request
 
 
+def read_embed_request(message: Any) -> inference_pb2.EmbedRequest:
+    """Convert a ``vllm.grpc.engine.EmbedRequest``. Raises ``Refused``."""
+    if not message.HasField("tokenized"):
+        raise refuse("tokenized", "not set: expected input_ids")
+    request = inference_pb2.EmbedRequest(request_id=message.request_id)
+    request.inputs.add().token_ids.ids.extend(message.tokenized.input_ids)
+    return request
+
+
 def as_named_here(status: Status) -> Status:
     """The error, with vLLM's name of the field."""
     if (field := status.field) is None:
         return status
     for ours, theirs in _FIELDS.items():
-        if re.match(rf"{ours}\b", field):
-            named = theirs + field[len(ours) :]
+        if found := re.match(rf"{ours}(?!\w)", field):
+            named = theirs + field[found.end() :]
             message = f"{named}: {status.message.removeprefix(f'{field}: ')}"
             return replace(status, field=named, message=message)
     return status

@@ -10,7 +10,7 @@ from smg_grpc_proto import vllm_engine_pb2
 from services.common.rpc.handlers import Context
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
 from services.common.rpc.output_stream import write_in_time
-from services.common.rpc.shared_messages import abort
+from services.common.rpc.shared_messages import abort, status_from_proto
 from services.processor.admission.admission import Admission
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.client_stream import ClientStream
@@ -19,9 +19,9 @@ from services.processor.linked_peers import LinkedPeers
 from services.processor.metrics import ProcessorMetrics
 from services.processor.served_models import ServedModel, ServedModels
 from services.processor.service import InferenceService
-from services.processor.vllm_engine_api.answers import Answer, HeldBytes
+from services.processor.vllm_engine_api.answers import Answer, HeldBytes, embed_response
 from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFacts, model_info
-from services.processor.vllm_engine_api.requests import as_named_here, read_request
+from services.processor.vllm_engine_api.requests import as_named_here, read_embed_request, read_request
 from services.ring.errors import Code, Refused
 
 DESCRIPTION = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
@@ -129,8 +129,15 @@ class VllmEngineService:
         self._policies.check_model(tenant, model.limits.name)
         return model
 
-    async def Embed(self, data: bytes, context: Context) -> None:
-        raise _not_supported("models are served that generate text")
+    async def Embed(self, data: bytes, context: Context) -> Any:
+        tenant = (await self._inference.principal(context)).tenant
+        self._facts.last_request_at = time.time()
+        message = await self._inference.parse(vllm_engine_pb2.EmbedRequest, data, tenant)
+        request = read_embed_request(message)
+        response = await self._inference.pooled(type(request), request.SerializeToString(), context)
+        if response.HasField("refused"):
+            await abort(context, as_named_here(status_from_proto(response.refused.status)))
+        return embed_response(response.embedded)
 
     async def SubscribeKvEvents(self, data: bytes, context: Context) -> None:
         raise _not_supported("the processor routes requests to cached prefixes itself")

@@ -28,6 +28,7 @@ from engine_core.attention.base import AttentionMetadata
 from engine_core.forward_context import ForwardContext
 from engine_core.models.language_model import LanguageModel
 from tests.engine_core.models.driver import BLOCK_SIZE, CPU
+from tests.engine_core.models.stages import Pipeline
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
@@ -89,6 +90,8 @@ CASES: dict[str, tuple[str, PretrainedConfig]] = {
     "xlm-roberta": ("XLMRobertaModel", XLMRobertaConfig(**PADDED, pad_token_id=1, type_vocab_size=1)),
 }
 """By name: the class that transformers saves, and its configuration."""
+FALLBACK = ("distilbert", "electra-narrow", "ernie", "eurobert")
+"""Those that run through transformers' modules."""
 
 
 def make(name: str, directory: Path, seed: int = 0, **fields: Any) -> PreTrainedModel:
@@ -137,13 +140,13 @@ def expected(
 
 @torch.inference_mode()
 def hidden_states(
-    model: LanguageModel,
+    model: LanguageModel | Pipeline,
     inputs: Sequence[torch.Tensor],
     types: Sequence[torch.Tensor] | None = None,
     rows: torch.Tensor | None = None,
-) -> list[torch.Tensor] | torch.Tensor:
+) -> list[torch.Tensor]:
     """Hidden states of each input by ours, all in one step, on a cache of scattered blocks poisoned with NaN; those of
-    ``rows`` of the step if given.
+    ``rows`` of the step, each by itself, if given.
     """
     lengths = [len(each) for each in inputs]
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
@@ -151,7 +154,8 @@ def hidden_states(
     tables = torch.full((len(inputs), max(blocks)), 2**30, dtype=torch.int32)
     for table, own in zip(tables, order[: sum(blocks)].split(blocks), strict=True):
         table[: len(own)] = own
-    caches = model._factory.attention_backend.allocate(model.kv_cache_spec(BLOCK_SIZE), len(order), CPU)
+    allocate = model.allocate if isinstance(model, Pipeline) else model._factory.attention_backend.allocate
+    caches = allocate(model.kv_cache_spec(BLOCK_SIZE), len(order), CPU)  # type: ignore[arg-type]
     for kv_cache in caches:
         kv_cache.fill_(torch.nan)
     context = ForwardContext(
@@ -163,4 +167,4 @@ def hidden_states(
     positions = torch.cat([torch.arange(length) for length in lengths])
     hidden = model.forward(torch.cat(list(inputs)), positions, context).clone()
     hidden = hidden[:, : model.config.hidden_size]
-    return list(hidden.split(lengths)) if rows is None else hidden
+    return list(hidden.split(lengths if rows is None else 1))

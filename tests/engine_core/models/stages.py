@@ -47,6 +47,7 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[StagedModel]) -> None:
         self.stages = stages
+        self.config = stages[0].config
         self.kv_cache_groups = stages[0].kv_cache_groups
         self._factory: PartFactory = stages[0]._factory
         self._caches: list[list[torch.Tensor]] = []
@@ -65,7 +66,7 @@ class Pipeline:
         return StateCacheSpec(layers, self.stages[0].dtype) if layers else None
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        given = self.stages[0].first_input(input_ids, positions)
+        given = self.stages[0].first_input(input_ids, positions, context)
         states = list(context.states)
         for stage, caches in zip(self.stages, self._caches, strict=True):
             rows, count = context.rows if stage.has_head else None, len(_states_of(stage))

@@ -28,6 +28,7 @@ def opened(published: Published, directory: Path, load_format: str = "dummy") ->
     """As a start does, in the type that nearly all are published in."""
     directory.mkdir(exist_ok=True)
     for name, content in {"config.json": published.config, **published.beside}.items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text(json.dumps(content))
     return open_at(directory, load_format, dtype="bfloat16")
 

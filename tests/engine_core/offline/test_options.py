@@ -39,10 +39,10 @@ def test_an_option_of_vllm_that_changes_nothing_is_ignored_with_a_warning() -> N
     assert configure(model="m", enable_lora=False, hf_overrides={}, cpu_offload_gb=0, swap_space=None) == configure(
         model="m"
     )
-    with pytest.warns(UserWarning, match="runner has no effect"):
-        configure(model="m", runner="generate")
-    with pytest.raises(ConfigError, match="runner='pooling' is not supported: models generate text"):
-        configure(model="m", runner="pooling")
+    with pytest.warns(UserWarning, match="convert has no effect"):
+        configure(model="m", convert="none")
+    with pytest.raises(ConfigError, match="convert='embed' is not an option: --runner pooling makes vectors"):
+        configure(model="m", convert="embed")
 
 
 def test_defaults_of_sampling_are_given_as_in_vllm() -> None:

@@ -1,4 +1,4 @@
-"""Random checkpoints that pool, made with transformers in sentence-transformers' layout; and what an engine makes of them."""
+"""Random checkpoints that pool, in sentence-transformers' layout, and what engines make of them."""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ clock. Each movement of a frame is a call, so that a test decides who does what 
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,6 +20,8 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine_core.config import ModelSpec
+from engine_core.pooling.facts import PoolingFacts
+from engine_core.pooling.params import PoolingRequest, PoolingTask
 from engine_core.request import Request
 from services.common.links.media_uploads import MediaUploads
 from services.detokenizer.detokenizer_messages import outputs_of
@@ -26,15 +29,18 @@ from services.detokenizer.engines import Engines
 from services.detokenizer.subscribers import Subscriber
 from services.engine.engine_messages import response_of, submission_of
 from services.engine.grammar_queue import EngineRequest
+from services.engine.pooling_messages import facts_message
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
+from services.processor.pooling.plan import PoolingMessage
+from services.processor.pooling.resolution import PoolingResolution
 from services.processor.request import Request as ClientRequest
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.ring.attach_registry import AttachRegistry
 from services.ring.errors import Refused
-from services.ring.events import ChoiceEnd, FinishReason
-from services.ring.identity import DETOKENIZER_CAPABILITIES, PeerId, ring_id
+from services.ring.events import ChoiceEnd, FinishReason, Pooled
+from services.ring.identity import DETOKENIZER_CAPABILITIES, ENGINE_CAPABILITIES, POOLING, PeerId, ring_id
 from services.ring.ledger import Ledgers
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.outbound_link import OutboundLink, RejectedCommand
@@ -52,6 +58,8 @@ ORPHAN_GRACE = 2.0
 LARGE = 1 << 20
 MODEL = ModelSpec("m", "M", 1 << 20, 1 << 20, (), "float32")
 """What the engines know of it; the processor knows its narrower limits."""
+FACTS = PoolingFacts((PoolingTask.EMBED, PoolingTask.TOKEN_EMBED), dimensions=2)
+POOLING_MODEL = replace(MODEL, name="vectors", pooling=FACTS)
 
 
 def make_tokenizer(*, backwards: bool = False) -> Tokenizer:
@@ -71,11 +79,15 @@ class Served:
     tokenizer: Tokenizer
     weights: int
     """Other weights, other tokens."""
+    spec: ModelSpec = MODEL
 
     @cached_property
     def message(self) -> engine_pb2.GetModelResponse:
+        pooling = self.spec.pooling
         return engine_pb2.GetModelResponse(
-            model="m",
+            model=self.spec.name,
+            capabilities=[] if pooling is None else [POOLING],
+            pooling=None if pooling is None else facts_message(pooling),
             tokenizer_digest=self.tokenizer.fingerprint(),
             model_digest=self.digest,
             numerics="numerics",
@@ -99,11 +111,16 @@ class Served:
         mixed = (mixed ^ mixed >> 15) * 2_246_822_519 % 2**32 >> 7
         return self.eos if mixed % 29 == 0 else self.letters[mixed % len(self.letters)]
 
+    def row_of(self, ids: Sequence[int], place: int = 0) -> bytes:
+        """A row of what every engine that serves it computes of an input."""
+        return struct.pack("<2f", sum(ids) + self.weights, place + len(ids))
+
 
 PRESENT = Served("model", make_tokenizer(), 0)
 """Served unless it is said otherwise."""
 NEXT = Served("the next model", make_tokenizer(backwards=True), 1)
 SERVED = {served.digest: served for served in (PRESENT, NEXT)}
+VECTORS = Served("vectors", PRESENT.tokenizer, 7, POOLING_MODEL)
 TOKENIZER, MODEL_MESSAGE, EOS = PRESENT.tokenizer, PRESENT.message, PRESENT.eos
 token_at = PRESENT.token_at
 
@@ -128,14 +145,18 @@ class FakeCore:
         self.registry: AttachRegistry
         self.served = served
         self.running: dict[str, dict[int, int]] = {}
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, Request | PoolingRequest] = {}
         self.scored: dict[str, int] = {}
 
     def add(self, core_id: str, core_request: object) -> None:
         assert isinstance(core_request, EngineRequest)
         assert core_id not in self.requests, "a submission's name is never used again"
-        starts = core_request.core.resume or dict.fromkeys(range(core_request.core.params.n), ())
-        self.requests[core_id] = replace(core_request.core, request_id=core_id)
+        core = core_request.core
+        if isinstance(core, PoolingRequest):
+            starts: Mapping[int, Sequence[int]] = dict.fromkeys(core.inputs, ())
+        else:
+            starts = core.resume or dict.fromkeys(range(core.params.n), ())
+        self.requests[core_id] = replace(core, request_id=core_id)
         self.running[core_id] = {choice: len(ids) for choice, ids in starts.items()}
 
     def cancel(self, core_id: str, choice: int | None) -> None:
@@ -147,6 +168,9 @@ class FakeCore:
     def step(self, tokens: int) -> None:
         for core_id, choices in list(self.running.items()):
             self.registry.started(core_id)
+            if isinstance(request := self.requests[core_id], PoolingRequest):
+                self._pool(core_id, request, tokens)
+                continue
             if not self._score(core_id, tokens):
                 continue
             self.registry.prefilled(core_id, None, 0)
@@ -155,11 +179,25 @@ class FakeCore:
             if not choices:
                 del self.running[core_id]
 
+    def _pool(self, core_id: str, request: PoolingRequest, count: int) -> None:
+        """Compute the next inputs of a request."""
+        for choice in list(self.running[core_id])[:count]:
+            self.registry.input_begun(core_id, 1)
+            ids = request.inputs[choice].token_ids
+            rows = len(ids) if request.params.task.per_token else 1
+            pooled = Pooled(b"".join(self.served.row_of(ids, place) for place in range(rows)), rows)
+            self.registry.progress(core_id, choice, (), None, ChoiceEnd(FinishReason.STOP, 0, pooled=pooled))
+            del self.running[core_id][choice]
+        if not self.running[core_id]:
+            del self.running[core_id]
+
     def _score(self, core_id: str, tokens: int) -> bool:
         """Whether the prompt has been scored, as far as that is asked for."""
-        alternatives = self.requests[core_id].params.prompt_logprobs
+        request = self.requests[core_id]
+        assert isinstance(request, Request)
+        alternatives = request.params.prompt_logprobs
         start = self.scored.get(core_id, 0)
-        stop = min(start + tokens, len(self.requests[core_id].prompt_token_ids) - 1)
+        stop = min(start + tokens, len(request.prompt_token_ids) - 1)
         if alternatives is None or start == stop:
             return True
         self.scored[core_id] = stop
@@ -170,6 +208,7 @@ class FakeCore:
 
     def _advance(self, core_id: str, choice: int, tokens: int) -> None:
         request, choices = self.requests[core_id], self.running[core_id]
+        assert isinstance(request, Request)
         params, first = request.params, choices[choice]
         ids: list[int] = []
         end = self._end_at(params.max_tokens, first, request.resume.get(choice, ())[-1:])
@@ -239,6 +278,7 @@ class Engine:
     def __init__(self, me: PeerId, served: Served) -> None:
         self.me = me
         self.core = FakeCore(served)
+        self.capabilities = ENGINE_CAPABILITIES if served.spec.pooling is None else (POOLING,)
         self.registry = AttachRegistry(self.core, Ledgers(orphan_grace=ORPHAN_GRACE, max_entries=1000))
         self.core.registry = self.registry
         self.streams: dict[str, AttachStream] = {}
@@ -249,7 +289,7 @@ class Engine:
         try:
             match kind:
                 case "submit":
-                    registry.submit(peer, submission_of(command.submit, MODEL, 0.0))
+                    registry.submit(peer, submission_of(command.submit, self.core.served.spec, 0.0, self.capabilities))
                 case "stop":
                     stop = command.stop
                     registry.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)
@@ -285,8 +325,13 @@ class RingSimulation(ProcessorCore):
     """One processor with one client, and as many engines and detokenizers as there are names."""
 
     def __init__(
-        self, engines: Iterable[str], detokenizers: Iterable[str], max_crash_resubmits: int = MAX_CRASH_RESUBMITS
+        self,
+        engines: Iterable[str],
+        detokenizers: Iterable[str],
+        max_crash_resubmits: int = MAX_CRASH_RESUBMITS,
+        pooling: Iterable[str] = (),
     ) -> None:
+        """``pooling``: names of engines that make vectors, besides the others."""
         self.lives = 1
         self.now = 0.0
         self.older: set[str] = set()
@@ -304,6 +349,9 @@ class RingSimulation(ProcessorCore):
         self.engines = {name: Engine(self.new_life(name), PRESENT) for name in engines}
         self.detokenizers = {name: Detokenizer(self.new_life(name)) for name in detokenizers}
         self.described = dict.fromkeys(self.engines, MODEL_MESSAGE)
+        for name in pooling:
+            self.engines[name] = Engine(self.new_life(name), VECTORS)
+            self.described[name] = VECTORS.message
         """By the engine's name: what it says of itself."""
         self.heal()
         self.flow()
@@ -409,7 +457,7 @@ class RingSimulation(ProcessorCore):
 
     # Movements
 
-    def receive(self, message: inference_pb2.GenerateRequest, tenant: str = "") -> ClientRequest:
+    def receive(self, message: inference_pb2.GenerateRequest | PoolingMessage, tenant: str = "") -> ClientRequest:
         """A request that is not admitted yet."""
         self.lives += 1
         name = ring_id(self.me.incarnation, self.lives)
@@ -422,6 +470,17 @@ class RingSimulation(ProcessorCore):
         resolved = resolve_request(message, self.model, tenant, self.me)
         request = self.receive(message, tenant)
         self.in_flight.start(request, resolved)
+        return request
+
+    def pool(self, message: PoolingMessage, tenant: str = "") -> ClientRequest:
+        """A request in flight whose inputs are pooled."""
+        model = self.models.for_new(message.model, pools=True)
+        assert model is not None
+        resolution = PoolingResolution(message, model)
+        while not resolution.advance(1):
+            pass
+        request = self.receive(message, tenant)
+        self.in_flight.start(request, resolution.resolved(tenant, ""))
         return request
 
     def processor_reads(self, detokenizer: Detokenizer) -> None:

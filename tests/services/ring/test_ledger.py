@@ -131,3 +131,17 @@ def test_who_finds_no_room_is_told_when_to_come_again() -> None:
     assert ring.refusal("1-2", **scored).retry_after_ms == 4321
     ring.submit("1-2")
     assert ring.refusal("1-3").retry_after_ms == 4321
+
+
+def test_results_of_inputs_are_charged_until_their_request_is_done() -> None:
+    ring = Registry()
+    ring.ledgers.resize(max_logprob_bytes=1, max_id_bytes=1 << 20, max_pooled_bytes=1000)
+    ring.submit("1-1", pooled_bytes=600)
+    refused = ring.refusal("1-2", pooled_bytes=600)
+    assert refused.code is Code.RESOURCE_EXHAUSTED
+    assert "pooling: this request takes 600 bytes of results of inputs" in refused.message
+    ring.submit("1-1", 2, pooled_bytes=300)  # takes the place of its own
+    ring.submit("1-2", pooled_bytes=300)
+    ring.done("1-1", 2)
+    ring.done("1-2")
+    ring.submit("1-3", pooled_bytes=1000)

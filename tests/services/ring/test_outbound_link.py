@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.engine.engine_messages import response_of
 from services.ring.errors import Code, Status
-from services.ring.events import ChoiceEnd, FinishReason
+from services.ring.events import ChoiceEnd, FinishReason, Pooled
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
 from services.ring.outbound_link import OutboundLink, RejectedCommand
@@ -168,3 +168,18 @@ def test_drafts_come_with_the_entries_of_choices_that_had_any() -> None:
     assert (told.entry, told.accepted_draft_tokens, told.rejected_draft_tokens) == (1, 3, 2)
     one.choices[1].stop_at(1)
     assert one.choices[1].end == ChoiceEnd(FinishReason.STOP, 1, drafts=(3, 2))
+
+
+def test_results_go_out_in_frames_of_which_each_exceeds_its_room_by_one_at_most() -> None:
+    link, log = OutboundLink(PEER), entry("1-1", {choice: [] for choice in range(40)})
+    for choice, kept in log.choices.items():
+        kept.finish(ChoiceEnd(FinishReason.STOP, 0, pooled=Pooled(bytes([choice]) * 1000, 1)))
+    link.add(log)
+    ended: list[int] = []
+    while (frame := link.take(5000)) is not None:
+        message = response_of(frame)
+        assert message.ByteSize() <= 5000 + 1000 + 200
+        for finished in message.outputs.finished:
+            assert finished.pooled.values == bytes([finished.choice]) * 1000
+            ended.append(finished.choice)
+    assert ended == list(range(40))

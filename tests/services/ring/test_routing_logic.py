@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.ring.identity import PeerId
+from services.ring.identity import POOLING, PeerId
 from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.routing_logic import (
@@ -413,3 +413,24 @@ def test_its_own_zone_comes_first_until_all_engines_there_are_full() -> None:
     for name in ("a", "b"):
         routes.engine_down(PeerId(name, 1))
     assert routes.choose("10", OLD, Prefixes()) == Route(far, detokenizers["there"])
+
+
+def test_an_engine_that_pools_needs_no_detokenizer() -> None:
+    routes = Routes(random.Random(0))
+    pools, generates = PeerId("e-pools", 1), PeerId("e-generates", 1)
+    routes.engine_up(generates, OLD)
+    assert not routes.any_joined()
+    routes.engine_up(pools, NEW, capabilities=[POOLING])
+    assert routes.any_joined()
+    assert routes.generations() == [NEW]
+    assert routes.choose("1", OLD, Prefixes()) is None
+    route = routes.choose("2", NEW, Prefixes(), choices=5, needs=Needs(engine=frozenset((POOLING,))))
+    assert route == Route(pools, None)
+    assert (route.deliver_to, routes.loads()[pools.name], routes.requests()) == ("", 5, {pools: 1})
+    detokenizer = PeerId("d", 1)
+    routes.detokenizer_up(detokenizer)
+    routes.detokenizer_hears(detokenizer, [])
+    assert routes.partitioned(pools) == frozenset()
+    assert routes.partitioned(detokenizer) == {Route(generates, detokenizer)}
+    routes.release("2")
+    assert (routes.loads()[pools.name], routes.requests()) == (0, {})

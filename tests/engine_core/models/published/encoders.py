@@ -1,4 +1,4 @@
-"""Encoders, models for embeddings and models that score, none of which generates text."""
+"""Encoders, models for embeddings and models that score; and some that do neither this nor generate text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ def _xlm_roberta(architecture: str, positions: int) -> Fields:
 
 
 _RERANKER = _xlm_roberta("XLMRobertaForSequenceClassification", 8194) | {"id2label": {"0": "LABEL_0"}}
+_LAST_TOKEN = {
+    "modules": [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+    "1_Pooling/config": {"word_embedding_dimension": 1024, "pooling_mode_lasttoken": True},
+}
 ENCODERS: tuple[Published, ...] = (
     serves("google-bert/bert-base-uncased", 0.1089, _encoder("BertForMaskedLM", "bert", vocab_size=30522)),
     serves(
@@ -39,7 +43,7 @@ ENCODERS: tuple[Published, ...] = (
     ),
     falls_back(
         "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
-        0.0664,
+        0.06695,
         model("DistilBertForSequenceClassification", "distilbert", dim=768, n_layers=6, n_heads=12, vocab_size=30522),
     ),
     serves(
@@ -48,24 +52,25 @@ ENCODERS: tuple[Published, ...] = (
         model("NomicBertModel", "nomic_bert", n_embd=768, n_layer=12, n_head=12)
         | {"auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}},
     ),
-    refused(
+    serves(
         "intfloat/e5-mistral-7b-instruct",
-        "a model without a head that predicts tokens, such as one for embeddings",
+        7.114,
         MISTRAL | sizes(4096, 14336, 32, 32, 8) | {"architectures": ["MistralModel"]},
+        **_LAST_TOKEN,
     ),
     refused(
         "Alibaba-NLP/gte-Qwen2-1.5B-instruct",
-        "a model for embeddings (modules.json), which generates no text",
+        "is_causal=False is not supported: expected true, as no token may attend to later ones",
         QWEN2
         | sizes(1536, 8960, 28, 12, 2)
         | {"auto_map": {"AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"}, "is_causal": False},
-        modules=[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+        **_LAST_TOKEN,
     ),
-    refused(
+    serves(
         "Qwen/Qwen3-Embedding-0.6B",
-        "a model for embeddings (modules.json), which generates no text",
+        0.5958,
         QWEN3 | sizes(1024, 3072, 28, 16, 8) | {"tie_word_embeddings": True, "vocab_size": 151669},
-        modules=[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+        **_LAST_TOKEN,
     ),
     refused(
         "google-t5/t5-base",
@@ -77,9 +82,11 @@ ENCODERS: tuple[Published, ...] = (
         "an encoder-decoder or a part of one",
         model("BartForConditionalGeneration", "bart", is_encoder_decoder=True),
     ),
-    refused(
+    serves(
         "Skywork/Skywork-Reward-V2-Llama-3.1-8B",
-        "a classifier or reward model, which generates no text",
-        model("LlamaForSequenceClassification", "llama", id2label={"0": "LABEL_0"}) | sizes(4096, 14336, 32, 32, 8),
+        7.505,
+        model("LlamaForSequenceClassification", "llama", id2label={"0": "LABEL_0"})
+        | sizes(4096, 14336, 32, 32, 8)
+        | {"vocab_size": 128256},
     ),
 )

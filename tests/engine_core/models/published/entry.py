@@ -34,8 +34,9 @@ class Published:
     """Other JSON files, by name."""
 
 
-def serves(name: str, weights: float, config: Fields) -> Published:
-    return Published(name, Outcome.SERVES, weights, config)
+def serves(name: str, weights: float, config: Fields, **beside: object) -> Published:
+    """``beside``: as for ``refused``."""
+    return Published(name, Outcome.SERVES, weights, config, beside=_files(beside))
 
 
 def falls_back(name: str, weights: float, config: Fields) -> Published:
@@ -49,8 +50,11 @@ def text(name: str, weights: float, config: Fields) -> Published:
 
 def refused(name: str, refusal: str, config: Fields, **beside: object) -> Published:
     """``beside``: contents of other JSON files, by name without its end."""
-    files = {f"{file}.json": content for file, content in beside.items()}
-    return Published(name, Outcome.REFUSES, None, config, refusal, files)
+    return Published(name, Outcome.REFUSES, None, config, refusal, _files(beside))
+
+
+def _files(beside: Fields) -> Fields:
+    return {f"{file}.json": content for file, content in beside.items()}
 
 
 def model(architecture: str, model_type: str, **fields: object) -> Fields:

@@ -139,9 +139,11 @@ GEMMAS: tuple[Published, ...] = (
         "an encoder-decoder or a part of one",
         model("T5GemmaForConditionalGeneration", "t5gemma", is_encoder_decoder=True, encoder={}, decoder={}),
     ),
-    refused(
+    serves(
         "google/embeddinggemma-300m",
-        "a model without a head that predicts tokens, such as one for embeddings",
-        _GEMMA3_ALONE | {"architectures": ["Gemma3TextModel"]} | sizes(768, 1152, 24, 3, 1),
+        0.3029,
+        _GEMMA3_ALONE
+        | {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
+        | sizes(768, 1152, 24, 3, 1),
     ),
 )

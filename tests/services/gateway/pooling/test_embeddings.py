@@ -190,8 +190,8 @@ async def test_an_input_that_is_too_long_is_told_in_clients_words(doors: Doors) 
 
 async def test_a_model_for_something_else_is_told_in_paths(doors: Doors) -> None:
     doors.ring.refuses(grpc.StatusCode.FAILED_PRECONDITION, "model: 'a' generates text (Generate, Session)")
-    message = (await doors.refused(PATH, input="a"))[2]
-    assert message == "model: 'a' generates text (/v1/chat/completions, /v1/completions)"
+    message = "model: 'a' generates text (/v1/chat/completions, /v1/completions)"
+    assert await doors.refused(PATH, input="a") == (400, "model", message)
 
 
 async def test_other_failures_keep_their_status(doors: Doors) -> None:

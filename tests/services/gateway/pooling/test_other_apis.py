@@ -145,6 +145,16 @@ async def test_what_tei_tells_of_the_model(doors: Doors) -> None:
     assert (reply.status, reply.error["code"]) == (400, "unsupported")
 
 
+async def test_teis_path_for_whatever_the_model_is_for(doors: Doors) -> None:
+    assert rounded(await doors.ask("/", inputs=["ab", "c"])) == [AB, C]
+    doors.ring.classifies()
+    assert await doors.ask("/", inputs="A") == await doors.ask("/predict", inputs="A")
+    del doors.ring.model.pooling.labels[1:]
+    assert [one["index"] for one in await doors.ask("/", query="abc", texts=["xyz", "abd"])] == [1, 0]
+    doors.ring.generates()
+    assert (await doors.post("/", inputs="a")).error["code"] == "unsupported"
+
+
 async def test_vectors_of_coheres_second_api(doors: Doors) -> None:
     body = {"model": "small", "texts": ["ab", "c"], "input_type": "search_document"}
     answer = await doors.ask("/v2/embed", **body)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
+import struct
 import sys
 import zipfile
 from collections.abc import AsyncIterator
@@ -15,15 +16,18 @@ from typing import Any
 import grpc
 import pytest
 from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from services.common.config.errors import ExitCode, FatalError
 from services.processor import main
+from services.processor.inference_messages import refusal
 from services.processor.linked_peers import LinkedEngine
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFacts
 from services.processor.vllm_engine_api.service import DESCRIPTION, VllmEngineService
+from services.ring.errors import invalid_field
 from services.ring.identity import PeerId
 from tests.services.in_process import served, status_of
 from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model, tokenizer
@@ -99,6 +103,49 @@ async def test_refusals_are_counted_and_name_the_field(harness: ServiceHarness, 
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+def embed(*token_ids: int) -> Any:
+    return vllm_engine_pb2.EmbedRequest(request_id="a", tokenized={"input_ids": token_ids})
+
+
+async def test_a_vector(harness: ServiceHarness, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, asked = [0.5, -2.0, 1e-30], list[inference_pb2.EmbedRequest]()
+
+    async def pooled(kind: type[inference_pb2.EmbedRequest], data: bytes, _context: object) -> Any:
+        asked.append(kind.FromString(data))
+        report = inference_pb2.PoolingReport(usage=inference_pb2.Usage(prompt_tokens=2))
+        embedded = inference_pb2.EmbedResponse(values=struct.pack("<3f", *numbers), dimensions=3, report=report)
+        return inference_pb2.GenerateResponse(embedded=embedded)
+
+    monkeypatch.setattr(harness.service, "pooled", pooled)
+    answer = await stub.Embed(embed(5, 6))
+    assert list(answer.embedding) == pytest.approx(numbers, rel=1e-7)
+    assert (answer.prompt_tokens, answer.embedding_dim) == (2, 3)
+    expected = inference_pb2.EmbedRequest(request_id="a", inputs=[{"token_ids": {"ids": [5, 6]}}])
+    assert asked == [expected]
+
+
+@pytest.mark.parametrize("field", ["inputs[0]", "inputs[0].token_ids", "inputs[0].token_ids.ids"])
+async def test_a_refused_vector_names_the_field(
+    harness: ServiceHarness, stub: Any, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    async def pooled(*_arguments: object) -> Any:
+        return refusal("", 1, invalid_field(field, "it is wrong").status)
+
+    monkeypatch.setattr(harness.service, "pooled", pooled)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Embed(embed(5))
+    status = status_of(refused.value)
+    assert (status.field, status.message) == ("tokenized.input_ids", "tokenized.input_ids: it is wrong")
+
+
+async def test_vectors_that_there_are_none_of(stub: Any) -> None:
+    """Without an input; and of a model that generates text."""
+    for message, code in ((vllm_engine_pb2.EmbedRequest(), "INVALID_ARGUMENT"), (embed(5), "FAILED_PRECONDITION")):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Embed(message, timeout=20)
+        assert status_of(refused.value).code.name == code
+
+
 async def test_health_is_that_of_requests(harness: ServiceHarness, stub: Any) -> None:
     assert (await stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest())).healthy
     harness.intake.drain()
@@ -108,7 +155,6 @@ async def test_health_is_that_of_requests(harness: ServiceHarness, stub: Any) ->
 
 async def test_what_is_not_there_says_so(stub: Any) -> None:
     for call in (
-        stub.Embed(vllm_engine_pb2.EmbedRequest()),
         stub.FlushCache(common_pb2.FlushCacheRequest()),
         stub.StartProfile(common_pb2.StartProfileRequest()),
         stub.StopProfile(common_pb2.StopProfileRequest()),
