@@ -29,6 +29,29 @@ _DEEPSEEK_OCR = """\
 """Nothing marks whose turn it is. Pictures and texts of a message stand on lines of their own, pictures first: the
 model has learned no other order, and clients send both.
 """
+_QWEN3_RERANKER = """\
+{%- set parts = namespace(query='', document='') -%}
+{%- set parts.instruction = 'Given a web search query, retrieve relevant passages that answer the query' -%}
+{%- for message in messages -%}
+    {%- if message['role'] == 'system' -%}
+        {%- set parts.instruction = message['content'] -%}
+    {%- elif message['role'] == 'query' -%}
+        {%- set parts.query = message['content'] -%}
+    {%- elif message['role'] == 'document' -%}
+        {%- set parts.document = message['content'] -%}
+    {%- endif -%}
+{%- endfor -%}
+{{- '<|im_start|>system\n' -}}
+{{- 'Judge whether the Document meets the requirements based on the Query and the Instruct provided. ' -}}
+{{- 'Note that the answer can only be "yes" or "no".<|im_end|>\n' -}}
+{{- '<|im_start|>user\n<Instruct>: ' + parts.instruction + '\n<Query>: ' + parts.query -}}
+{{- '\n<Document>: ' + parts.document + '<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n' -}}
+"""
+"""The prompt of Qwen3-Reranker's model card. Its checkpoints have the template of chats."""
+_PAIR_ROLES = b"query", b"document"
+"""Words that a template for pairs has."""
+_MOST_OF_MODULES = 2**16
+"""Bytes that are read of modules.json, which has some hundreds."""
 _TEMPLATES = dict.fromkeys(
     ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "DeepseekOcr2ForConditionalGeneration"), _DEEPSEEK_OCR
 )
@@ -46,9 +69,32 @@ def has_template(files: Mapping[str, bytes]) -> bool:
     return isinstance(declared, dict) and declared.get("chat_template") is not None
 
 
+def is_of_pairs(files: Mapping[str, bytes]) -> bool:
+    """Whether a tokenizer's files have a template for a query and a document."""
+    templates = [data for name, data in files.items() if name.endswith(".jinja") or name == "tokenizer_config.json"]
+    return any(all(role in data for role in _PAIR_ROLES) for data in templates)
+
+
+def pair_template(model: Path, *, scores_tokens: bool) -> bytes | None:
+    """The template for pairs of the checkpoint in the directory ``model``; None if there is none.
+
+    ``scores_tokens``: the options say which of its tokens are labels. Raises ``CheckpointError``.
+    """
+    fields = read_object(model / "config.json", optional=True) if model.is_dir() else {}
+    if fields.get("model_type") != "qwen3":
+        return None
+    if not scores_tokens and (model / "modules.json").is_file():
+        scores_tokens = b"LogitScore" in (model / "modules.json").read_bytes()[:_MOST_OF_MODULES]
+    is_classifier = fields.get("architectures") == ["Qwen3ForSequenceClassification"]
+    has_one_label = len(fields.get("id2label") or ()) == 1 or fields.get("num_labels") == 1
+    return _QWEN3_RERANKER.encode() if scores_tokens or (is_classifier and has_one_label) else None
+
+
 def has_pair_template(model: Path) -> bool:
     """Whether the checkpoint in the directory ``model`` has a template for a query and a document, or gets one here."""
-    return False
+    names = "tokenizer_config.json", "chat_template.jinja"
+    files = {name: (model / name).read_bytes() for name in names if (model / name).is_file()}
+    return is_of_pairs(files) or pair_template(model, scores_tokens=False) is not None
 
 
 def builtin_template(model: Path) -> bytes | None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine_core.config import ModelConfig
-from engine_core.errors import ConfigError
-from engine_core.model_loader.builtin_templates import builtin_template, has_template
+from engine_core.errors import CheckpointError, ConfigError
+from engine_core.model_loader.builtin_templates import builtin_template, has_template, is_of_pairs, pair_template
 from engine_core.model_loader.location import find_checkpoint
+from engine_core.pooling.options import read_pooler_options
 
 _FILE = "chat_template.jinja"
 _ADDITIONAL = "additional_chat_templates/"
@@ -24,12 +25,27 @@ def with_template(files: Mapping[str, bytes], config: ModelConfig) -> dict[str, 
     Raises ``CheckpointError``.
     """
     template = read_template(config)
+    if template is None and files and config.runner != "generate" and not is_of_pairs(files):
+        template = _of_pairs(config)
     if template is None and files and not has_template(files):
-        model = find_checkpoint(config.model, config.revision, config.download_dir, weights=False)
-        template = builtin_template(model)
+        template = builtin_template(_directory(config))
     if template is None:
         return dict(files)
     return {name: data for name, data in files.items() if not name.startswith(_ADDITIONAL)} | {_FILE: template}
+
+
+def _of_pairs(config: ModelConfig) -> bytes | None:
+    """Ringline's template for pairs, of a model that scores them; None for others."""
+    options = read_pooler_options(config.pooler_config)
+    try:
+        model = _directory(config)
+    except CheckpointError:  # whoever reads the model says so
+        return None
+    return pair_template(model, scores_tokens=options is not None and bool(options.classifier_from_token))
+
+
+def _directory(config: ModelConfig) -> Path:
+    return find_checkpoint(config.model, config.revision, config.download_dir, weights=False)
 
 
 def read_template(config: ModelConfig) -> bytes | None:

@@ -93,6 +93,7 @@ class HostForward:
             state_metadata=inputs.state_metadata,
             media=inputs.media,
             rotary_positions=inputs.rotary_positions,
+            token_types=inputs.token_types,
             taps=self.taps,
         )
         if self._stage is None:

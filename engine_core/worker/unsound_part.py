@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.forward_context import ForwardContext
 from engine_core.kv_cache_interface import NO_STATE
 from engine_core.models.language_model import LanguageModel, StagedModel
+from engine_core.pooling.params import PoolingParams
+from engine_core.pooling.pooler import Pooler
 from engine_core.states.base import StateMetadata
 from engine_core.worker.caches import allocate_caches
 from engine_core.worker.input_batch import BatchLimits
@@ -32,6 +35,8 @@ def first_unsound_part(
     layers = model.stage_layers
     hidden = hidden_states(len(layers))
     if not _has_nan(hidden):
+        if model.pooler is not None:
+            return None if _pools_numbers(model.pooler, hidden) else "what makes results of hidden states"
         is_in_head = model.has_head and _has_nan(model.compute_logits(hidden))
         return "the head" if is_in_head else None
     if isinstance(model, StagedModel) and _has_nan(model.first_input(tokens, positions).hidden):
@@ -46,6 +51,11 @@ def first_unsound_part(
             sound = middle
     of_all = f"layer {layers[sound]} of 0 … {model.config.num_layers - 1}"
     return f"{of_all}, or in the norm before the head" if model.has_head and sound == 0 else of_all
+
+
+def _pools_numbers(pooler: Pooler, hidden: torch.Tensor) -> bool:
+    rows = hidden.float().cpu().numpy()
+    return all(np.isfinite(pooler.results(rows, PoolingParams(task))).all() for task in pooler.config.facts.tasks)
 
 
 def _has_nan(x: torch.Tensor) -> bool:

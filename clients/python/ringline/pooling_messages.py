@@ -75,7 +75,7 @@ class Piece(Generic[_Request]):
         def shifted(found: re.Match[str]) -> str:
             return f"{found[1]}[{int(found[2]) + self.places.get(found[1], 0)}]"
 
-        error.args = (_PLACE.sub(shifted, str(error)),)
+        error.args = (_PLACE.sub(shifted, str(error)).replace("options.truncation cuts", "truncate cuts"),)
         if isinstance(error, InvalidRequest) and error.field is not None:
             error.field = _PLACE.sub(shifted, error.field)
         return error

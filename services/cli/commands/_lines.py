@@ -141,7 +141,7 @@ def answers(
             if found is None:
                 raise
             place = found[0]
-            problem = str(error).removeprefix(place).removeprefix(": ")
+            problem = str(error).removeprefix(place).removeprefix(": ").replace("(truncate cuts", "(--truncate cuts")
             raise BadLineError(name, batch[int(found[1])].number, problem) from None
 
     return in_order(asked, _batches(lines), concurrency)

@@ -78,3 +78,26 @@ def test_a_template_of_the_checkpoint_stays(own: dict[str, bytes], tmp_path: Pat
     assert with_template(files, ModelConfig(model=str(tmp_path))) == files
     replaced = with_template(files, ModelConfig(model=str(tmp_path), chat_template=TEXT))
     assert replaced["chat_template.jinja"] == TEXT.encode()
+
+
+@pytest.mark.parametrize("kind", ["option", "labels", "layout", "chats"])
+def test_a_reranker_has_the_template_of_its_model_card_instead_of_that_of_chats(kind: str, tmp_path: Path) -> None:
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    options = {"pooler_config": '{"classifier_from_token": ["no", "yes"]}'} if kind == "option" else {}
+    if kind == "labels":
+        config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    if kind == "layout":
+        (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.cross_encoder.LogitScore"}]')
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    templates = ChatTemplates.from_files(with_template(FILES, ModelConfig(model=str(tmp_path), **options)))
+    messages = [{"role": "query", "content": "What?"}, {"role": "document", "content": "That."}]
+    rendered = templates.render(messages)
+    if kind == "chats":
+        assert rendered == "old"
+        return
+    assert rendered == (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a '
+        "web search query, retrieve relevant passages that answer the query\n<Query>: What?\n<Document>: That."
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )

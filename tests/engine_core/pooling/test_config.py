@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_core.config import ModelConfig
+from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engine_core.model_loader.pooling_model import choose_pooling
+from engine_core.pooling.config import HeadActivation, PoolingType, read_activation, read_labels
+from engine_core.pooling.params import PoolingTask
+
+from .checkpoints import lay_out, write
+
+RAW = {"model_type": "qwen3"}
+
+
+def test_the_layout_of_sentence_transformers_is_read(tmp_path: Path) -> None:
+    lay_out(tmp_path, {"pooling_mode": "cls"}, prompts={"query": "q: ", "document": ""}, default_prompt_name="query")
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 128}))
+    choice = choose_pooling(tmp_path, RAW, "Qwen3ForCausalLM", ModelConfig())
+    assert choice is not None
+    layout = choice.layout
+    assert (layout.pooling, layout.normalizes, layout.max_length) == (PoolingType.CLS, True, 128)
+    assert (layout.prompts, layout.default_prompt) == ({"query": "q: ", "document": ""}, "query")
+    assert (choice.runs_as, choice.tasks[0]) == ("Qwen3ForCausalLM", PoolingTask.EMBED)
+
+
+def test_a_class_says_what_it_computes(tmp_path: Path) -> None:
+    def of(architecture: str, **options: Any) -> tuple[str, PoolingTask] | None:
+        choice = choose_pooling(tmp_path, RAW, architecture, ModelConfig(**options))
+        return None if choice is None else (choice.runs_as, choice.tasks[0])
+
+    assert of("Qwen3ForCausalLM") is None
+    assert of("Qwen3ForCausalLM", runner="pooling") == ("Qwen3ForCausalLM", PoolingTask.EMBED)
+    assert of("Qwen3Model") == ("Qwen3ForCausalLM", PoolingTask.EMBED)
+    assert of("Qwen3ForSequenceClassification") == ("Qwen3ForCausalLM", PoolingTask.CLASSIFY)
+    assert of("Qwen2ForRewardModel") == ("Qwen2ForCausalLM", PoolingTask.CLASSIFY)
+    assert of("Qwen3Model", runner="generate") is None
+    with pytest.raises(
+        ConfigError, match=r"pooler_config='{}' is not usable: expected no value with --runner generate"
+    ):
+        of("Qwen3Model", runner="generate", pooler_config="{}")
+
+
+@pytest.mark.parametrize(
+    ("pooling", "dense", "expected"),
+    [
+        ({"pooling_mode": ["mean", "cls"]}, {}, "pooling by ['mean', 'cls'] is not supported"),
+        (
+            {"pooling_mode": "attention"},
+            {},
+            "pooling by ['attention'] is not supported: expected one of cls, lasttoken",
+        ),
+        ({"pooling_mode": "mean", "include_prompt": False}, {}, "include_prompt=false is not supported"),
+        ({}, {"in_features": 0, "out_features": 4}, "in_features=0 is not usable"),
+        ({}, {"in_features": 64, "out_features": 4, "activation_function": "torch.nn.Mish"}, "'torch.nn.Mish' is not"),
+        ({}, {"in_features": 64, "out_features": 4, "use_residual": True}, "use_residual is not supported"),
+    ],
+)
+def test_a_layout_that_is_not_supported_is_refused(
+    pooling: dict[str, Any], dense: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    lay_out(tmp_path, pooling)
+    if dense:
+        modules = json.loads((tmp_path / "modules.json").read_text())
+        modules.insert(2, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"})
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+        write(tmp_path / "2_Dense", dense)
+    with pytest.raises(CheckpointError) as caught:
+        choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ({}, "does not hold a JSON list"),
+        ([{"type": "x.Transformer", "path": "../other"}], "expected modules with a type, and a path below"),
+        ([{"type": "x.Transformer"}, {"type": "x.WeightedLayerPooling"}], "the module WeightedLayerPooling is not"),
+        ([{"type": "x.Transformer"}, {"type": "x.Normalize"}, {"type": "x.Pooling"}], "the module Pooling is not"),
+    ],
+)
+def test_modules_that_are_not_known_are_refused(modules: Any, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match=expected):
+        choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
+
+
+def test_labels_and_what_becomes_of_their_numbers() -> None:
+    assert read_labels({}) == ("LABEL_0", "LABEL_1")
+    assert read_labels({"num_labels": 1}) == ("LABEL_0",)
+    assert read_labels({"id2label": {"1": "b", "0": "a"}}) == ("a", "b")
+    for wrong in ({"num_labels": 0}, {"id2label": {"1": "b"}}, {"id2label": []}):
+        with pytest.raises(CheckpointError, match="is not usable"):
+            read_labels(wrong)
+    assert read_activation({}, 1) is HeadActivation.SIGMOID
+    assert read_activation({}, 3) is HeadActivation.SOFTMAX
+    assert read_activation({"problem_type": "regression"}, 1) is HeadActivation.NONE
+    named = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    assert read_activation({"problem_type": "multi_label_classification", **named}, 1) is HeadActivation.NONE
+    with pytest.raises(UnsupportedModelError, match=r"activation_fn='torch.nn.Mish' is not supported"):
+        read_activation({"sbert_ce_default_activation_function": "torch.nn.Mish"}, 1)
