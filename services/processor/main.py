@@ -169,13 +169,8 @@ class _Processor:
             self._routes,
             max_crash_resubmits=settings.max_crash_resubmits,
         )
-        text_output = TextOutput(self._in_flight, self._failover, self._admission, self._peers, self._metrics)
-        self._pooled_output = PooledOutput(
-            self._in_flight, self._dispatcher, self._admission, self._peers, self._metrics
-        )
-        self._link_events = LinkEvents(
-            self._models, self._routes, self._peers, self._failover, text_output, self._pooled_output
-        )
+        self._pooled = PooledOutput(self._in_flight, self._dispatcher, self._admission, self._peers, self._metrics)
+        self._link_events = self._make_link_events()
         self._intake = Intake(
             me,
             self._admission,
@@ -199,6 +194,10 @@ class _Processor:
                     service, self._models, self._intake, self._admission, self._peers, policies, self._metrics
                 ),
             )
+
+    def _make_link_events(self) -> LinkEvents:
+        text_output = TextOutput(self._in_flight, self._failover, self._admission, self._peers, self._metrics)
+        return LinkEvents(self._models, self._routes, self._peers, self._failover, text_output, self._pooled)
 
     def _inference_service(self, policies: TenantPolicies) -> InferenceService:
         return InferenceService(
@@ -260,7 +259,7 @@ class _Processor:
         finally:
             self._pool.close()
             self._queue.close()
-            self._pooled_output.close()
+            self._pooled.close()
             if self._tracing is not None:
                 self._tracing.close()
             if metrics is not None:

@@ -422,7 +422,9 @@ class Pooling(google.protobuf.message.Message):
 
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolingInput]:
-        """1 to 2048; those that have no result yet."""
+        """1 to 4096, of at most 2^20 ids together (or one of max_model_len); those that have no result yet. All results together
+        have at most 32 MiB.
+        """
 
     def __init__(
         self,
