@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, kernels, quantized, serve, speculation, startup
+from benchmarks import embeddings, engine, kernels, quantized, serve, speculation, startup
 from benchmarks.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Peers
 from benchmarks.limits import Gauge
 from benchmarks.offline import CONTESTS, contend, end_all_but, start_all
@@ -172,6 +172,15 @@ def drafts(setting: Setting) -> Tables:
     return {"figures": rows}
 
 
+def vectors(setting: Setting) -> Tables:
+    """Embedding models, beside other engines and over HTTP."""
+    choice, rounds = embeddings.Choice(setting.models), max(2, setting.rounds // 2)
+    return {
+        "figures": embeddings.measure(choice, [setting.peers], rounds),
+        "served": embeddings.measure_served(choice, rounds),
+    }
+
+
 def all_kernels(_: Setting) -> Tables:
     """Every kernel separately, with one thread and with all threads."""
     return {"figures": kernels.measure_groups(list(kernels.GROUPS), (1, None))}
@@ -184,6 +193,7 @@ PARTS: dict[str, Callable[[Setting], Tables]] = {
     "quantized": quantized_weights,
     "hybrids": hybrids,
     "drafts": drafts,
+    "embeddings": vectors,
     "served": served,
     "ring-cost": ring_cost,
     "starts": starts,

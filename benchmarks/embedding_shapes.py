@@ -49,10 +49,12 @@ def find_embedder(name: str, models: Path) -> Path:
 
 def _write(shape: BertShape, directory: Path) -> None:
     import torch
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import AutoConfig, AutoModel
+    from transformers.models.bert.tokenization_bert import BertTokenizer
 
     torch.manual_seed(0)
-    config = BertConfig(
+    config = AutoConfig.for_model(
+        "bert",
         vocab_size=_VOCABULARY,
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -60,11 +62,11 @@ def _write(shape: BertShape, directory: Path) -> None:
         num_attention_heads=shape.heads,
         max_position_embeddings=_MOST_TOKENS,
     )
-    model: Any = BertModel(config, add_pooling_layer=False)
-    model.save_pretrained(directory)
+    model: Any = AutoModel
+    model.from_config(config, add_pooling_layer=False).save_pretrained(directory)
     vocabulary = directory / "vocab.txt"
     vocabulary.write_text("\n".join(_pieces()) + "\n")
-    tokenizer: Any = BertTokenizerFast
+    tokenizer: Any = BertTokenizer
     tokenizer(str(vocabulary), model_max_length=_MOST_TOKENS).save_pretrained(directory)
     pooling = {"word_embedding_dimension": shape.hidden}
     pooling |= {f"pooling_mode_{mode}": mode.startswith(shape.pooling) for mode in ("cls_token", "mean_tokens")}

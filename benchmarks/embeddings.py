@@ -46,7 +46,6 @@ _LEAST_COSINE = 0.999
 class Choice:
     """What is measured."""
 
-    peers: Peers
     models: Path
     """Where they are made and kept."""
     shapes: Sequence[str] = tuple(SHAPES)
@@ -111,6 +110,12 @@ def measure(choice: Choice, several: Sequence[Peers], rounds: int) -> list[Row]:
     return rows
 
 
+def measure_served(choice: Choice, rounds: int) -> list[Row]:
+    """The same over HTTP, beside the engine alone."""
+    models = {shape: find_embedder(shape, choice.models) for shape in choice.shapes}
+    return served_rows(models, choice.tokens, choice.batches, rounds)
+
+
 def _contest(shape: str, tokens: int, batch: int, workers: Mapping[str, Worker], rounds: int) -> list[Row]:
     calls = max(1, _ROUND_TOKENS // (tokens * batch))
     work = Work(batch, tokens, 0, calls=calls)
@@ -137,11 +142,13 @@ def _compare_vectors(vectors: Mapping[str, Sequence[float]]) -> None:
 
 
 def _row(shape: str, tokens: int, batch: int, engine: str, rates: Mapping[str, Sequence[float]]) -> Row:
-    own = Figure.of(rates[engine])
-    row = {"model": shape, "tokens": tokens, "at a time": batch, "engine": engine, "texts/s": own.median}
-    beside = OURS if engine != TORCH_BF16 else OURS_BF16
-    figure = ratio(rates[beside], rates[engine]) if beside in rates and engine != beside else None
-    row |= {"Ringline / it": figure and figure.median, "low": figure and figure.lowest, "high": figure and figure.highest}
+    texts = Figure.of(rates[engine]).median
+    row = {"model": shape, "tokens": tokens, "at a time": batch, "engine": engine, "texts/s": texts}
+    row |= {"Ringline / it": None, "low": None, "high": None}
+    ours = OURS if engine != TORCH_BF16 else OURS_BF16
+    if ours in rates and engine != ours:
+        figure = ratio(rates[ours], rates[engine])
+        row |= {"Ringline / it": figure.median, "low": figure.lowest, "high": figure.highest}
     return row
 
 
@@ -151,12 +158,9 @@ def main() -> None:
     end_children_when_terminated()
     several = [Peers.at(each) for each in arguments.peers] or [Peers.at(None)]
     names = ("models", "shapes", "tokens", "batches", "engines")
-    choice = Choice(several[0], **{name: getattr(arguments, name) for name in names})
-    if arguments.served:
-        models = {shape: find_embedder(shape, choice.models) for shape in choice.shapes}
-        rows = served_rows(models, choice.tokens, choice.batches, arguments.rounds)
-    else:
-        rows = measure(choice, several, arguments.rounds)
+    choice = Choice(**{name: getattr(arguments, name) for name in names})
+    served = arguments.served
+    rows = measure_served(choice, arguments.rounds) if served else measure(choice, several, arguments.rounds)
     print_table(rows, "embeddings")
     emit(arguments, "embeddings", rows)
 

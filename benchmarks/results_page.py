@@ -11,12 +11,24 @@ from benchmarks.gpu.goals import gpu_table
 from benchmarks.report import Row, aligned
 from benchmarks.targets import Parts, verdicts
 
-_ORDER = ("offline", "quantized", "hybrids", "drafts", "served", "ring-cost", "starts", "sweeps", "kernels")
+_ORDER = (
+    "offline",
+    "quantized",
+    "hybrids",
+    "drafts",
+    "embeddings",
+    "served",
+    "ring-cost",
+    "starts",
+    "sweeps",
+    "kernels",
+)
 _TITLES = {
     "offline": "Offline, in turns with the peers",
     "quantized": "Weights of 4 bits, in turns with llama.cpp on the same file",
     "hybrids": "Models whose layers keep states, in turns with llama.cpp on the same file",
     "drafts": "Drafts: with and without, in turns",
+    "embeddings": "Vectors of texts, in turns with other engines",
     "served": "Served: a streaming client on the same cores",
     "ring-cost": "What the ring costs",
     "starts": "From process start to first token",

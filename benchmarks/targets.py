@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.contestants import CHAINS, LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, OURS_NGRAM, SMOLLM2, VLLM
+from benchmarks.embeddings import ONNX_RUNTIME, SENTENCE_TRANSFORMERS
 from benchmarks.report import Row
 
 Parts = Mapping[str, Mapping[str, Any]]
@@ -23,6 +24,8 @@ _RATIOS = (
     ("prefill 1024", "prompt tok/s", OURS, LLAMA_CPP, 1.5),
 )
 
+_EMBEDDED = ((SENTENCE_TRANSFORMERS, 1.3), (ONNX_RUNTIME, 1.1), (VLLM, 1.5), (LLAMA_CPP, 1.5))
+
 _DRAFTED = (("copies", 2.0), ("edits", 2.0), ("summaries", 1.3), ("stories", 0.98))
 
 
@@ -33,6 +36,8 @@ def verdicts(parts: Parts) -> list[Row]:
         rows += _offline(parts["offline"]["figures"])
     if "drafts" in parts:
         rows += _drafts(parts["drafts"]["figures"]["figures"])
+    if "embeddings" in parts:
+        rows += _embedded(parts["embeddings"]["figures"])
     if "kernels" in parts:
         decode = _find(parts["kernels"]["figures"]["figures"], kernel="attention decode 16 × 1024", threads=1)
         rows.append(_verdict("decode attention 16 × 1024, one thread, GB/s", 20.0, decode, "GB/s"))
@@ -71,6 +76,17 @@ def _drafts(figures: list[Row]) -> list[Row]:
     return rows
 
 
+def _embedded(tables: Mapping[str, list[Row]]) -> list[Row]:
+    """The ratios of float32, beside each engine the worst of all works."""
+    rows = []
+    for engine, wanted in _EMBEDDED:
+        beside = [row for row in tables["figures"] if row["engine"] == engine]
+        worst = min(beside, key=lambda row: float(row["Ringline / it"]), default=None)
+        rows.append(_verdict(f"vectors, the worst of all works: {OURS} / {engine}", wanted, worst, "Ringline / it"))
+    served = min(tables["served"], key=lambda row: float(row["served / offline"]), default=None)
+    return [*rows, _verdict("vectors over HTTP / offline, the worst", 0.85, served, "served / offline")]
+
+
 def _served(figures: list[Row]) -> list[Row]:
     ours, theirs = (_find(figures, server=server, streams=64) for server in ("Ringline", "vLLM + SMG"))
     both = None if ours is None or theirs is None else {"ratio": ours["tok/s"] / theirs["tok/s"]}
@@ -94,6 +110,6 @@ def _verdict(what: str, wanted: float, row: Row | None, key: str, at_most: bool 
         "what": what,
         "must be": f"{'≤' if at_most else '≥'} {wanted:g}",
         "is": reached,
-        "between": spread if key in ("ratio", "seconds", "served / offline") else None,
+        "between": spread if key in ("ratio", "Ringline / it", "seconds", "served / offline") else None,
         "verdict": "not measured" if reached is None else "reached" if good else "short",
     }

@@ -82,10 +82,14 @@ def served_rows(models: Mapping[str, Path], tokens: Sequence[int], batches: Sequ
     for name, model in models.items():
         options = {"model": str(model), "dtype": "float32"}
         spec = WorkerSpec(OFFLINE, sys.executable, "ringline_embedder", options, {})
-        with tempfile.TemporaryDirectory() as logs, serve(model, Path(logs)) as door, Worker(spec, Path(logs)) as worker:
-            for length in tokens:
-                for batch in batches:
-                    rows.append({"model": name, **_contest(door.run, worker.run, length, batch, rounds)})
+        with tempfile.TemporaryDirectory() as folder:
+            logs = Path(folder)
+            with serve(model, logs) as door, Worker(spec, logs) as worker:
+                rows += [
+                    {"model": name, **_contest(door.run, worker.run, length, batch, rounds)}
+                    for length in tokens
+                    for batch in batches
+                ]
     return rows
 
 

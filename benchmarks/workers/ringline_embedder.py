@@ -11,7 +11,7 @@ from benchmarks.workers.embedder import Embedder
 
 
 class RinglineEmbedder(Embedder):
-    """``LLM.embed``"""
+    """By ``LLM.embed``."""
 
     def __init__(self, model: str, **options: Any) -> None:
         """``options``: the engine's options."""

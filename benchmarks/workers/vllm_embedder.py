@@ -10,7 +10,7 @@ from benchmarks.workers.embedder import Embedder
 
 
 class VllmEmbedder(Embedder):
-    """``vllm.LLM.embed``"""
+    """By ``vllm.LLM.embed``."""
 
     def __init__(self, model: str, **options: Any) -> None:
         """``options``: further options of ``vllm.LLM``."""

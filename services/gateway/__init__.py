@@ -11,6 +11,7 @@ Read ``app`` first (from a request to its endpoint), then ``generation``, then `
     callers    a session with the processors for each caller
     openai     OpenAI's endpoints
     anthropic  Anthropic's endpoints
+    pooling    endpoints of vectors, scores and labels, in several APIs' forms
     turns      conversations in blocks or items, as the ring's messages; token_texts: what ids read as
     page       the chat page
     rpc        the gRPC contract for browsers: gRPC-Web and Connect

@@ -16,6 +16,7 @@ From engines and detokenizers back to the client:
 
 link_events        link events    detokenizer_link: the subscription to one detokenizer
 text_output        detokenizers' frames to clients' outboxes
+pooled_output      engines' results of inputs to answers        (what those are made of: pooling/)
 failover           when a request moves: retry, resubmit, redirect, replay, route timeout
 in_flight          ends requests
 

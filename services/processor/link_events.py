@@ -19,7 +19,7 @@ from services.common.links.redial import LinkRefused
 from services.common.rpc.shared_messages import peer_changes_from_proto
 from services.processor.failover import Failover
 from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers, PeerEvent
-from services.processor.pooling.output import PooledOutput
+from services.processor.pooled_output import PooledOutput
 from services.processor.served_models import ServedModels, generation_of
 from services.processor.text_output import TextOutput
 from services.ring.attached_peers import PeerList

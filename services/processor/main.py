@@ -42,7 +42,7 @@ from services.processor.live_page.pages import pages
 from services.processor.live_page.snapshot import LivePageSnapshot
 from services.processor.media.pool import PicturePool
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
-from services.processor.pooling.output import PooledOutput
+from services.processor.pooled_output import PooledOutput
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
 from services.processor.text_output import TextOutput

@@ -8,7 +8,7 @@ import random
 import sys
 from pathlib import Path
 
-from tests.chaos import pictures
+from tests.chaos import pictures, vectors
 from tests.chaos.models import KINDS
 from tests.chaos.run import Options, run
 
@@ -27,7 +27,10 @@ def main() -> int:
         "--pauses", type=int, default=5, help="times that each fault happens alone, to see its pause (default: 5)"
     )
     parser.add_argument(
-        "--kind", choices=[*KINDS, pictures.KIND], default=None, help="of the model (default: the bundled one)"
+        "--kind",
+        choices=[*KINDS, pictures.KIND, vectors.KIND],
+        default=None,
+        help="of the model (default: the bundled one)",
     )
     parser.add_argument(
         "--ranks", action="store_true", help="engines of two ranks, of two stages and of one process; ranks fail, too"

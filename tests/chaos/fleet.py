@@ -31,8 +31,11 @@ class Fleet:
         ranks: Mapping[str, Sequence[str]] | None = None,
         speculation: Mapping[str, Sequence[str]] | None = None,
         divided: bool = False,
+        others: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """``model``: the flags that name it to engines; ``patience``: the processors', in seconds.
+        """``others``: flags of engines that serve another model, by their names, which come behind ``engines``.
+
+        ``model``: the flags that name it to engines; ``patience``: the processors', in seconds.
 
         ``releases``: what processes run, by their names. Default: all run this tree. ``ranks``: the flags of engines
         of several ranks, by their names; ``speculation``: of those that guess tokens. ``divided``: engines divide the
@@ -44,7 +47,8 @@ class Fleet:
         self._divided = divided
         self.ranks = ranks or {}
         self._speculation = speculation or {}
-        counts = {"engine": engines, "detokenizer": detokenizers, "processor": processors}
+        self._others = others or {}
+        counts = {"engine": engines + len(self._others), "detokenizer": detokenizers, "processor": processors}
         self.names = {kind: [f"{kind}-{index}" for index in range(count)] for kind, count in counts.items()}
         self.wires: dict[str, Wire] = {}
         self.processes: dict[str, Process] = {}
@@ -56,6 +60,8 @@ class Fleet:
 
     def _flags(self, name: str) -> list[str]:
         kind = name.partition("-")[0]
+        if (other := self._others.get(name)) is not None:
+            return [*COMMON_FLAGS, *other]
         if kind == "engine":
             own = *self.ranks.get(name, ()), *self._speculation.get(name, ())
             return [*engine_flags(self._model), *own, *self._share(name)]

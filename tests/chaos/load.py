@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ringline import AsyncClient, Delta, RingError
 
+from tests.chaos import vectors
 from tests.chaos.cuts import cut
 from tests.chaos.outcome import Defect, Gap, Outcome, Pause, find_defects
 from tests.chaos.workload import RequestSpec
@@ -129,7 +130,8 @@ class ClosedLoop:
 
     def _cuts(self, spec: RequestSpec, random_: random.Random) -> tuple[int, ...]:
         """Where to cut a request: anywhere, and before its end."""
-        tokens = self._answers[spec.name].num_ids
+        if not (tokens := self._answers[spec.name].num_ids):
+            return ()  # vectors come at once
         return random_.randint(1, tokens), tokens
 
     def _count(self, spec: RequestSpec, outcome: Outcome, *, cancelled: bool, slow: bool, cut: bool) -> None:
@@ -170,6 +172,9 @@ async def ask(
     """
     outcome, own = Outcome(), {} if guessing is None else {"speculation": guessing}
     try:
+        if spec.texts:
+            await vectors.ask(client, spec, outcome, cancel_after)
+            return outcome
         async with asyncio.timeout(STUCK_AFTER), client.stream(**spec.arguments(), **own) as stream:
             if cuts:
                 cut(stream, cuts)

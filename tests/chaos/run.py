@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import budgets, pictures, ranks, speculation
+from tests.chaos import budgets, pictures, ranks, speculation, vectors
 from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import CUT_SHARE, ClosedLoop, connect, record_answers
@@ -53,7 +53,10 @@ class Options:
     divided: bool = False
     """Whether engines divide the machine, as those of `ringline serve --data-parallel-size` do."""
     kind: str | None = None
-    """Of the model: one of ``models.KINDS``, or ``pictures.KIND``; None: the bundled one."""
+    """Of the model: one of ``models.KINDS``, or ``pictures.KIND``; None: the bundled one.
+
+    ``vectors.KIND``: the bundled one, and beside it engines that make vectors, for a third of the requests.
+    """
     keep: Path | None = None
     """Where logs are kept; by default they are deleted."""
 
@@ -63,8 +66,9 @@ async def run(options: Options) -> Report:
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
-        sees = options.kind == pictures.KIND
-        model = (pictures.make if sees else partial(make, options.kind))(directory / "model")
+        sees, pools = options.kind == pictures.KIND, options.kind == vectors.KIND
+        kind = None if pools else options.kind
+        model = (pictures.make if sees else partial(make, kind))(directory / "model")
         fleet = await stack.enter_async_context(
             Fleet(
                 directory,
@@ -73,11 +77,14 @@ async def run(options: Options) -> Report:
                 ranks=ranks.OPTIONS if options.ranks else None,
                 speculation=speculation.flags(directory, drafts=not sees),
                 divided=options.divided,
+                others=vectors.engines(directory / "vectors", options.engines) if pools else None,
             )
         )
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
         limited = [] if sees else budgets.pool(options.seed, options.per_kind)
         specs = (pictures.pool if sees else pool)(options.seed, options.per_kind) + limited
+        if pools:
+            specs += vectors.pool(options.seed, len(specs) // 2)
         answers = await record_answers(clients[0], specs, options.concurrency, guessing=False)
         budgets.check(limited, answers, model)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)

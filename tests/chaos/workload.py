@@ -47,6 +47,8 @@ class RequestSpec:
     prompt: str | None
     messages: tuple[dict[str, Any], ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+    """Whose vectors are asked for, in place of an answer."""
 
     def arguments(self) -> dict[str, Any]:
         prompt = {"messages": list(self.messages)} if self.messages else {"prompt": self.prompt}

@@ -75,7 +75,6 @@ def vectors(vectors_door: Door) -> Vectors:
             of_ids=list(map(list, client.embed([[5, 6, 7], [8]]))),
             cut=list(client.embed(first, prompt_name="query", **cut)[0]),
             query_as_query=list(client.embed(ASKED["query"], prompt_name="query")[0]),
-            similarities=list(client.score(ASKED["query"], ASKED["texts"])),
         )
 
 

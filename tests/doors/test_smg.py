@@ -11,7 +11,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from ringline import Client, Generation
 from benchmarks.guard import end_with_this_program
 from tests.doors.clients import ASKED, versions
 from tests.doors.environments import of_python
+from tests.doors.pooling_models import write_embedder
+from tests.doors.vectors import same
 from tests.ports import HeldPort
 from tests.ring import START_TIMEOUT, Ring, running_ring
 from tests.waiting import until
@@ -40,7 +44,15 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
 @pytest.fixture(scope="module")
 def smg(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of an SMG that knows the processor's address, and nothing else."""
-    environment, log = of_python("smg"), tmp_path_factory.mktemp("smg") / "smg.log"
+    question = "/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 1}
+    with running_smg(ring, tmp_path_factory.mktemp("smg") / "smg.log", *question) as url:
+        yield url
+
+
+@contextmanager
+def running_smg(ring: Ring, log: Path, path: str, body: Mapping[str, Any]) -> Iterator[str]:
+    """The URL of an SMG in front of a ring, once it answers a question at ``path``."""
+    environment = of_python("smg")
     assert environment.is_made, "SMG is not installed: run `python -m tests.doors smg`, which does that"
     port, metrics = HeldPort(), HeldPort()
     command = [environment.python, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port.number)]
@@ -52,7 +64,7 @@ def smg(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     end_with_this_program(process)
     try:
         end = time.monotonic() + START_TIMEOUT
-        while not _is_ready(url):
+        while not _answers(url + path, body):
             waiting = process.poll() is None and time.monotonic() < end
             assert waiting, f"SMG did not start:\n{log.read_text()[-4000:]}"
             time.sleep(0.1)
@@ -67,10 +79,9 @@ def smg(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         metrics.release()
 
 
-def _is_ready(url: str) -> bool:
+def _answers(url: str, body: Mapping[str, Any]) -> bool:
     """Whether it has a worker and, which it fetches from that, the model's tokenizer."""
-    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1}).encode()
-    asked = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+    asked = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         urllib.request.urlopen(asked, timeout=10).close()
     except OSError:
@@ -231,3 +242,19 @@ def test_a_killed_engine_goes_unnoticed(client: OpenAI, native: Client, ring: Ri
     assert not ring.process_lives("engine")
     assert "".join(texts) == expected
     assert whole == [expected]
+
+
+def test_vectors(tmp_path: Path, tried: Callable[[str], None]) -> None:
+    """Of a model that makes them, in a ring of its own."""
+    tried(versions(of_python("smg")))
+    model = write_embedder(tmp_path / "embedder")
+    asked = {"model": "embedder", "input": ASKED["texts"][0]}
+    with (
+        running_ring(tmp_path, "--vllm-engine-api", model=model) as ring,
+        running_smg(ring, tmp_path / "smg.log", "/v1/embeddings", asked) as url,
+        Client(ring.address) as native,
+    ):
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        for text in ASKED["texts"]:
+            found = client.embeddings.create(model="embedder", input=text, encoding_format="float").data
+            assert same([one.embedding for one in found], [list(native.embed(text)[0])])

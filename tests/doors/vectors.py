@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Any
 
 Rows = list[list[float]]
@@ -22,8 +23,11 @@ class Vectors:
     cut: list[float]
     """The first text with the prompt of queries, cut to four tokens, and of its own length."""
     query_as_query: list[float]
-    similarities: list[float]
-    """Of the query and the texts."""
+
+    @property
+    def similarities(self) -> list[float]:
+        """Of the query and the texts."""
+        return [sum(map(mul, self.query, one)) for one in self.texts]
 
 
 def same(found: Any, expected: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import link_pb2, sampling_pb2
+from ringline.types.v1 import link_pb2, pooling_pb2, sampling_pb2
 from smg_grpc_proto import vllm_engine_pb2
 
 from services.common.links.channels import Endpoint
@@ -77,6 +77,29 @@ _GENERATE = (
             ]
         ),
         stopping=_STOPPING,
+    ),
+)
+_POOLING_INPUTS = (
+    inference_pb2.PoolingInput(text="Once upon a time"),
+    inference_pb2.PoolingInput(token_ids=sampling_pb2.TokenIds(ids=[5, 6, 7])),
+)
+_POOLING_OPTIONS = inference_pb2.PoolingOptions(
+    truncation=inference_pb2.TRUNCATION_END, max_input_tokens=8, add_special_tokens=False
+)
+_EMBED = inference_pb2.EmbedRequest(
+    request_id="f", inputs=_POOLING_INPUTS, dimensions=8, normalize=True, prompt_name="query", options=_POOLING_OPTIONS
+)
+_SCORE = inference_pb2.ScoreRequest(
+    request_id="f", queries=_POOLING_INPUTS[:1], documents=_POOLING_INPUTS, instruction="x", options=_POOLING_OPTIONS
+)
+_CLASSIFY = inference_pb2.ClassifyRequest(request_id="f", inputs=_POOLING_INPUTS, activation=False, per_token=True)
+_POOLING_SUBMIT = engine_pb2.Submit(
+    request_id="f-1",
+    epoch=1,
+    requires=["pooling"],
+    pooling=engine_pb2.Pooling(
+        params=pooling_pb2.PoolingParams(task=pooling_pb2.POOLING_TASK_EMBED, dimensions=8, normalize=True),
+        inputs=[engine_pb2.PoolingInput(choice=0, token_ids=[5, 6, 7], second_text=1)],
     ),
 )
 _VLLM_PARAMS = vllm_engine_pb2.SamplingParams(temperature=0.5, top_p=0.9, max_tokens=3, stop=["x"], logprobs=2)
@@ -263,6 +286,8 @@ def _has_little_time(data: bytes) -> bool:
 
 def _session(fuzzer: Fuzzer) -> Awaitable[None]:
     frames = [inference_pb2.SessionRequest(generate=request) for request in _GENERATE]
+    frames += [inference_pb2.SessionRequest(embed=_EMBED), inference_pb2.SessionRequest(score=_SCORE)]
+    frames.append(inference_pb2.SessionRequest(classify=_CLASSIFY))
     cancel = inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="f"))
     return fuzzer.send_stream(INFERENCE + "Session", [], *frames, cancel)
 
@@ -271,6 +296,7 @@ def _attach(fuzzer: Fuzzer) -> Awaitable[None]:
     hello = engine_pb2.AttachRequest(hello=fuzzer.new_hello())
     commands = [
         engine_pb2.Command(submit=_SUBMIT),
+        engine_pb2.Command(submit=_POOLING_SUBMIT),
         engine_pb2.Command(media=_CHUNK),
         engine_pb2.Command(cancel=engine_pb2.Cancel(request_id="f-1", epoch=1)),
         engine_pb2.Command(done=engine_pb2.Done(request_id="f-1", epoch=1)),
@@ -293,6 +319,9 @@ _TARGETS: dict[str, list[_Round]] = {
         ),
         lambda fuzzer: fuzzer.send_one(INFERENCE + "Detokenize", inference_pb2.DetokenizeRequest(token_ids=[5, 6])),
         lambda fuzzer: fuzzer.send_one(INFERENCE + "ListModels", inference_pb2.ListModelsRequest()),
+        lambda fuzzer: fuzzer.send_one(INFERENCE + "Embed", _EMBED),
+        lambda fuzzer: fuzzer.send_one(INFERENCE + "Score", _SCORE),
+        lambda fuzzer: fuzzer.send_one(INFERENCE + "Classify", _CLASSIFY),
         lambda fuzzer: fuzzer.send_one(VLLM + "Generate", *_VLLM_GENERATE),
         lambda fuzzer: fuzzer.send_one(VLLM + "Abort", vllm_engine_pb2.AbortRequest(request_ids=["f"])),
     ],

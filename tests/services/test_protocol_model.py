@@ -25,6 +25,7 @@ from tests.services.ring.ring_simulation import (
     ORPHAN_GRACE,
     PRESENT,
     SERVED,
+    VECTORS,
     AttachStream,
     Detokenizer,
     RingSimulation,
@@ -36,6 +37,7 @@ from tests.services.ring.token_logprobs import packed, unpacked
 from tests.services.streams import Transcript
 
 ENGINES = ("engine-0", "engine-1")
+POOLING_ENGINES = ("vectors-0", "vectors-1")
 DETOKENIZERS = ("detokenizer-0", "detokenizer-1")
 SIZES = st.sampled_from([1, 300, LARGE, LARGE])
 ROUNDS_TO_HEAL = 100
@@ -67,7 +69,9 @@ class ProtocolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # How many engines a request may outlive is another test's business: here it outlives any number.
-        self.world = RingSimulation(ENGINES, DETOKENIZERS, max_crash_resubmits=1_000_000)
+        self.world = RingSimulation(ENGINES, DETOKENIZERS, max_crash_resubmits=1_000_000, pooling=POOLING_ENGINES)
+        self.pooled: dict[str, list[str]] = {}
+        """Texts of requests for vectors."""
         self.asked: dict[str, inference_pb2.GenerateRequest] = {}
         self.served: dict[str, Served] = {}
         """The model of each request."""
@@ -109,12 +113,19 @@ class ProtocolMachine(RuleBasedStateMachine):
         resolved = self.world.ask(request).resolved
         self.served[request.request_id] = SERVED[resolved.model.model_digest]
 
+    @rule(texts=st.lists(st.text(ALPHABET, min_size=1, max_size=9), min_size=1, max_size=12))
+    def ask_for_vectors(self, texts: list[str]) -> None:
+        request = inference_pb2.EmbedRequest(request_id=f"v{len(self.pooled)}")
+        request.inputs.extend(inference_pb2.PoolingInput(text=text) for text in texts)
+        self.pooled[request.request_id] = texts
+        self.world.pool(request)
+
     @rule(tokens=st.integers(1, 5), max_bytes=SIZES, rounds=st.integers(1, 4))
     def everything_flows(self, tokens: int, max_bytes: int, rounds: int) -> None:
         for _ in range(rounds):
             self.world.flow(tokens, max_bytes)
 
-    @rule(name=st.sampled_from(ENGINES), tokens=st.integers(1, 5))
+    @rule(name=st.sampled_from(ENGINES + POOLING_ENGINES), tokens=st.integers(1, 5))
     def compute(self, name: str, tokens: int) -> None:
         self.world.engines[name].core.step(tokens)
 
@@ -182,13 +193,19 @@ class ProtocolMachine(RuleBasedStateMachine):
         if heals:
             self.world.heal()
 
+    @rule(name=st.sampled_from(POOLING_ENGINES), heals=st.booleans())
+    def pooling_engine_dies(self, name: str, heals: bool) -> None:
+        self.world.kill_engine(name)
+        if heals:
+            self.world.heal()
+
     @rule(name=st.sampled_from(DETOKENIZERS), heals=st.booleans())
     def detokenizer_dies(self, name: str, heals: bool) -> None:
         self.world.kill_detokenizer(name)
         if heals:
             self.world.heal()
 
-    @rule(name=st.sampled_from(ENGINES + DETOKENIZERS))
+    @rule(name=st.sampled_from(ENGINES + POOLING_ENGINES + DETOKENIZERS))
     def peer_is_suspected(self, name: str) -> None:
         """It may be alive and well, and goes on to speak."""
         self.world.suspect(name)
@@ -205,10 +222,10 @@ class ProtocolMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @precondition(lambda self: self.asked)
+    @precondition(lambda self: self.asked or self.pooled)
     @rule(data=st.data())
     def client_cancels(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.asked)))
+        name = data.draw(st.sampled_from(sorted(self.asked | self.pooled)))
         call = self.world.client.find(name)
         if call is not None and not call.finished:
             self.cancelled.add(name)
@@ -219,7 +236,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_holds_what_nobody_asked_for(self) -> None:
         for engine in self.world.engines.values():
-            assert engine.registry.num_ledgers <= len(self.asked)
+            assert engine.registry.num_ledgers <= len(self.asked) + len(self.pooled)
         for detokenizer in self.world.detokenizers.values():
             assert detokenizer.engines.num_requests <= len(ENGINES) * len(self.asked)
 
@@ -249,9 +266,26 @@ class ProtocolMachine(RuleBasedStateMachine):
             for choice in range(self.asked[name].sampling.n):
                 self.check(name, choice, transcript)
 
+        self.check_vectors()
+
+    def check_vectors(self) -> None:
+        answers: dict[str, list[inference_pb2.GenerateResponse]] = {name: [] for name in self.pooled}
+        for response in self.world.received:
+            if response.request_id in answers:
+                answers[response.request_id].append(response)
+        for name, texts in self.pooled.items():
+            (answer,) = answers[name]
+            if answer.HasField("refused"):
+                assert name in self.cancelled, answer
+            else:
+                assert answer.embedded.values == b"".join(VECTORS.row_of(VECTORS.tokenizer.encode(t)) for t in texts)
+                assert answer.embedded.report.usage.prompt_tokens == sum(map(len, texts))
+
     def read(self) -> dict[str, Transcript]:
         transcripts = {name: Transcript() for name in self.asked}
         for response in self.world.received:
+            if response.request_id in self.pooled:
+                continue
             asked, transcript = self.asked[response.request_id].output, transcripts[response.request_id]
             transcript.add(response)
             if response.HasField("started"):

@@ -366,7 +366,9 @@ class ProcessorSettings(ServiceSettings):
         "addresses is an engine.",
     )
     detokenizers: tuple[str, ...] = option(
-        (f"127.0.0.1:{DETOKENIZER_PORT}",), "Addresses of the detokenizers, in the form of --engines."
+        (f"127.0.0.1:{DETOKENIZER_PORT}",),
+        "Addresses of the detokenizers, in the form of --engines. Empty: there are none, as engines that make vectors, "
+        "scores or labels need none.",
     )
     place: PlaceSettings = field(default_factory=PlaceSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
@@ -438,7 +440,8 @@ class ProcessorSettings(ServiceSettings):
                 "a metadata key of a-z, 0-9, '_', '-' and '.' that neither begins with grpc- nor ends with -bin",
             )
         check_addresses("engines", self.engines)
-        check_addresses("detokenizers", self.detokenizers)
+        if self.detokenizers:
+            check_addresses("detokenizers", self.detokenizers)
         secrets = {name: getattr(self.auth, name) for name in ("auth_token_file", "auth_jwks_file")}
         secrets["api_key"] = HIDDEN if self.auth.api_key else None
         check_listening(self.tls, self.server.host, self.server.private_socket, secrets, internal=False)

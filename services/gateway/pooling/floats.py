@@ -50,7 +50,7 @@ def numbers_of(row: memoryview | bytes) -> list[float]:
 
 
 def shortest(numbers: Sequence[float]) -> list[float]:
-    """Float32 numbers as the floats of at most 9 digits that are read as the same float32.
+    """Numbers, as float32, as the floats of at most 9 digits that are read as the same float32.
 
     JSON would write 17 digits of a float32 as it is. Eight are enough for most; the others get nine.
     """

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
+from math import fsum
+from operator import mul
 from typing import Annotated, Any
 
 import msgspec
 from ringline import Model
 from ringline.inference.v1 import inference_pb2 as pb
+from ringline.proto_fields import assign
 from ringline.relay import Relay
 from ringline.results import Pooling
 from starlette.responses import Response
@@ -84,7 +88,7 @@ class _Sentences(Body):
     """``inputs`` of ``/similarity``."""
 
     source_sentence: Annotated[str | None, supported("What the others are compared with.")] = None
-    sentences: Annotated[list[str] | None, supported(f"At most {MAX_INPUTS} texts.")] = None
+    sentences: Annotated[list[str] | None, supported(f"At most {MAX_INPUTS - 1} texts.")] = None
 
 
 class _Cut(Body):
@@ -92,7 +96,7 @@ class _Cut(Body):
 
     truncate: Annotated[bool | None, supported()] = None
     truncation_direction: Annotated[str | None, supported()] = None
-    prompt_name: Annotated[Any, refused("texts are compared as they are")] = None
+    prompt_name: Annotated[str | None, supported()] = None
 
 
 class SimilarityRequest(PoolingFields):
@@ -187,35 +191,44 @@ def _by_score(prediction: dict[str, Any]) -> float:
     return float(prediction["score"])
 
 
-def _similarity(body: SimilarityRequest, _model: Model | None) -> pb.ScoreRequest:
+def _similarity(body: SimilarityRequest, _model: Model | None) -> pb.EmbedRequest:
     given = body.inputs or _Sentences()
     if given.source_sentence is None:
         raise missing("inputs.source_sentence", None, "a text")
     if not given.sentences:
         raise missing("inputs.sentences", given.sentences, "a list of texts")
-    check_number(given.sentences, "inputs.sentences")
-    asked = build(pb.ScoreRequest, body)
+    if len(given.sentences) >= MAX_INPUTS:
+        raise invalid("inputs.sentences", f"{len(given.sentences)}: expected at most {MAX_INPUTS - 1}")
+    asked = build(pb.EmbedRequest, body)
+    asked.normalize = True
     if body.parameters is not None:
-        if body.parameters.prompt_name is not None:
-            problem = "not supported: texts are compared as they are"
-            raise invalid("parameters.prompt_name", problem, code="unsupported_parameter")
         _cut(body.parameters, asked, "parameters.")
-    add_inputs(asked.queries, [given.source_sentence], "inputs.source_sentence", single=True)
-    add_inputs(asked.documents, given.sentences, "inputs.sentences")
+        if body.parameters.prompt_name is not None:
+            assign(asked, "prompt_name", body.parameters.prompt_name, option="parameters.prompt_name")
+    add_inputs(asked.inputs, [given.source_sentence], "inputs.source_sentence", single=True)
+    add_inputs(asked.inputs, given.sentences, "inputs.sentences")
     return asked
 
 
-def _names_of_similarity(body: SimilarityRequest) -> Callable[[str], str]:
-    names = {
-        "queries": "inputs.source_sentence",
-        "documents": "inputs.sentences",
-        "truncation": "parameters.truncate",
-    }
-    return names_of([SimilarityRequest], names, frozenset({"queries"}))
+def _names_of_similarity(_body: SimilarityRequest) -> Callable[[str], str]:
+    parameters = {"truncation": "parameters.truncate", "prompt_name": "parameters.prompt_name"}
+    name_of = names_of([SimilarityRequest], parameters)
+
+    def name_in_request(field: str) -> str:
+        if (found := re.match(r"inputs\[(\d+)\]", field)) is None:
+            return name_of(field)
+        place = int(found[1])
+        return f"inputs.sentences[{place - 1}]" if place else "inputs.source_sentence"
+
+    return name_in_request
 
 
-def _write_scores(_call: Call, _body: SimilarityRequest, told: pb.ScoreResponse) -> Iterator[bytes]:
-    yield msgspec.json.encode(shortest(told.scores))
+def _write_similarities(_call: Call, _body: SimilarityRequest, told: pb.EmbedResponse) -> Iterator[bytes]:
+    """The products of vectors with a length of 1: the cosines of their angles."""
+    rows = rows_of(told.values, told.dimensions)
+    source = numbers_of(next(rows))
+    cosines = [fsum(map(mul, source, numbers_of(row))) for row in rows]
+    yield msgspec.json.encode(shortest(cosines))
 
 
 async def by_model(call: Call) -> Response:
@@ -259,7 +272,7 @@ async def info(call: Call) -> Response:
 EMBED = PoolingEndpoint(EmbedRequest, Relay.embed, _vector, _write_vectors, _names)
 EMBED_ALL = PoolingEndpoint(VectorFields, Relay.embed, _all_vectors, _write_all_vectors, _names)
 PREDICT = PoolingEndpoint(PredictRequest, Relay.classify, _labels, _write_labels, _names)
-SIMILARITY = PoolingEndpoint(SimilarityRequest, Relay.score, _similarity, _write_scores, _names_of_similarity)
+SIMILARITY = PoolingEndpoint(SimilarityRequest, Relay.embed, _similarity, _write_similarities, _names_of_similarity)
 ENDPOINTS = (
     Endpoint("POST", "/embed", EMBED.answer, OPENAI),
     Endpoint("POST", "/embed_all", EMBED_ALL.answer, OPENAI),

@@ -10,4 +10,6 @@ validation              in a thread: checks of the request's values
 request_resolution      in a thread: every default, and the messages to engine, detokenizer and client, with
                         prompt_resolution (its ids), tool_resolution (tools, and which must be called),
                         parse_resolution (typed parts) and constraint_resolution (the grammar of the answer)
+pooling_job, pooling_resolution, pooling_validation, pooling_inputs
+                        the same for requests whose inputs are pooled, some inputs at each turn
 """

@@ -25,11 +25,11 @@ from ringline.inference.v1 import inference_pb2
 from services.common.process.memory import trim_malloc
 from services.common.process.run import DaemonThreadPool
 from services.processor.admission.deficit_round_robin import DeficitRoundRobin
+from services.processor.admission.pooling_job import PoolingJob
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tenant_window import MIN_AHEAD, TenantWindow
 from services.processor.admission.throughput import Throughput
 from services.processor.admission.tokenization_job import Job, LookUp, OnResolved, RequestJob
-from services.processor.pooling.job import PoolingJob
 from services.processor.request import Request
 from services.processor.served_models import ServedModels, no_route
 from services.ring.errors import Code, Reason, Refused, retry_after_ms

@@ -97,7 +97,7 @@ def test_a_reranker_has_the_template_of_its_model_card_instead_of_that_of_chats(
         return
     assert rendered == (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web '
-        "search query, retrieve relevant passages that answer the query\n<Query>: What?\n<Document>: That.<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a '
+        "web search query, retrieve relevant passages that answer the query\n<Query>: What?\n<Document>: That."
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )

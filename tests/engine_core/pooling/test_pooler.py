@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from engine_core.errors import UnsupportedModelError
+from engine_core.pooling.config import DENSE_ACTIVATIONS
 from engine_core.pooling.facts import PairForm
 from engine_core.pooling.params import PoolingParams, PoolingTask
 from tests.engine_core.engines import started
@@ -41,7 +42,12 @@ POOLINGS: dict[str, Pool] = {
 }
 
 
-@pytest.mark.parametrize("mode", POOLINGS)
+def quick(names: Iterable[str], *chosen: str) -> list[object]:
+    """The others are in ``make test-models``."""
+    return [pytest.param(name, marks=[] if name in chosen else pytest.mark.models) for name in names]
+
+
+@pytest.mark.parametrize("mode", quick(POOLINGS, "mean"))
 def test_hidden_states_are_pooled_in_chunks_as_the_layout_says(mode: str, tmp_path: Path) -> None:
     model = random_model(tmp_path)
     lay_out(tmp_path, {"pooling_mode": mode}, normalize=False)
@@ -54,7 +60,7 @@ def test_hidden_states_are_pooled_in_chunks_as_the_layout_says(mode: str, tmp_pa
         np.testing.assert_allclose(of_tokens, hidden.numpy(), atol=2e-5)
 
 
-@pytest.mark.parametrize("activation", ["Identity", "Tanh", "GELU", "ReLU", "Sigmoid", "SiLU"])
+@pytest.mark.parametrize("activation", quick(DENSE_ACTIVATIONS, "Tanh"))
 def test_dense_layers_follow_and_vectors_are_cut_before_they_are_scaled(activation: str, tmp_path: Path) -> None:
     model = random_model(tmp_path)
     dense = [torch.nn.Linear(64, 100), torch.nn.Linear(100, 24, bias=False)]
@@ -86,7 +92,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", quick(FAMILIES, "Qwen2ForSequenceClassification", "Qwen3ForTokenClassification"))
 def test_classifiers_have_the_numbers_of_transformers(kind: str, tmp_path: Path) -> None:
     model = random_model(tmp_path, kind, FAMILIES[kind])
     per_token = kind.endswith("ForTokenClassification")
@@ -107,7 +113,7 @@ def test_classifiers_have_the_numbers_of_transformers(kind: str, tmp_path: Path)
         np.testing.assert_allclose(values, (logits.softmax(-1) if softmax else logits.sigmoid()).numpy(), atol=2e-6)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("is_tied", [pytest.param(True, marks=pytest.mark.models), False])
 def test_a_reranker_scores_by_two_tokens_of_its_head(is_tied: bool, tmp_path: Path) -> None:
     config = Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=is_tied)
     model = random_model(tmp_path, "Qwen3ForCausalLM", config)

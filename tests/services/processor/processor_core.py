@@ -20,7 +20,7 @@ from services.processor.link_events import LinkEvents
 from services.processor.linked_peers import LinkedPeers
 from services.processor.media.pool import PicturePool
 from services.processor.metrics import ProcessorMetrics
-from services.processor.pooling.output import PooledOutput
+from services.processor.pooled_output import PooledOutput
 from services.processor.served_models import ServedModels
 from services.processor.text_output import TextOutput
 from services.processor.tracing import RequestTraces

@@ -30,11 +30,11 @@ from services.detokenizer.subscribers import Subscriber
 from services.engine.engine_messages import response_of, submission_of
 from services.engine.grammar_queue import EngineRequest
 from services.engine.pooling_messages import facts_message
+from services.processor.admission.pooling_resolution import PoolingResolution
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.pooling.resolution import PoolingResolution
 from services.processor.request import Request as ClientRequest
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.ring.attach_registry import AttachRegistry
@@ -359,7 +359,8 @@ class RingSimulation(ProcessorCore):
     @property
     def model(self) -> ServedModel:
         """The model of requests: what the processor would choose, unless it was set."""
-        model = self._model or self.models.newest
+        known = self.models.for_new() or next((each for each in self.models.held.values() if not each.pools), None)
+        model = self._model or known
         assert model is not None
         return model
 
@@ -475,7 +476,7 @@ class RingSimulation(ProcessorCore):
     def pool(self, message: PoolingMessage, tenant: str = "") -> ClientRequest:
         """A request in flight whose inputs are pooled."""
         model = self.models.for_new(message.model, pools=True)
-        assert model is not None
+        model = model or next(each for each in self.models.held.values() if each.pools)
         resolution = PoolingResolution(message, model)
         while not resolution.advance(1):
             pass

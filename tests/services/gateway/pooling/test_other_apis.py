@@ -10,7 +10,7 @@ import pytest
 from ringline.inference.v1 import inference_pb2 as pb
 
 from tests.services.gateway.pooling.conftest import Doors
-from tests.services.gateway.pooling.fake_ring import LABELS, bad_field, float32, ids_of, score, vector
+from tests.services.gateway.pooling.fake_ring import LABELS, bad_field, float32, ids_of, vector
 from tests.services.gateway.pooling.test_labels import rounded
 
 AB, C = vector([97, 98], 8), vector([99], 8)
@@ -55,11 +55,16 @@ async def test_predictions_of_tei(doors: Doors) -> None:
 
 
 async def test_similarities_of_tei(doors: Doors) -> None:
+    vectors = [[0.6, 0.8], [1.0, 0.0], [-0.8, 0.6]]
+    packed = b"".join(struct.pack("<2f", *one) for one in vectors)
+    doors.ring.embedded = pb.EmbedResponse(values=packed, dimensions=2)
     inputs = {"source_sentence": "abc", "sentences": ["xyz", "abd"]}
-    answer = await doors.ask("/similarity", inputs=inputs, parameters={"truncate": True})
-    ids = [list(map(ord, text)) for text in ("abc", "xyz", "abd")]
-    assert rounded(answer) == [score(ids[0], ids[1]), score(ids[0], ids[2])]
-    assert doors.ring.asked[-1].options.truncation == pb.TRUNCATION_END
+    parameters = {"truncate": True, "prompt_name": "query"}
+    answer = await doors.ask("/similarity", inputs=inputs, parameters=parameters)
+    assert answer == pytest.approx([0.6, 0.0], abs=1e-7)
+    (asked,) = doors.ring.asked
+    assert [one.text for one in asked.inputs] == ["abc", "xyz", "abd"]
+    assert (asked.normalize, asked.prompt_name, asked.options.truncation) == (True, "query", pb.TRUNCATION_END)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +81,7 @@ async def test_similarities_of_tei(doors: Doors) -> None:
         ("/predict", {"inputs": [["a"], "b"]}, "inputs[1]"),
         ("/similarity", {}, "inputs.source_sentence"),
         ("/similarity", {"inputs": {"source_sentence": "a"}}, "inputs.sentences"),
-        (
-            "/similarity",
-            {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"prompt_name": "query"}},
-            "parameters.prompt_name",
-        ),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"] * 2048}}, "inputs.sentences"),
         ("/v2/embed", {}, "texts"),
         ("/v2/embed", {"texts": []}, "texts"),
         ("/v2/embed", {"texts": ["a"], "inputs": []}, "texts"),
@@ -112,13 +113,13 @@ async def test_what_is_refused(doors: Doors, path: str, body: dict[str, Any], pa
         (
             "/similarity",
             {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
-            "documents[0]",
+            "inputs[1]",
             "inputs.sentences[0]",
         ),
         (
             "/similarity",
             {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
-            "queries[0]",
+            "inputs[0]",
             "inputs.source_sentence",
         ),
         ("/v2/embed", {"texts": ["a", "b"]}, "inputs[1]", "texts[1]"),

@@ -12,12 +12,8 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import pooling_pb2
 
-from services.processor.admission.request_resolution import cache_salt
-from services.processor.admission.validation import refuse
-from services.processor.pooling.inputs import chats_of, length_of, pairs_of, texts_of
-from services.processor.pooling.plan import AnswerForm, AnswerPlan, PoolingMessage
-from services.processor.pooling.purpose import wrong_model
-from services.processor.pooling.validation import (
+from services.processor.admission.pooling_inputs import chats_of, length_of, pairs_of, texts_of
+from services.processor.admission.pooling_validation import (
     check_dimensions,
     check_inputs,
     check_instruction,
@@ -27,6 +23,10 @@ from services.processor.pooling.validation import (
     check_task,
     prompt_text,
 )
+from services.processor.admission.request_resolution import cache_salt
+from services.processor.admission.validation import refuse
+from services.processor.pooling.plan import AnswerForm, AnswerPlan, PoolingMessage
+from services.processor.pooling.purpose import wrong_model
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
 from services.ring.errors import Reason, invalid_field

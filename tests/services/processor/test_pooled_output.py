@@ -11,7 +11,7 @@ from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
 
 from services.common.rpc.shared_messages import status_from_proto
-from services.processor.pooling import output
+from services.processor import pooled_output
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from tests.services.processor.ring_requests import Ring, ask
@@ -160,7 +160,7 @@ def test_a_request_that_is_given_up_has_no_answer_and_its_engine_forgets_it(
 async def test_a_large_answer_is_composed_aside_and_may_still_be_cancelled(
     pools: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "SMALL_BYTES", 0)
+    monkeypatch.setattr(pooled_output, "SMALL_BYTES", 0)
     pools.pool(embed("a", "b"))
     pools.settle(3)
     pools.client_reads()
@@ -212,3 +212,16 @@ def test_models_of_both_kinds_are_chosen_by_what_is_asked() -> None:
         _, refused = ring.models.choose("stranger")
         assert refused is not None
         assert refused.status.code is Code.NOT_FOUND
+
+
+def test_an_engine_whose_link_was_cut_forgets_what_went_elsewhere(pools: Ring) -> None:
+    call = pools.pool(embed(*TEXTS))
+    assert call.route is not None
+    first = call.route.engine.name
+    pools.flow(tokens=0)
+    pools.detach(pools.stream(first))
+    assert call.route.engine.name != first
+    pools.heal()  # the engine keeps what is delivered to whoever submitted it
+    pools.settle()
+    assert answer(pools).embedded.values == b"".join(map(vector, TEXTS))
+    assert pools.quiet

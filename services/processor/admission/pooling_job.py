@@ -5,10 +5,10 @@ from __future__ import annotations
 import structlog
 from ringline.inference.v1 import inference_pb2
 
+from services.processor.admission.pooling_resolution import PoolingResolution
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_job import Job, OnResolved
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.pooling.resolution import PoolingResolution
 from services.processor.request import Request, RequestMessage, ResolvedRequest
 from services.processor.served_models import ServedModel, ServedModels
 from services.ring.errors import Code, Refused, Status

@@ -54,14 +54,22 @@ class PooledOutput:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def receive(self, engine: PeerId, outputs: engine_pb2.StepOutputs) -> None:
-        """What an engine sent to this processor itself. In a frame's order: beginnings, ends."""
+        """What an engine sent to this processor itself. In a frame's order: requests, beginnings, ends."""
         now = time.monotonic()
+        for opened in outputs.opened:
+            self._opened(engine, opened)
         for prefill in outputs.prefills:
             self._begun(prefill)
         for finished in outputs.finished:
             request = self._in_flight.find(finished.request_id, finished.epoch)
             if request is not None and request.resolved.answer_plan is not None:
                 self._ended(engine, request, finished.choice, read_end(finished), now)
+
+    def _opened(self, engine: PeerId, opened: engine_pb2.Opened) -> None:
+        """An engine tells of a request: have it forgotten if it went elsewhere while the link was cut."""
+        request = self._in_flight.find(opened.request_id, opened.epoch)
+        if request is None or request.route is None or request.route.engine != engine:
+            self._peers.done(engine, engine_pb2.Done(request_id=opened.request_id, epoch=opened.epoch))
 
     def _begun(self, prefill: engine_pb2.Prefill) -> None:
         request = self._in_flight.find(prefill.request_id, prefill.epoch)

@@ -16,9 +16,9 @@ from engine_core.config import ModelSpec
 from engine_core.pooling.facts import PoolingFacts
 from engine_core.pooling.params import PoolingRequest, PoolingTask
 from services.engine.engine_messages import submission_of
+from services.processor.admission.pooling_resolution import PoolingResolution
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.pooling.resolution import PoolingResolution
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused, Status
