@@ -37,10 +37,10 @@ def test_pairs_are_scored_as_transformers_scores_them(reranker):
     batch = tokenizer([QUERY] * 3, DOCUMENTS, padding=True, return_tensors="pt", return_token_type_ids=True)
     logits = model(**batch).logits[:, 0]
     found = torch.tensor([each.outputs.score for each in results])
-    torch.testing.assert_close(found, logits.sigmoid(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(found, logits.sigmoid(), atol=1e-5, rtol=0)
     assert results[0].prompt_token_ids == tokenizer(QUERY, DOCUMENTS[0]).input_ids
     raw = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS, PoolingParams(use_activation=False))]
-    torch.testing.assert_close(torch.tensor(raw), logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.tensor(raw), logits, atol=5e-5, rtol=1e-5)
     assert llm.score([QUERY] * 3, DOCUMENTS) == results
     [cut] = llm.score(QUERY, " ".join(WORDS * 3), PoolingParams(truncate_prompt_tokens=20))
     expected = tokenizer(QUERY, " ".join(WORDS * 3), truncation="only_second", max_length=20)
