@@ -43,11 +43,12 @@ def find_embedder(name: str, models: Path) -> Path:
     directory = (models / name).resolve()
     if not (directory / _COMPLETE).exists():
         print(f"making {directory}", flush=True)
-        _write(SHAPES[name], directory)
+        write_checkpoint(SHAPES[name], directory)
     return directory
 
 
-def _write(shape: BertShape, directory: Path) -> None:
+def write_checkpoint(shape: BertShape, directory: Path) -> None:
+    """Write random weights, a tokenizer and the modules behind the encoder."""
     import torch
     from transformers import AutoConfig, AutoModel
     from transformers.models.bert.tokenization_bert import BertTokenizer

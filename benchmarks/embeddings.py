@@ -34,6 +34,8 @@ from benchmarks.worker import Worker, WorkerSpec
 SENTENCE_TRANSFORMERS, ONNX_RUNTIME = "sentence-transformers", "ONNX Runtime"
 OURS_BF16, TORCH_BF16 = f"{OURS} bf16", f"{SENTENCE_TRANSFORMERS} bf16"
 OURS_INT8 = f"{OURS} int8"
+RATIO = "Ringline / it"
+"""The column of ratios."""
 TOKENS, BATCHES = (32, 256), (1, 64)
 _ROOT = Path(__file__).resolve().parents[1]
 _ROUND_TOKENS = 4096
@@ -123,14 +125,14 @@ def _contest(shape: str, tokens: int, batch: int, workers: Mapping[str, Worker],
     def taker(worker: Worker) -> Callable[[int], Outcome]:
         return lambda number: worker.run(Work(batch, tokens, 0, seed=number + 1, calls=calls))
 
-    _compare_vectors({name: worker.run(work).vector for name, worker in workers.items()})  # and warms up
+    compare_vectors({name: worker.run(work).vector for name, worker in workers.items()})  # and warms up
     taken = interleave(rounds, {name: taker(worker) for name, worker in workers.items()})
     texts = batch * calls
     rates = {name: [texts / outcome.seconds for outcome in outcomes] for name, outcomes in taken.items()}
     return [_row(shape, tokens, batch, name, rates) for name in rates]
 
 
-def _compare_vectors(vectors: Mapping[str, Sequence[float]]) -> None:
+def compare_vectors(vectors: Mapping[str, Sequence[float]]) -> None:
     """Raises ``SystemExit`` if an engine computes something else than ours."""
     ours = vectors.get(OURS)
     for name, vector in vectors.items():
@@ -144,11 +146,11 @@ def _compare_vectors(vectors: Mapping[str, Sequence[float]]) -> None:
 def _row(shape: str, tokens: int, batch: int, engine: str, rates: Mapping[str, Sequence[float]]) -> Row:
     texts = Figure.of(rates[engine]).median
     row = {"model": shape, "tokens": tokens, "at a time": batch, "engine": engine, "texts/s": texts}
-    row |= {"Ringline / it": None, "low": None, "high": None}
+    row |= {RATIO: None, "low": None, "high": None}
     ours = OURS if engine != TORCH_BF16 else OURS_BF16
     if ours in rates and engine != ours:
         figure = ratio(rates[ours], rates[engine])
-        row |= {"Ringline / it": figure.median, "low": figure.lowest, "high": figure.highest}
+        row |= {RATIO: figure.median, "low": figure.lowest, "high": figure.highest}
     return row
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.contestants import CHAINS, LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, OURS_NGRAM, SMOLLM2, VLLM
-from benchmarks.embeddings import ONNX_RUNTIME, SENTENCE_TRANSFORMERS
+from benchmarks.embeddings import ONNX_RUNTIME, RATIO, SENTENCE_TRANSFORMERS
 from benchmarks.report import Row
 
 Parts = Mapping[str, Mapping[str, Any]]
@@ -81,8 +81,8 @@ def _embedded(tables: Mapping[str, list[Row]]) -> list[Row]:
     rows = []
     for engine, wanted in _EMBEDDED:
         beside = [row for row in tables["figures"] if row["engine"] == engine]
-        worst = min(beside, key=lambda row: float(row["Ringline / it"]), default=None)
-        rows.append(_verdict(f"vectors, the worst of all works: {OURS} / {engine}", wanted, worst, "Ringline / it"))
+        worst = min(beside, key=lambda row: float(row[RATIO]), default=None)
+        rows.append(_verdict(f"vectors, the worst of all works: {OURS} / {engine}", wanted, worst, RATIO))
     served = min(tables["served"], key=lambda row: float(row["served / offline"]), default=None)
     return [*rows, _verdict("vectors over HTTP / offline, the worst", 0.85, served, "served / offline")]
 
@@ -110,6 +110,6 @@ def _verdict(what: str, wanted: float, row: Row | None, key: str, at_most: bool 
         "what": what,
         "must be": f"{'≤' if at_most else '≥'} {wanted:g}",
         "is": reached,
-        "between": spread if key in ("ratio", "Ringline / it", "seconds", "served / offline") else None,
+        "between": spread if key in ("ratio", RATIO, "seconds", "served / offline") else None,
         "verdict": "not measured" if reached is None else "reached" if good else "short",
     }

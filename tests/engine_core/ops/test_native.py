@@ -78,7 +78,7 @@ def test_product(ops: NativeBackend, n: int, k: int, residual: bool, bias: bool,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k"), [(257, 2064), (512, 1040)])
+@pytest.mark.parametrize(("n", "k"), [(257, 2064), (512, 1040), (1100, 2064)])  # the last: several batches of tiles
 def test_rows_of_products_have_the_same_bits_in_every_batch(
     ops: NativeBackend, n: int, k: int, dtype: torch.dtype
 ) -> None:
