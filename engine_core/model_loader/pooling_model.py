@@ -18,9 +18,9 @@ from engine_core.model_loader.stored_tensor import StoredTensor
 from engine_core.model_loader.vocabulary import read_vocabulary
 from engine_core.models.kinds import not_supported
 from engine_core.models.language_model import LanguageModel
-from engine_core.models.model_config import ModelShape
+from engine_core.models.model_config import ArchitectureConfig, ModelShape
 from engine_core.models.registry import decoder_of, is_encoder
-from engine_core.pooling.config import Layout, PoolerConfig, Sources, read_layout, resolved
+from engine_core.pooling.config import Layout, PoolerConfig, Sources, TokenHead, read_layout, resolved
 from engine_core.pooling.facts import PairForm
 from engine_core.pooling.options import OPTION, PoolerOptions, read_pooler_options
 from engine_core.pooling.params import PoolingTask
@@ -91,11 +91,18 @@ def pooler_config(
             hidden_size=shape.hidden_size,
             default_pooling=model.pooling_of(raw, choice.architecture),
             attends_both_ways=shape.attends_both_ways,
-            head_tensor=model.head_tensor(shape),
+            head=_head(model, shape),
             token_ids=token_ids,
             pair_form=PairForm.TEMPLATE if is_template and not shape.attends_both_ways else PairForm.SEGMENTS,
         )
     )
+
+
+def _head(model: type[LanguageModel], shape: ModelShape) -> TokenHead:
+    head = TokenHead(model.head_tensor(shape), (), is_difference=False)
+    if isinstance(shape, ArchitectureConfig):
+        return replace(head, scale=shape.logit_scale, softcap=shape.logit_softcap)
+    return head
 
 
 def tensors_beside(path: Path, config: PoolerConfig) -> dict[str, StoredTensor]:
