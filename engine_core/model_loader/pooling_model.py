@@ -61,7 +61,7 @@ def choose_pooling(path: Path, raw: Mapping[str, Any], architecture: str, config
         if options is not None:
             raise ConfigError(OPTION, config.pooler_config, "no value with --runner generate")
         return None
-    layout = Layout() if is_gguf(path) else read_layout(path, read_object, _read_list)
+    layout = Layout() if is_gguf(path) else layout_of(path)
     tasks = next((tasks for end, tasks in _TASKS.items() if architecture.endswith(end)), None)
     is_made_for_it = layout.is_there or tasks is not None or encodes
     if config.runner == "auto" and not is_made_for_it and options is None:
@@ -73,6 +73,11 @@ def choose_pooling(path: Path, raw: Mapping[str, Any], architecture: str, config
         )
     runs_as = architecture if encodes else decoder_of(architecture, raw.get("model_type"))
     return PoolingChoice(architecture, runs_as, layout, options or PoolerOptions(), tasks or _EMBEDS)
+
+
+def layout_of(path: Path) -> Layout:
+    """What the files of sentence-transformers in the directory ``path`` say. Raises ``CheckpointError``."""
+    return read_layout(path, read_object, _read_list)
 
 
 def pooler_config(
