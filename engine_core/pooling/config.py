@@ -101,6 +101,10 @@ class Layout:
     default_prompt: str = ""
     max_length: int | None = None
     """Of inputs, in tokens."""
+    dimensions: int | None = None
+    """Leading numbers of a vector that are kept."""
+    activation: HeadActivation | None = None
+    """Of a head's numbers."""
 
     @property
     def is_there(self) -> bool:
@@ -165,7 +169,22 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
     length = bert.get("max_seq_length")
     if length is not None and not (type(length) is int and 1 <= length <= _MOST_LENGTH):
         raise CheckpointError(f"{path / 'sentence_bert_config.json'}: max_seq_length={length!r} is no number of tokens")
-    return replace(layout, prompts=dict(prompts), default_prompt=str(default), max_length=length)
+    if length is None and modules:
+        length = _tokenizers_length(read_object(path / "tokenizer_config.json", optional=True))
+    return replace(
+        layout,
+        prompts=dict(prompts),
+        default_prompt=str(default),
+        max_length=length,
+        dimensions=_width(of_prompts, general, "truncate_dim") if general.get("truncate_dim") is not None else None,
+        activation=_activation(general.get("activation_fn")),
+    )
+
+
+def _tokenizers_length(fields: Mapping[str, Any]) -> int | None:
+    """What newer releases write in place of ``max_seq_length``; huge numbers, which stand for any length, are none."""
+    length = fields.get("model_max_length")
+    return length if type(length) is int and 1 <= length <= _MOST_LENGTH else None
 
 
 def _module(file: Path, module: object) -> tuple[str, str]:
@@ -248,18 +267,24 @@ def read_labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(by_number[str(number)] for number in range(len(names)))
 
 
+def _activation(named: object) -> HeadActivation | None:
+    """That of the class ``named``, if any. Raises ``UnsupportedModelError``."""
+    if not isinstance(named, str):
+        return None
+    found = {"Identity": HeadActivation.NONE, "Sigmoid": HeadActivation.SIGMOID, "Softmax": HeadActivation.SOFTMAX}
+    kind = named.rpartition(".")[2]
+    if kind not in found:
+        raise UnsupportedModelError(f"activation_fn={named!r} is not supported: expected one of {', '.join(found)}")
+    return found[kind]
+
+
 def read_activation(fields: Mapping[str, Any], num_labels: int) -> HeadActivation:
     """What config.json says becomes of the numbers of labels: sentence-transformers' field, else ``problem_type``."""
     nested = fields.get("sentence_transformers")
     named = nested.get("activation_fn") if isinstance(nested, dict) else None
-    if named is None:
-        named = fields.get("sbert_ce_default_activation_function")
-    if isinstance(named, str):
-        found = {"Identity": HeadActivation.NONE, "Sigmoid": HeadActivation.SIGMOID, "Softmax": HeadActivation.SOFTMAX}
-        kind = named.rpartition(".")[2]
-        if kind not in found:
-            raise UnsupportedModelError(f"activation_fn={named!r} is not supported: expected one of {', '.join(found)}")
-        return found[kind]
+    said = _activation(fields.get("sbert_ce_default_activation_function") if named is None else named)
+    if said is not None:
+        return said
     match fields.get("problem_type"):
         case "regression":
             return HeadActivation.NONE
@@ -308,11 +333,13 @@ def _classifier(sources: Sources, tokens: TokenHead | None, tasks: tuple[Pooling
     options = sources.options
     if tokens is None:
         labels = read_labels(sources.fields)
-        activation = read_activation(sources.fields, len(labels))
+        activation = sources.layout.activation or read_activation(sources.fields, len(labels))
     else:
         names = options.classifier_from_token or tokens.token_ids
         labels = tuple(str(name) for name in (names[1:] if tokens.is_difference else names))
         activation = HeadActivation.SIGMOID if len(labels) == 1 else HeadActivation.SOFTMAX
+        if not options.classifier_from_token:
+            activation = sources.layout.activation or activation
     if options.use_activation is False:
         activation = HeadActivation.NONE
     pooling = PoolingType.LAST if tokens is not None else sources.default_pooling
@@ -341,7 +368,8 @@ def _embedder(sources: Sources, tasks: tuple[PoolingTask, ...]) -> PoolerConfig:
     for said in (options.use_activation, options.normalize):
         normalizes = normalizes if said is None else said
     trained = options.matryoshka_dimensions or _trained_dimensions(sources.fields)
-    is_matryoshka = bool(trained) or bool(sources.fields.get("is_matryoshka"))
+    is_matryoshka = bool(trained or layout.dimensions or sources.fields.get("is_matryoshka"))
+    width = min(width, layout.dimensions or width)
     if options.is_matryoshka is not None:
         is_matryoshka, trained = options.is_matryoshka, trained if options.is_matryoshka else ()
     pooling = _chosen(options, layout, sources.default_pooling)
