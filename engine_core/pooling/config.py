@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.pooling.facts import PairForm, PoolingFacts
+from engine_core.pooling.facts import PairForm, PoolingFacts, Similarity
 from engine_core.pooling.options import PoolerOptions
 from engine_core.pooling.params import PoolingTask
 
 MOST_LABELS = 4096
 _MOST_WIDTH = 2**20
+_VECTOR = "sentence_embedding"
+"""Sentence-transformers' name of what Pooling makes, and what Dense layers read and write."""
 _MOST_LENGTH = 2**31 - 1
 
 
@@ -99,6 +101,7 @@ class Layout:
     """Ids of the tokens of a LogitScore: the second one's number, less the first one's, or that of the only one."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    similarity: Similarity = Similarity.COSINE
     max_length: int | None = None
     """Of inputs, in tokens."""
     dimensions: int | None = None
@@ -131,6 +134,8 @@ _OLD_MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_TRANSFORMERS = "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"
+"""Parts of the names of a Transformer module's file."""
 _PLACES = {"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3, "LogitScore": 1}
 """The modules that are known, and their order."""
 
@@ -153,11 +158,15 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
             raise UnsupportedModelError(f"{file}: the module {kind} is not supported there: expected {known}")
         place = _PLACES[kind]
         if kind == "Transformer":
+            if folder:
+                raise UnsupportedModelError(
+                    f"{file}: the Transformer in {folder!r} is not read: expected it beside this file"
+                )
             continue
         fields = read_object(path / folder / "config.json", optional=kind == "Normalize") if folder else {}
         layout = _with_module(layout, kind, folder, path / folder / "config.json", fields)
     general = read_object(path / "config_sentence_transformers.json", optional=True) if modules else {}
-    bert = read_object(path / "sentence_bert_config.json", optional=True) if modules else {}
+    of_length, bert = _transformer_fields(path, read_object) if modules else (path, {})
     prompts, of_prompts = general.get("prompts") or {}, path / "config_sentence_transformers.json"
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(
@@ -168,17 +177,38 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
         raise CheckpointError(f"{of_prompts}: default_prompt_name={default!r} is none of its prompts")
     length = bert.get("max_seq_length")
     if length is not None and not (type(length) is int and 1 <= length <= _MOST_LENGTH):
-        raise CheckpointError(f"{path / 'sentence_bert_config.json'}: max_seq_length={length!r} is no number of tokens")
+        raise CheckpointError(f"{of_length}: max_seq_length={length!r} is no number of tokens")
     if length is None and modules:
         length = _tokenizers_length(read_object(path / "tokenizer_config.json", optional=True))
     return replace(
         layout,
         prompts=dict(prompts),
         default_prompt=str(default),
+        similarity=_similarity(of_prompts, general),
         max_length=length,
         dimensions=_width(of_prompts, general, "truncate_dim") if general.get("truncate_dim") is not None else None,
         activation=_activation(general.get("activation_fn")),
     )
+
+
+def _transformer_fields(path: Path, read_object: ReadObject) -> tuple[Path, Mapping[str, Any]]:
+    """The file of the Transformer module, which has had several names, and its fields; empty if there is none."""
+    for kind in _TRANSFORMERS:
+        file = path / f"sentence_{kind}_config.json"
+        if fields := read_object(file, optional=True):
+            return file, fields
+    return path, {}
+
+
+def _similarity(file: Path, fields: Mapping[str, Any]) -> Similarity:
+    named = fields.get("similarity_fn_name") or Similarity.COSINE.value
+    try:
+        return Similarity(named)
+    except ValueError:
+        known = ", ".join(each.value for each in Similarity)
+        raise UnsupportedModelError(
+            f"{file}: similarity_fn_name={named!r} is not supported: expected one of {known}"
+        ) from None
 
 
 def _tokenizers_length(fields: Mapping[str, Any]) -> int | None:
@@ -235,9 +265,11 @@ def _dense(folder: str, file: Path, fields: Mapping[str, Any]) -> DenseLayer:
     if name not in DENSE_ACTIVATIONS:
         expected = ", ".join(DENSE_ACTIVATIONS)
         raise UnsupportedModelError(f"{file}: activation_function={given!r} is not supported: expected {expected}")
-    reads = fields.get("module_input_name", "sentence_embedding")
-    if reads != "sentence_embedding" or fields.get("use_residual"):
-        what = f"module_input_name={reads!r}" if reads != "sentence_embedding" else "use_residual"
+    reads, writes = (fields.get(f"module_{end}_name") or _VECTOR for end in ("input", "output"))
+    if (reads, writes) != (_VECTOR, _VECTOR) or fields.get("use_residual"):
+        what = "use_residual"
+        if reads != _VECTOR or writes != _VECTOR:
+            what = f"module_input_name={reads!r}" if reads != _VECTOR else f"module_output_name={writes!r}"
         raise UnsupportedModelError(
             f"{file}: {what} is not supported: expected a layer behind pooling, without residual"
         )
@@ -381,6 +413,7 @@ def _embedder(sources: Sources, tasks: tuple[PoolingTask, ...]) -> PoolerConfig:
         normalizes=normalizes,
         prompts=layout.prompts,
         default_prompt=layout.default_prompt,
+        similarity=layout.similarity,
         reads_last=pooling is PoolingType.LAST,
         attends_both_ways=sources.attends_both_ways,
     )
