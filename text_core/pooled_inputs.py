@@ -22,7 +22,6 @@ class Render(Protocol):
         """Raises ``ChatTemplateError``."""
 
 
-
 class InputError(ValueError):
     """An input cannot be used."""
 

@@ -26,7 +26,7 @@ from engine_core.pooling.facts import PairForm, PoolingFacts
 from engine_core.pooling.params import Pooled, PoolingInput, PoolingRequest, PoolingTask
 from engine_core.request import Finish
 from engine_core.step import SequenceOutput
-from text_core.comparison import DOCUMENT_PROMPTS, QUERY_PROMPTS, cosines, own_prompt
+from text_core.comparison import DOCUMENT_PROMPTS, QUERY_PROMPTS, own_prompt, similarities
 
 _OUTPUTS: dict[PoolingTask, tuple[type[PoolingRequestOutput[PoolingOutput]], type[PoolingOutput]]] = {
     PoolingTask.EMBED: (EmbeddingRequestOutput, EmbeddingOutput),
@@ -173,7 +173,7 @@ class Pooling:
     def _compared(
         self, first: list[Prompt], second: list[Prompt], params: PoolingParams, place: str
     ) -> list[ScoringRequestOutput]:
-        """By the cosine of vectors, each of a text with the model's own prompt for its kind."""
+        """By how near vectors are, each of a text with the model's own prompt for its kind."""
         _check_task(params, PoolingTask.EMBED, place)
         facts, prompts = self.facts, [*first, *second]
         query, document = (
@@ -185,7 +185,7 @@ class Pooling:
         live = [self._live(one, for_engine, prompt.place, place) for one, prompt in zip(inputs, prompts, strict=True)]
         self._run(live)
         vectors = [EmbeddingOutput.of(each.result(), per_token=False).values for each in live]
-        scores = array("f", cosines(vectors[: len(first)], vectors[len(first) :]))
+        scores = array("f", similarities(facts.similarity.value, vectors[: len(first)], vectors[len(first) :]))
         queries, documents = live[: len(first)], live[len(first) :]
         results = []
         for index, (score, each) in enumerate(zip(scores, documents, strict=True)):

@@ -125,6 +125,7 @@ class PoolingResolution:
             question.per_token,
             tuple(model.pooling.labels),
             question.num_queries,
+            model.pooling.similarity,
         )
         return ResolvedRequest(
             packed_admitted=b"",
@@ -216,7 +217,7 @@ def _comparison(message: inference_pb2.ScoreRequest, served_model: ServedModel) 
         inputs.add_special_tokens,
     )
     params = pooling_pb2.PoolingParams(task=pooling_pb2.POOLING_TASK_EMBED, normalize=facts.normalizes)
-    return _Question("documents", both, params, AnswerForm.COSINES, facts.dimensions, len(message.queries))
+    return _Question("documents", both, params, AnswerForm.COMPARED, facts.dimensions, len(message.queries))
 
 
 def _activation(message: inference_pb2.ScoreRequest | inference_pb2.ClassifyRequest) -> bool:

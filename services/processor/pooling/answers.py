@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.pooling.plan import AnswerForm, AnswerPlan, PooledAnswer
-from text_core.comparison import cosines
+from text_core.comparison import similarities
 
 
 def compose(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport) -> PooledAnswer:
@@ -32,9 +32,9 @@ def _message(
             )
         case AnswerForm.PAIR_SCORES:
             return inference_pb2.ScoreResponse(scores=floats(b"".join(results)), report=report)
-        case AnswerForm.COSINES:
+        case AnswerForm.COMPARED:
             vectors = [floats(result) for result in results]
-            scores = cosines(vectors[: plan.num_queries], vectors[plan.num_queries :])
+            scores = similarities(plan.similarity, vectors[: plan.num_queries], vectors[plan.num_queries :])
             return inference_pb2.ScoreResponse(scores=scores, report=report)
 
 
@@ -48,7 +48,7 @@ def floats(data: bytes) -> array[float]:
 
 def input_tokens(plan: AnswerPlan) -> Sequence[int]:
     """Tokens of each input; of a pair that is compared, those of both."""
-    if plan.form is not AnswerForm.COSINES:
+    if plan.form is not AnswerForm.COMPARED:
         return plan.input_tokens
     queries, documents = plan.input_tokens[: plan.num_queries], plan.input_tokens[plan.num_queries :]
     return [queries[index if len(queries) > 1 else 0] + tokens for index, tokens in enumerate(documents)]

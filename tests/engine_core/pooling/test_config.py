@@ -10,6 +10,7 @@ from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.pooling_model import choose_pooling
 from engine_core.pooling.config import HeadActivation, PoolingType, read_activation, read_labels
+from engine_core.pooling.facts import Similarity
 from engine_core.pooling.params import PoolingTask
 
 from .checkpoints import lay_out, write
@@ -45,6 +46,20 @@ def test_what_newer_releases_of_sentence_transformers_write_is_read(tmp_path: Pa
             choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
 
 
+def test_the_transformer_module_has_had_several_names(tmp_path: Path) -> None:
+    lay_out(tmp_path, similarity_fn_name="dot")
+    (tmp_path / "sentence_xlm-roberta_config.json").write_text(json.dumps({"max_seq_length": 96}))
+    choice = choose_pooling(tmp_path, RAW, "Qwen3ForCausalLM", ModelConfig())
+    assert choice is not None
+    assert (choice.layout.max_length, choice.layout.similarity) == (96, Similarity.DOT)
+
+
+def test_a_similarity_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    lay_out(tmp_path, similarity_fn_name="hamming")
+    with pytest.raises(UnsupportedModelError, match="similarity_fn_name='hamming' is not supported"):
+        choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
+
+
 def test_a_class_says_what_it_computes(tmp_path: Path) -> None:
     def of(architecture: str, **options: Any) -> tuple[str, PoolingTask] | None:
         choice = choose_pooling(tmp_path, RAW, architecture, ModelConfig(**options))
@@ -74,6 +89,7 @@ def test_a_class_says_what_it_computes(tmp_path: Path) -> None:
         ({"pooling_mode": "mean", "include_prompt": False}, {}, "include_prompt=false is not supported"),
         ({}, {"in_features": 0, "out_features": 4}, "in_features=0 is not usable"),
         ({}, {"in_features": 64, "out_features": 4, "activation_function": "torch.nn.Mish"}, "'torch.nn.Mish' is not"),
+        ({}, {"in_features": 4, "out_features": 4, "module_output_name": "x"}, "module_output_name='x' is not"),
         ({}, {"in_features": 64, "out_features": 4, "use_residual": True}, "use_residual is not supported"),
     ],
 )
@@ -96,6 +112,7 @@ def test_a_layout_that_is_not_supported_is_refused(
     [
         ({}, "does not hold a JSON list"),
         ([{"type": "x.Transformer", "path": "../other"}], "expected modules with a type, and a path below"),
+        ([{"type": "x.Transformer", "path": "0_Transformer"}], "the Transformer in '0_Transformer' is not read"),
         ([{"type": "x.Transformer"}, {"type": "x.WeightedLayerPooling"}], "the module WeightedLayerPooling is not"),
         ([{"type": "x.Transformer"}, {"type": "x.Normalize"}, {"type": "x.Pooling"}], "the module Pooling is not"),
     ],

@@ -520,9 +520,7 @@ def test_an_embedder_of_another_architecture_is_refused_for_what_it_is(architect
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    problem = (
-        rf"for embeddings or ranks \({architecture}\.pooling_type=1\).*transformers' format"
-    )
+    problem = rf"for embeddings or ranks \({architecture}\.pooling_type=1\).*transformers' format"
     with pytest.raises(UnsupportedModelError, match=problem):
         describe(read_gguf(tmp_path / "model.gguf"))
 
