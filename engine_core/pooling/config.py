@@ -71,6 +71,10 @@ class TokenHead:
     token_ids: tuple[int, ...]
     is_difference: bool
     """Of two tokens: the number of the only label is that of the second, less that of the first."""
+    scale: float = 1.0
+    """Of the head's numbers."""
+    softcap: float | None = None
+    """What their tanh, times this, bounds; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +314,17 @@ def _activation(named: object) -> HeadActivation | None:
     return found[kind]
 
 
-def read_activation(fields: Mapping[str, Any], num_labels: int) -> HeadActivation:
-    """What config.json says becomes of the numbers of labels: sentence-transformers' field, else ``problem_type``."""
+def named_activation(fields: Mapping[str, Any]) -> HeadActivation | None:
+    """What sentence-transformers' field in config.json says becomes of the numbers of labels; None: nothing."""
     nested = fields.get("sentence_transformers")
     named = nested.get("activation_fn") if isinstance(nested, dict) else None
-    said = _activation(fields.get("sbert_ce_default_activation_function") if named is None else named)
-    if said is not None:
-        return said
+    return _activation(fields.get("sbert_ce_default_activation_function") if named is None else named)
+
+
+def read_activation(fields: Mapping[str, Any], num_labels: int) -> HeadActivation:
+    """What config.json says becomes of the numbers of labels: sentence-transformers' field, else ``problem_type``."""
+    if (named := named_activation(fields)) is not None:
+        return named
     match fields.get("problem_type"):
         case "regression":
             return HeadActivation.NONE
@@ -339,8 +347,8 @@ class Sources:
     default_pooling: PoolingType
     """Of the model's class."""
     attends_both_ways: bool
-    head_tensor: str
-    """The weight of the language model's head."""
+    head: TokenHead
+    """The language model's head, without tokens."""
     token_ids: tuple[int, ...]
     """Of ``options.classifier_from_token``."""
     pair_form: PairForm
@@ -358,7 +366,7 @@ def resolved(sources: Sources) -> PoolerConfig:
 
 def _token_head(sources: Sources) -> TokenHead | None:
     ids = sources.token_ids or sources.layout.tokens
-    return TokenHead(sources.head_tensor, ids, len(ids) == 2) if ids else None
+    return replace(sources.head, token_ids=ids, is_difference=len(ids) == 2) if ids else None
 
 
 def _classifier(sources: Sources, tokens: TokenHead | None, tasks: tuple[PoolingTask, ...]) -> PoolerConfig:
@@ -369,9 +377,9 @@ def _classifier(sources: Sources, tokens: TokenHead | None, tasks: tuple[Pooling
     else:
         names = options.classifier_from_token or tokens.token_ids
         labels = tuple(str(name) for name in (names[1:] if tokens.is_difference else names))
-        activation = HeadActivation.SIGMOID if len(labels) == 1 else HeadActivation.SOFTMAX
-        if not options.classifier_from_token:
-            activation = sources.layout.activation or activation
+        default = HeadActivation.SIGMOID if len(labels) == 1 else HeadActivation.SOFTMAX
+        said = None if options.classifier_from_token else sources.layout.activation
+        activation = said or named_activation(sources.fields) or default
     if options.use_activation is False:
         activation = HeadActivation.NONE
     pooling = PoolingType.LAST if tokens is not None else sources.default_pooling

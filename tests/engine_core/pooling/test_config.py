@@ -39,10 +39,25 @@ def test_the_transformer_module_has_had_several_names(tmp_path: Path) -> None:
 
 def test_a_similarity_that_is_not_known_is_refused(tmp_path: Path) -> None:
     lay_out(tmp_path, similarity_fn_name="hamming")
-    with pytest.raises(
-        UnsupportedModelError, match="similarity_fn_name='hamming' is not supported"
-    ):
+    with pytest.raises(UnsupportedModelError, match="similarity_fn_name='hamming' is not supported"):
         choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
+
+
+def test_what_newer_releases_of_sentence_transformers_write_is_read(tmp_path: Path) -> None:
+    """The length is the tokenizer's, and a cross-encoder's activation stands beside the prompts."""
+    lay_out(tmp_path, truncate_dim=32, activation_fn="torch.nn.modules.linear.Identity")
+    layouts = []
+    for fields in ({"model_max_length": 20}, {"model_max_length": 10**30}, {"model_max_length": None}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+        choice = choose_pooling(tmp_path, RAW, "Qwen3ForSequenceClassification", ModelConfig())
+        assert choice is not None
+        layouts.append(choice.layout)
+    assert [layout.max_length for layout in layouts] == [20, None, None]
+    assert (layouts[0].dimensions, layouts[0].activation) == (32, HeadActivation.NONE)
+    for fields in ({"truncate_dim": 0}, {"truncate_dim": "32"}, {"activation_fn": "torch.nn.Mish"}):
+        lay_out(tmp_path, **fields)
+        with pytest.raises(CheckpointError, match=r"truncate_dim=.* is not usable|activation_fn='torch.nn.Mish'"):
+            choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
 
 
 def test_a_class_says_what_it_computes(tmp_path: Path) -> None:

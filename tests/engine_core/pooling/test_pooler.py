@@ -83,6 +83,19 @@ def test_dense_layers_follow_and_vectors_are_cut_before_they_are_scaled(activati
             np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
+def test_a_layout_may_cut_vectors(tmp_path: Path) -> None:
+    """Requests may ask for fewer numbers, but not for more."""
+    model = random_model(tmp_path)
+    lay_out(tmp_path, {"pooling_mode_mean_tokens": True}, truncate_dim=24)
+    with started(tmp_path) as engine:
+        facts = engine.core.model.pooling
+        assert facts is not None
+        assert (facts.dimensions, facts.is_matryoshka) == (24, True)
+        [values] = pooled(engine, INPUTS[2:3])
+    expected = torch.nn.functional.normalize(hidden_states(model, INPUTS[2]).mean(0)[:24], dim=0)
+    np.testing.assert_allclose(values[0], expected.numpy(), atol=2e-5)
+
+
 FAMILIES = {
     "LlamaForSequenceClassification": LlamaConfig(**SIZES, num_labels=3),
     "Qwen2ForSequenceClassification": Qwen2Config(**SIZES, num_labels=1),
