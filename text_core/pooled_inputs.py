@@ -144,7 +144,7 @@ class Segments(Inputs):
         pairs = self.pairs[start:stop]
         found = self.tokenizer.encode_pairs([(pair.query, pair.document) for pair in pairs])
         return [
-            encoded if len(encoded.ids) <= self.length.most else self._cut(pair, len(encoded.ids))
+            _not_empty(pair, encoded) if len(encoded.ids) <= self.length.most else self._cut(pair, len(encoded.ids))
             for pair, encoded in zip(pairs, found, strict=True)
         ]
 
@@ -180,7 +180,7 @@ class Chats(Inputs):
         rendered = [self._chat(pair, pair.document) for pair in pairs]
         found = self.tokenizer.encode_batch(rendered, add_special_tokens=False)
         return [
-            EncodedPair(ids if len(ids) <= self.length.most else self._cut(pair, len(ids)), None)
+            _not_empty(pair, EncodedPair(ids if len(ids) <= self.length.most else self._cut(pair, len(ids)), None))
             for pair, ids in zip(pairs, found, strict=True)
         ]
 
@@ -207,6 +207,14 @@ class Chats(Inputs):
             if (length := len(ids)) <= most:
                 return ids
         raise _query_too_long(pair, self.length)
+
+
+def _not_empty(pair: Pair, encoded: EncodedPair) -> EncodedPair:
+    """Raises ``InputError`` for a pair without tokens."""
+    if not encoded.ids:
+        problem = f"it and {pair.query_place} have no tokens: expected at least one"
+        raise InputError(pair.place, problem)
+    return encoded
 
 
 def _query_too_long(pair: Pair, length: Length) -> InputError:
