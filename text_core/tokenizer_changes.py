@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
 
-from text_core.tokenizer_files import TokenizerError
+from text_core.special_tokens import read_special_tokens
+from text_core.tokenizer_files import TokenizerError, load_json
+
+_FILE = "tokenizer.json"
+
+
+def changed_files(files: Mapping[str, bytes], *, lowers: bool, pools_last: bool) -> dict[str, bytes]:
+    """``files`` of a tokenizer that makes texts lower-case (``lowers``), and ends them with the end's token where that
+    is pooled (``pools_last``) and ``add_eos_token`` of tokenizer_config.json promises it.
+
+    E5-Mistral was trained so, and its ``tokenizer.json``, which transformers' fifth release takes as it is, does not
+    add it. What cannot be read stays as it is, for whoever reads it next.
+    """
+    try:
+        ends = pools_last and load_json(files, "tokenizer_config.json").get("add_eos_token") is True
+        end = read_special_tokens(files).named.get("eos_token") if ends else None
+        changed = changed_tokenizer(files[_FILE], lowers=lowers, end=end) if lowers or end else None
+    except TokenizerError:
+        return dict(files)
+    return dict(files) if changed is None else dict(files) | {_FILE: changed}
 
 
 def changed_tokenizer(data: bytes, *, lowers: bool, end: str | None) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,6 @@ from engine_core.model_loader.builtin_templates import (
 )
 from engine_core.model_loader.location import find_checkpoint
 from engine_core.pooling.options import read_pooler_options
-from text_core.tokenizer_files import load_json
 
 _FILE = "chat_template.jinja"
 _ADDITIONAL = "additional_chat_templates/"
@@ -63,7 +63,11 @@ def _own(files: Mapping[str, bytes]) -> bytes | None:
     """The only template of a tokenizer; None if there is another one for each purpose."""
     if _FILE in files:
         return files[_FILE]
-    template = load_json(files, "tokenizer_config.json").get("chat_template")
+    try:
+        declared = json.loads(files.get("tokenizer_config.json", b"{}"))
+    except (ValueError, RecursionError):  # whoever reads the file says so
+        return None
+    template = declared.get("chat_template") if isinstance(declared, dict) else None
     return template.encode() if isinstance(template, str) else None
 
 

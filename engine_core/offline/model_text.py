@@ -15,7 +15,7 @@ from typing import Any
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.model_loader.chat_template import with_template
-from engine_core.model_loader.pooled_tokenizer import for_pooling
+from engine_core.model_loader.pooled_tokenizer import changes_for_pooling
 from engine_core.model_loader.tokenizer import tokenizer_directory
 from engine_core.offline.conversations import Conversation, as_json, read_conversations
 from engine_core.offline.model_pictures import NO_PICTURES, Pictures
@@ -43,6 +43,7 @@ from text_core.pooled_inputs import Chats, Cut, InputError, Inputs, Length, Segm
 from text_core.pooled_inputs import Pair as TextPair
 from text_core.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 from text_core.tokenizer import Tokenizer as ModelTokenizer
+from text_core.tokenizer_changes import changed_files
 from text_core.tokenizer_files import NEEDS_TOKENIZER, NO_TOKENIZER, read_tokenizer_files
 
 _OF_TENSORS = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
@@ -252,7 +253,8 @@ def _files(config: ModelConfig) -> dict[str, bytes]:
     if config.skip_tokenizer_init:
         return NO_TOKENIZER
     with tokenizer_directory(config) as directory:
-        return with_template(for_pooling(read_tokenizer_files(directory), config), config)
+        files = changed_files(read_tokenizer_files(directory), **changes_for_pooling(config)._asdict())
+        return with_template(files, config)
 
 
 class _DecodedChoice:

@@ -10,10 +10,11 @@ from ringline.engine.v1 import engine_pb2
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.chat_template import with_template
-from engine_core.model_loader.pooled_tokenizer import for_pooling
+from engine_core.model_loader.pooled_tokenizer import changes_for_pooling
 from engine_core.model_loader.tokenizer import tokenizer_directory
 from text_core.chat_templates import ChatTemplates
 from text_core.tokenizer import Tokenizer
+from text_core.tokenizer_changes import changed_files
 from text_core.tokenizer_files import NO_TOKENIZER, read_tokenizer_files
 
 CHUNK_BYTES = 1 << 20
@@ -26,7 +27,8 @@ def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
     if config.skip_tokenizer_init:
         return NO_TOKENIZER
     with tokenizer_directory(config) as directory:
-        return with_template(for_pooling(read_tokenizer_files(directory), config), config)
+        files = changed_files(read_tokenizer_files(directory), **changes_for_pooling(config)._asdict())
+        return with_template(files, config)
 
 
 def checked_tokenizer(files: dict[str, bytes]) -> Tokenizer:

@@ -11,15 +11,20 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from engine_core.config import ModelConfig
-from engine_core.model_loader.pooled_tokenizer import for_pooling
+from engine_core.model_loader.pooled_tokenizer import changes_for_pooling
 from tests.engine_core.pooling.checkpoints import lay_out
 from text_core.tokenizer import Tokenizer
+from text_core.tokenizer_changes import changed_files
 
 _BOS = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B:1", special_tokens=[("<s>", 1)])
 _BOTH = processors.TemplateProcessing(
     single="<s> $A </s>", pair="<s> $A $B:1 </s>:1", special_tokens=[("<s>", 1), ("</s>", 2)]
 )
 A, SMALL_A, TWO = 3, 4, 5
+
+
+def for_pooling(files: dict[str, bytes], config: ModelConfig) -> dict[str, bytes]:
+    return changed_files(files, **changes_for_pooling(config)._asdict())
 
 
 def files_of(path: Path, post_processor: Any, normalizer: Any = None, **fields: Any) -> dict[str, bytes]:
