@@ -38,7 +38,8 @@ MAX_MODEL_LEN = 24
 WORDS = [f"w{number}" for number in range(50)]
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}w40 {{ m.content }} {% elif m.role == 'query' %}w41 "
-    "{{ m.content }} {% else %}w42 {{ m.content }} {% endif %}{% endfor %}{% if not add_generation_prompt %}w43{% endif %}"
+    "{{ m.content }} {% else %}w42 {{ m.content }} {% endif %}{% endfor %}"
+    "{% if not add_generation_prompt %}w43{% endif %}"
 )
 
 
