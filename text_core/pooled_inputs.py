@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from text_core.chat_templates import ChatTemplateError, Message
 from text_core.tokenizer import EncodedPair, Tokenizer
 
 _MAX_CUTS = 8
 """Times that a document is cut until its chat is short enough: next to a cut, tokens may become others."""
-Render = Callable[[Sequence[Message]], str]
-"""``ChatTemplates.render``. Raises ``ChatTemplateError``."""
+
+
+class Render(Protocol):
+    """``ChatTemplates.render``."""
+
+    def __call__(self, messages: Sequence[Message], /, *, add_generation_prompt: bool) -> str:
+        """Raises ``ChatTemplateError``."""
 
 
 class InputError(ValueError):
@@ -183,7 +189,7 @@ class Chats(Inputs):
         if self.instruction:
             messages.insert(0, {"role": "system", "content": self.instruction})
         try:
-            return self.render(messages)
+            return self.render(messages, add_generation_prompt=False)  # as sentence-transformers and vLLM show pairs
         except ChatTemplateError as error:
             raise InputError(pair.place, str(error)) from None
 

@@ -378,16 +378,18 @@ def _classifier(sources: Sources, tokens: TokenHead | None, tasks: tuple[Pooling
         names = options.classifier_from_token or tokens.token_ids
         labels = tuple(str(name) for name in (names[1:] if tokens.is_difference else names))
         default = HeadActivation.SIGMOID if len(labels) == 1 else HeadActivation.SOFTMAX
-        said = None if options.classifier_from_token else sources.layout.activation
-        activation = said or named_activation(sources.fields) or default
+        activation = sources.layout.activation or named_activation(sources.fields) or default
     if options.use_activation is False:
         activation = HeadActivation.NONE
     pooling = PoolingType.LAST if tokens is not None else sources.default_pooling
     pooling = _chosen(options, sources.layout, pooling)
     is_pair = len(labels) == 1 and PoolingTask.CLASSIFY in tasks
+    instructs = is_pair and sources.pair_form is PairForm.TEMPLATE
     facts = PoolingFacts(
         tasks=_served(tasks, options),
         labels=labels,
+        prompts=sources.layout.prompts if instructs else {},
+        default_prompt=sources.layout.default_prompt if instructs else "",
         pair_form=sources.pair_form if is_pair else None,
         reads_last=pooling is PoolingType.LAST,
         attends_both_ways=sources.attends_both_ways,

@@ -47,7 +47,7 @@ class PoolingFacts:
     labels: tuple[str, ...] = ()
     """Names of the labels, in order; empty: it has none."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Texts that are put before an input of a kind, by the kind's name."""
+    """Texts that are put before an input of a kind, by the kind's name; of ``PairForm.TEMPLATE``, instructions."""
     default_prompt: str = ""
     """Name of the prompt of an input without one; empty: none."""
     similarity: Similarity = Similarity.COSINE

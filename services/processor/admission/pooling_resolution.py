@@ -175,7 +175,7 @@ def _classification(message: inference_pb2.ClassifyRequest, served_model: Served
     task = pooling_pb2.POOLING_TASK_TOKEN_CLASSIFY if message.per_token else pooling_pb2.POOLING_TASK_CLASSIFY
     check_task(task, served_model, "makes no labels" + (" of tokens" if message.per_token else ""))
     check_inputs("inputs", message.inputs, served_model)
-    inputs = texts_of("inputs", message.inputs, prompt_text(None, served_model), message.options, served_model)
+    inputs = texts_of("inputs", message.inputs, "", message.options, served_model)
     params = pooling_pb2.PoolingParams(task=task, activation=_activation(message))
     return _Question("inputs", inputs, params, AnswerForm.LABELS, len(served_model.model.pooling.labels))
 
