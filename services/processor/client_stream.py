@@ -13,6 +13,7 @@ from ringline.inference.v1 import inference_pb2
 from services.common.rpc.output_stream import OutputStream
 from services.processor.gateways import Gateway
 from services.processor.inference_messages import refusal, write_update
+from services.processor.pooling.plan import PooledAnswer
 from services.processor.request import Request
 from services.processor.tracing import RequestTrace
 from services.ring.errors import Status
@@ -120,7 +121,20 @@ class ClientStream(OutputStream):
             request = self._by_request_id[update.request_id]
             write_update(frame, update, request.client_request_id, request.ordinal)
             if update.closing is not None:
-                self._closed_traces.append(request.trace)
-                del self._by_request_id[request.request_id]
-                del self._by_client_request_id[request.client_request_id]
+                self._taken(request)
         return frame if frame.responses else None
+
+    def take_answer(self) -> PooledAnswer | inference_pb2.Refused | None:
+        """Like ``take``, for a call's one request, whose inputs are pooled: all that it is answered with."""
+        self.check()
+        for update in self.outbox.take(MAX_FRAME_BYTES):
+            if isinstance(update.closing, PooledAnswer | inference_pb2.Refused):
+                self._taken(self._by_request_id[update.request_id])
+                return update.closing
+        return None
+
+    def _taken(self, request: Request) -> None:
+        """A request's end was taken."""
+        self._closed_traces.append(request.trace)
+        del self._by_request_id[request.request_id]
+        del self._by_client_request_id[request.client_request_id]

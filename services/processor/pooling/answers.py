@@ -11,31 +11,46 @@ from ringline.inference.v1 import inference_pb2
 from services.processor.pooling.plan import AnswerForm, AnswerPlan, PooledAnswer
 from text_core.comparison import cosines
 
+_LENGTH_DELIMITED = 2
+"""protobuf's wire type of bytes."""
+
 
 def compose(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport) -> PooledAnswer:
     """The answer. ``results``: of all inputs, in order, each of the plan's size."""
-    return PooledAnswer(plan.form.event, _message(plan, results, report).SerializeToString())
+    return PooledAnswer(plan.form.event, _packed(plan, results, report))
 
 
-def _message(
-    plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport
-) -> inference_pb2.EmbedResponse | inference_pb2.ScoreResponse | inference_pb2.ClassifyResponse:
+def _packed(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport) -> bytes:
     counts = plan.input_tokens if plan.per_token else ()
     match plan.form:
         case AnswerForm.VECTORS:
-            return inference_pb2.EmbedResponse(
-                values=b"".join(results), dimensions=plan.width, counts=counts, report=report
-            )
+            rest = inference_pb2.EmbedResponse(dimensions=plan.width, counts=counts, report=report)
+            return _with_values(results, rest)
         case AnswerForm.LABELS:
-            return inference_pb2.ClassifyResponse(
-                values=b"".join(results), labels=plan.labels, counts=counts, report=report
+            return _with_values(
+                results, inference_pb2.ClassifyResponse(labels=plan.labels, counts=counts, report=report)
             )
         case AnswerForm.PAIR_SCORES:
-            return inference_pb2.ScoreResponse(scores=floats(b"".join(results)), report=report)
+            return inference_pb2.ScoreResponse(scores=floats(b"".join(results)), report=report).SerializeToString()
         case AnswerForm.COSINES:
             vectors = [floats(result) for result in results]
             scores = cosines(vectors[: plan.num_queries], vectors[plan.num_queries :])
-            return inference_pb2.ScoreResponse(scores=scores, report=report)
+            return inference_pb2.ScoreResponse(scores=scores, report=report).SerializeToString()
+
+
+def _with_values(results: Sequence[bytes], rest: inference_pb2.EmbedResponse | inference_pb2.ClassifyResponse) -> bytes:
+    """``rest``, serialized behind its field ``values``, which is written here: protobuf would copy it three times."""
+    tag = rest.DESCRIPTOR.fields_by_name["values"].number << 3 | _LENGTH_DELIMITED
+    return b"".join((_varint(tag), _varint(sum(map(len, results))), *results, rest.SerializeToString()))
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
 
 
 def floats(data: bytes) -> array[float]:
