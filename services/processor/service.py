@@ -326,8 +326,7 @@ class InferenceService:
                 draining = inference_pb2.SessionResponse()
                 draining.draining.grace_ms = round(self.limits.drain_grace * 1000)
                 await self._send(stream, context, draining)
-            while (frame := stream.take()) is not None:
-                packed, frame = frame.SerializeToString(), None
+            while (packed := stream.take_packed()) is not None:
                 await self._send(stream, context, packed)
                 stream.written()
 

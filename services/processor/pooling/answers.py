@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.pooling.plan import AnswerForm, AnswerPlan, PooledAnswer
+from services.processor.pooling.wire import field
 from text_core.comparison import cosines
-
-_LENGTH_DELIMITED = 2
-"""protobuf's wire type of bytes."""
 
 
 def compose(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport) -> PooledAnswer:
@@ -39,18 +37,8 @@ def _packed(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.Po
 
 
 def _with_values(results: Sequence[bytes], rest: inference_pb2.EmbedResponse | inference_pb2.ClassifyResponse) -> bytes:
-    """``rest``, serialized behind its field ``values``, which is written here: protobuf would copy it three times."""
-    tag = rest.DESCRIPTOR.fields_by_name["values"].number << 3 | _LENGTH_DELIMITED
-    return b"".join((_varint(tag), _varint(sum(map(len, results))), *results, rest.SerializeToString()))
-
-
-def _varint(number: int) -> bytes:
-    written = bytearray()
-    while number > 0x7F:
-        written.append(number & 0x7F | 0x80)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
+    """``rest``, serialized behind its field ``values``."""
+    return b"".join((*field(rest.DESCRIPTOR, "values", *results), rest.SerializeToString()))
 
 
 def floats(data: bytes) -> array[float]:

@@ -53,3 +53,23 @@ def test_a_call_that_ends_otherwise_gets_the_reason() -> None:
     refused = ring.client.take_answer()
     assert isinstance(refused, inference_pb2.Refused)
     assert "cancelled when 0 of its 1 inputs were computed" in refused.status.message
+
+
+def test_a_session_gets_answers_among_other_responses() -> None:
+    ring = Ring([], [], pooling=["vectors-0"])
+    stream = ring.client
+    for name in ("one", "two", "ended"):
+        call = ring.pool(inference_pb2.EmbedRequest(request_id=name, inputs=[inference_pb2.PoolingInput(text=name)]))
+    ring.in_flight.end(call, FinishReason.CANCELLED)
+    for _ in range(5):
+        ring.flow()
+    packed = stream.take_packed()
+    assert packed is not None
+    got = {each.request_id: each for each in inference_pb2.SessionResponse.FromString(packed).responses}
+    assert {name: each.WhichOneof("event") for name, each in got.items()} == {
+        "one": "embedded",
+        "two": "embedded",
+        "ended": "refused",
+    }
+    assert [len(got[name].embedded.values) for name in ("one", "two")] == [8, 8]
+    assert (stream.take_packed(), stream.num_live, ring.quiet) == (None, 0, True)
