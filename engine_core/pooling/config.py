@@ -319,6 +319,11 @@ def resolved(sources: Sources) -> PoolerConfig:
 
 def _token_head(sources: Sources) -> TokenHead | None:
     ids = sources.token_ids or sources.layout.tokens
+    if ids and not sources.head_tensor:
+        raise UnsupportedModelError(
+            "classifier_from_token (of --pooler-config) or a LogitScore module asks for numbers of tokens, but this "
+            "model is an encoder without a language model's head: leave it out"
+        )
     return TokenHead(sources.head_tensor, ids, len(ids) == 2) if ids else None
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,21 +141,30 @@ def test_names_of_labels_that_clients_cannot_be_told_are_refused() -> None:
         read_labels({"id2label": {str(index): "x" * 300 for index in range(4000)}})
 
 
+def _sources(fields: dict[str, Any], **options: Any) -> Sources:
+    return Sources(
+        layout=Layout(),
+        options=PoolerOptions(**options),
+        fields=fields,
+        tasks=(PoolingTask.EMBED,),
+        hidden_size=64,
+        default_pooling=PoolingType.LAST,
+        attends_both_ways=False,
+        head_tensor="lm_head.weight",
+        token_ids=(),
+        pair_form=PairForm.SEGMENTS,
+    )
+
+
 def _facts(fields: dict[str, Any], **options: Any) -> PoolingFacts:
-    return resolved(
-        Sources(
-            layout=Layout(),
-            options=PoolerOptions(**options),
-            fields=fields,
-            tasks=(PoolingTask.EMBED,),
-            hidden_size=64,
-            default_pooling=PoolingType.LAST,
-            attends_both_ways=False,
-            head_tensor="lm_head.weight",
-            token_ids=(),
-            pair_form=PairForm.SEGMENTS,
-        )
-    ).facts
+    return resolved(_sources(fields, **options)).facts
+
+
+def test_an_encoder_has_no_head_whose_tokens_are_labels() -> None:
+    encoder = replace(_sources({}), head_tensor="")
+    for asked in (replace(encoder, token_ids=(3, 4)), replace(encoder, layout=Layout(tokens=(3,)))):
+        with pytest.raises(UnsupportedModelError, match="an encoder without a language model's head"):
+            resolved(asked)
 
 
 def test_vectors_are_cut_to_no_more_than_the_numbers_they_have() -> None:
