@@ -35,6 +35,7 @@ from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
 from services.processor.pooling.plan import PoolingMessage
+from services.processor.pooling.suitability import SUITS
 from services.processor.request import Request as ClientRequest
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.ring.attach_registry import AttachRegistry
@@ -475,7 +476,7 @@ class RingSimulation(ProcessorCore):
 
     def pool(self, message: PoolingMessage, tenant: str = "") -> ClientRequest:
         """A request in flight whose inputs are pooled."""
-        model = self.models.for_new(message.model, pools=True)
+        model = self.models.for_new(message.model, SUITS[type(message)])
         model = model or next(each for each in self.models.held.values() if each.pools)
         resolution = PoolingResolution(message, model)
         while not resolution.advance(1):
