@@ -52,8 +52,6 @@ class PoolingInference(ScriptedInference):
         """What Embed answers, whatever it is asked."""
         self.waits = False
         """Whether no call is answered."""
-        self.listed_before: list[pb.Model] = []
-        """Models that are served, too."""
         tasks = (pooling_pb2.POOLING_TASK_EMBED, pooling_pb2.POOLING_TASK_TOKEN_EMBED)
         self.model = pb.Model(
             name="small",
@@ -83,10 +81,6 @@ class PoolingInference(ScriptedInference):
     def refuses(self, code: grpc.StatusCode, message: str, *details: Message) -> None:
         """Refuse all from now on."""
         self.refusal = code, message, details
-
-    async def ListModels(self, request, context):
-        told = await super().ListModels(request, context)
-        return pb.ListModelsResponse(models=[*self.listed_before, *told.models])
 
     async def Embed(self, request, context):
         await self._begin(request, context)
