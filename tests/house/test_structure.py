@@ -95,20 +95,21 @@ def test_nothing_of_a_checkpoint_is_executed() -> None:
 
 SCENARIOS = {
     "engine_core": "batch_independence crash forced_tokens interrupts limits loaded transformers_parity unsound_logits",
-    "engine_core/attention": "latents",
+    "engine_core/attention": "latents whole_inputs",
     "engine_core/executor": "many_kills many_starts",
-    "engine_core/distributed": "drafts_of_ranks matrix tensor_parallel weights_of_ranks",
+    "engine_core/distributed": "drafts_of_ranks encoders matrix tensor_parallel weights_of_ranks",
     "engine_core/kernels": "engine libraries ops",
     "engine_core/layers": "expert_tensors",
     "engine_core/model_loader": "load_memory quantized_models",
-    "engine_core/models": "against_transformers bitwise_stability config_errors families long_generation longrope "
-    "multimodal published "
-    "shared_caches single_fields stages tensors_left_out transformers_fallback unlike_layers",
+    "engine_core/models": "against_transformers bitwise_stability config_errors encoders families long_generation "
+    "longrope multimodal published shared_caches single_fields stages tensors_left_out transformers_fallback "
+    "unlike_layers",
+    "engine_core/pooling": "encoders",
     "engine_core/quantization": "rounded_experts",
     "engine_core/scheduling": "stages",
     "engine_core/structured_output": "schemas without_llguidance",
-    "services/cli": "diagnosis secured",
-    "services/gateway": "after_admission dialects",
+    "services/cli": "diagnosis pooling_commands secured",
+    "services/gateway": "after_admission dialects other_apis",
     "services/processor": "cycles",
     "text_core": "calls_in_templates families published_templates suite",
 }
