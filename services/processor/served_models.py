@@ -17,7 +17,7 @@ from services.common.links.redial import LinkRefused
 from services.common.links.tokenizer_fetch import TokenizerFetcher
 from services.common.rpc.message_limits import MessageLimits
 from services.processor.checked_grammars import CheckedGrammars
-from services.processor.pooling.suitability import Suits, generates
+from services.processor.suitability import Suits, generates
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import (
     CHAT_CAPABILITIES,

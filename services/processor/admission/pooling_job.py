@@ -9,9 +9,9 @@ from services.processor.admission.pooling_resolution import PoolingResolution
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_job import Job, OnResolved
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.pooling.suitability import SUITS
 from services.processor.request import Request, RequestMessage, ResolvedRequest
 from services.processor.served_models import ServedModel, ServedModels
+from services.processor.suitability import SUITS
 from services.ring.errors import Code, Refused, Status
 
 log = structlog.get_logger(__name__)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from services.common.rpc.shared_messages import status_from_proto
 from services.processor import pooled_output
-from services.processor.pooling.suitability import embeds
+from services.processor.suitability import embeds
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from tests.services.processor.ring_requests import Ring, ask

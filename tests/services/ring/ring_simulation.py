@@ -35,9 +35,9 @@ from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.pooling.suitability import SUITS
 from services.processor.request import Request as ClientRequest
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
+from services.processor.suitability import SUITS
 from services.ring.attach_registry import AttachRegistry
 from services.ring.errors import Refused
 from services.ring.events import ChoiceEnd, FinishReason, Pooled
