@@ -36,7 +36,7 @@ _TASKS = {
     "Model": _EMBEDS,
 }
 """What classes compute that do not generate, by the end of their names."""
-_REWARDS: dict[str, Any] = {"num_labels": 1, "problem_type": "regression"}
+_REWARDS = {"num_labels": 1, "problem_type": "regression"}
 """Of config.json, where it does not say otherwise: one number, of any size, as Qwen2.5-Math-RM's code has it."""
 
 
@@ -93,7 +93,7 @@ def pooler_config(
         Sources(
             layout=choice.layout,
             options=choice.options,
-            fields=_REWARDS | dict(raw) if choice.architecture.endswith("ForRewardModel") else raw,
+            fields={**_REWARDS, **raw} if choice.architecture.endswith("ForRewardModel") else raw,
             tasks=choice.tasks,
             hidden_size=shape.hidden_size,
             default_pooling=model.pooling_of(raw, choice.architecture),
