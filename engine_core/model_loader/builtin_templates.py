@@ -9,6 +9,7 @@ from typing import Any
 
 from engine_core.errors import UnsupportedModelError
 from engine_core.model_loader.json_files import read_object
+from engine_core.pooling.config import transformer_fields
 
 _DEEPSEEK_OCR = """\
 {{- bos_token -}}
@@ -90,13 +91,14 @@ def template_arguments(model: Path) -> bytes:
     """What sets the variables with which sentence-transformers shows pairs, before the template. Raises
     ``CheckpointError``.
     """
-    fields = read_object(model / "sentence_bert_config.json", optional=True).get("processing_kwargs") or {}
+    file, of_transformer = transformer_fields(model, read_object)
+    fields = of_transformer.get("processing_kwargs") or {}
     given = fields.get("chat_template") if isinstance(fields, dict) else None
-    arguments = {name: value for name, value in (given or {}).items() if name != _OF_CUTS}
+    arguments = {} if not isinstance(given, dict) else {key: given[key] for key in given if key != _OF_CUTS}
     for name, value in arguments.items():
         if not name.isidentifier() or not isinstance(value, bool | int | str):
             raise UnsupportedModelError(
-                f"{model / 'sentence_bert_config.json'}: chat_template has {name}={value!r}, which is not supported: "
+                f"{file}: chat_template has {name}={value!r}, which is not supported: "
                 "expected true, false, a number or a text"
             )
     return "".join(f"{{%- set {name} = {_literal(value)} -%}}" for name, value in arguments.items()).encode()

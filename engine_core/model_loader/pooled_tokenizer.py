@@ -13,7 +13,7 @@ from engine_core.errors import CheckpointError
 from engine_core.model_loader.json_files import read_object
 from engine_core.model_loader.location import find_checkpoint
 from engine_core.model_loader.pooling_model import layout_of
-from engine_core.pooling.config import PoolingType
+from engine_core.pooling.config import PoolingType, transformer_fields
 from text_core.special_tokens import read_special_tokens
 from text_core.tokenizer_changes import changed_tokenizer
 from text_core.tokenizer_files import TokenizerError, load_json
@@ -44,7 +44,8 @@ def _lowers(model: Path) -> bool:
     """Whether texts are made lower-case, whatever the tokenizer does."""
     if not (model / "modules.json").is_file():
         return False
-    return read_object(model / "sentence_bert_config.json", optional=True).get("do_lower_case") is True
+    _, fields = transformer_fields(model, read_object)
+    return fields.get("do_lower_case") is True
 
 
 def _end(model: Path, files: Mapping[str, bytes]) -> str | None:

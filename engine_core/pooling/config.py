@@ -170,7 +170,7 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
         fields = read_object(path / folder / "config.json", optional=kind == "Normalize") if folder else {}
         layout = _with_module(layout, kind, folder, path / folder / "config.json", fields)
     general = read_object(path / "config_sentence_transformers.json", optional=True) if modules else {}
-    of_length, bert = _transformer_fields(path, read_object) if modules else (path, {})
+    of_length, bert = transformer_fields(path, read_object) if modules else (path, {})
     prompts, of_prompts = general.get("prompts") or {}, path / "config_sentence_transformers.json"
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(
@@ -195,7 +195,7 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
     )
 
 
-def _transformer_fields(path: Path, read_object: ReadObject) -> tuple[Path, Mapping[str, Any]]:
+def transformer_fields(path: Path, read_object: ReadObject) -> tuple[Path, Mapping[str, Any]]:
     """The file of the Transformer module, which has had several names, and its fields; empty if there is none."""
     for kind in _TRANSFORMERS:
         file = path / f"sentence_{kind}_config.json"
@@ -378,7 +378,8 @@ def _classifier(sources: Sources, tokens: TokenHead | None, tasks: tuple[Pooling
         names = options.classifier_from_token or tokens.token_ids
         labels = tuple(str(name) for name in (names[1:] if tokens.is_difference else names))
         default = HeadActivation.SIGMOID if len(labels) == 1 else HeadActivation.SOFTMAX
-        activation = sources.layout.activation or named_activation(sources.fields) or default
+        said = None if options.classifier_from_token else sources.layout.activation
+        activation = said or named_activation(sources.fields) or default
     if options.use_activation is False:
         activation = HeadActivation.NONE
     pooling = PoolingType.LAST if tokens is not None else sources.default_pooling

@@ -29,6 +29,20 @@ def test_the_layout_of_sentence_transformers_is_read(tmp_path: Path) -> None:
     assert (choice.runs_as, choice.tasks[0]) == ("Qwen3ForCausalLM", PoolingTask.EMBED)
 
 
+def test_the_transformer_module_has_had_several_names(tmp_path: Path) -> None:
+    lay_out(tmp_path, similarity_fn_name="dot")
+    (tmp_path / "sentence_xlm-roberta_config.json").write_text(json.dumps({"max_seq_length": 96}))
+    choice = choose_pooling(tmp_path, RAW, "Qwen3ForCausalLM", ModelConfig())
+    assert choice is not None
+    assert (choice.layout.max_length, choice.layout.similarity) == (96, Similarity.DOT)
+
+
+def test_a_similarity_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    lay_out(tmp_path, similarity_fn_name="hamming")
+    with pytest.raises(UnsupportedModelError, match="similarity_fn_name='hamming' is not supported"):
+        choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
+
+
 def test_what_newer_releases_of_sentence_transformers_write_is_read(tmp_path: Path) -> None:
     """The length is the tokenizer's, and a cross-encoder's activation stands beside the prompts."""
     lay_out(tmp_path, truncate_dim=32, activation_fn="torch.nn.modules.linear.Identity")
@@ -44,20 +58,6 @@ def test_what_newer_releases_of_sentence_transformers_write_is_read(tmp_path: Pa
         lay_out(tmp_path, **fields)
         with pytest.raises(CheckpointError, match=r"truncate_dim=.* is not usable|activation_fn='torch.nn.Mish'"):
             choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
-
-
-def test_the_transformer_module_has_had_several_names(tmp_path: Path) -> None:
-    lay_out(tmp_path, similarity_fn_name="dot")
-    (tmp_path / "sentence_xlm-roberta_config.json").write_text(json.dumps({"max_seq_length": 96}))
-    choice = choose_pooling(tmp_path, RAW, "Qwen3ForCausalLM", ModelConfig())
-    assert choice is not None
-    assert (choice.layout.max_length, choice.layout.similarity) == (96, Similarity.DOT)
-
-
-def test_a_similarity_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    lay_out(tmp_path, similarity_fn_name="hamming")
-    with pytest.raises(UnsupportedModelError, match="similarity_fn_name='hamming' is not supported"):
-        choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
 
 
 def test_a_class_says_what_it_computes(tmp_path: Path) -> None:
