@@ -93,7 +93,7 @@ def pooler_config(
         Sources(
             layout=choice.layout,
             options=choice.options,
-            fields=_REWARDS | raw if choice.architecture.endswith("ForRewardModel") else raw,
+            fields={**_REWARDS, **raw} if choice.architecture.endswith("ForRewardModel") else raw,
             tasks=choice.tasks,
             hidden_size=shape.hidden_size,
             default_pooling=model.pooling_of(raw, choice.architecture),
