@@ -132,7 +132,7 @@ def test_pairs_without_tokens_are_refused():
     pair = Pair("queries[0]", " ", "documents[3]", "  ")
     for inputs in (
         Segments([pair], tokenizer, length(9)),
-        Chats([pair], "", tokenizer, lambda messages: " ", length(9)),
+        Chats([pair], "", tokenizer, lambda messages, **template: " ", length(9)),
     ):
         with pytest.raises(InputError, match=r"documents\[3\]: it and queries\[0\] have no tokens"):
             inputs.encode(0, 1)
