@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.errors import CheckpointError, UnsupportedModelError, written
 from engine_core.pooling.facts import PairForm, PoolingFacts, Similarity
 from engine_core.pooling.options import PoolerOptions
 from engine_core.pooling.params import PoolingTask
@@ -21,6 +21,8 @@ _MOST_WIDTH = 2**20
 _VECTOR = "sentence_embedding"
 """Sentence-transformers' name of what Pooling makes, and what Dense layers read and write."""
 _MOST_LENGTH = 2**31 - 1
+_MOST_TEXT_BYTES = 1 << 20
+"""Of a model's prompts, and of the names of its labels: clients are told them."""
 
 
 class PoolingType(enum.Enum):
@@ -171,14 +173,8 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
         layout = _with_module(layout, kind, folder, path / folder / "config.json", fields)
     general = read_object(path / "config_sentence_transformers.json", optional=True) if modules else {}
     of_length, bert = transformer_fields(path, read_object) if modules else (path, {})
-    prompts, of_prompts = general.get("prompts") or {}, path / "config_sentence_transformers.json"
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError(
-            f"{path / 'config_sentence_transformers.json'}: prompts={prompts!r} is no object of texts"
-        )
-    default = general.get("default_prompt_name") or ""
-    if default and default not in prompts:
-        raise CheckpointError(f"{of_prompts}: default_prompt_name={default!r} is none of its prompts")
+    of_prompts = path / "config_sentence_transformers.json"
+    prompts, default = _prompts(of_prompts, general)
     length = bert.get("max_seq_length")
     if length is not None and not (type(length) is int and 1 <= length <= _MOST_LENGTH):
         raise CheckpointError(f"{of_length}: max_seq_length={length!r} is no number of tokens")
@@ -186,8 +182,8 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
         length = _tokenizers_length(read_object(path / "tokenizer_config.json", optional=True))
     return replace(
         layout,
-        prompts=dict(prompts),
-        default_prompt=str(default),
+        prompts=prompts,
+        default_prompt=default,
         similarity=_similarity(of_prompts, general),
         max_length=length,
         dimensions=_width(of_prompts, general, "truncate_dim") if general.get("truncate_dim") is not None else None,
@@ -221,6 +217,28 @@ def _tokenizers_length(fields: Mapping[str, Any]) -> int | None:
     return length if type(length) is int and 1 <= length <= _MOST_LENGTH else None
 
 
+def _prompts(file: Path, fields: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """The prompts by their names, and the name of the default one."""
+    prompts = fields.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError(f"{file}: prompts={prompts!r} is no object of texts")
+    _check_texts(f"{file}: prompts", [*prompts, *prompts.values()])
+    default = fields.get("default_prompt_name") or ""
+    if not isinstance(default, str) or (default and default not in prompts):
+        raise CheckpointError(f"{file}: default_prompt_name={default!r} is none of its prompts")
+    return prompts, default
+
+
+def _check_texts(name: str, texts: Iterable[str]) -> None:
+    """Raise ``CheckpointError`` for texts that are no Unicode (JSON can have half a character), or too large."""
+    try:
+        size = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{name} has half a character: {error.object[error.start : error.end]!r}") from None
+    if size > _MOST_TEXT_BYTES:
+        raise CheckpointError(f"{name} has {size} bytes: expected at most {_MOST_TEXT_BYTES}")
+
+
 def _module(file: Path, module: object) -> tuple[str, str]:
     """The class, without its package, and the folder of one of the ``modules``."""
     if isinstance(module, dict):
@@ -250,7 +268,7 @@ def _pooling_type(file: Path, fields: Mapping[str, Any]) -> PoolingType:
     if modes is None:
         modes = [mode for name, mode in _OLD_MODES.items() if fields.get(name)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _MODES:
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in list(_MODES):
         raise UnsupportedModelError(
             f"{file}: pooling by {modes!r} is not supported: expected one of {', '.join(_MODES)}"
         )
@@ -300,6 +318,7 @@ def read_labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
     by_number = {str(number): str(name) for number, name in names.items()}
     if by_number.keys() != set(map(str, range(len(names)))):
         raise CheckpointError(f"id2label is not usable: expected the numbers from 0 to {len(names) - 1}")
+    _check_texts("id2label", by_number.values())
     return tuple(by_number[str(number)] for number in range(len(names)))
 
 
@@ -366,6 +385,11 @@ def resolved(sources: Sources) -> PoolerConfig:
 
 def _token_head(sources: Sources) -> TokenHead | None:
     ids = sources.token_ids or sources.layout.tokens
+    if ids and not sources.head.tensor:
+        raise UnsupportedModelError(
+            "classifier_from_token (of --pooler-config) or a LogitScore module asks for numbers of tokens, but this "
+            "model is an encoder without a language model's head: leave it out"
+        )
     return replace(sources.head, token_ids=ids, is_difference=len(ids) == 2) if ids else None
 
 
@@ -410,17 +434,18 @@ def _embedder(sources: Sources, tasks: tuple[PoolingTask, ...]) -> PoolerConfig:
     normalizes = layout.normalizes if layout.is_there else True
     for said in (options.use_activation, options.normalize):
         normalizes = normalizes if said is None else said
-    trained = options.matryoshka_dimensions or _trained_dimensions(sources.fields)
+    trained = _trained_dimensions(options, sources.fields, width)
     is_matryoshka = bool(trained or layout.dimensions or sources.fields.get("is_matryoshka"))
     width = min(width, layout.dimensions or width)
     if options.is_matryoshka is not None:
         is_matryoshka, trained = options.is_matryoshka, trained if options.is_matryoshka else ()
     pooling = _chosen(options, layout, sources.default_pooling)
+    dimensions = _dimensions(options, width, trained, is_matryoshka=is_matryoshka)
     facts = PoolingFacts(
         tasks=_served(tasks, options),
-        dimensions=_dimensions(options, width, trained, is_matryoshka=is_matryoshka),
+        dimensions=dimensions,
         is_matryoshka=is_matryoshka,
-        matryoshka_dimensions=trained,
+        matryoshka_dimensions=tuple(each for each in trained if each <= dimensions),
         normalizes=normalizes,
         prompts=layout.prompts,
         default_prompt=layout.default_prompt,
@@ -461,9 +486,17 @@ def _served(tasks: tuple[PoolingTask, ...], options: PoolerOptions) -> tuple[Poo
     return left
 
 
-def _trained_dimensions(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    """The dimensions in config.json. Raises ``CheckpointError``."""
+def _trained_dimensions(options: PoolerOptions, fields: Mapping[str, Any], width: int) -> tuple[int, ...]:
+    """The dimensions in the options, else in config.json. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    if options.matryoshka_dimensions:
+        if (most := options.matryoshka_dimensions[-1]) > width:
+            raise UnsupportedModelError(
+                f"--pooler-config has matryoshka_dimensions of {most}: expected at most {width}"
+            )
+        return options.matryoshka_dimensions
     given = fields.get("matryoshka_dimensions") or ()
-    if not isinstance(given, list | tuple) or not all(type(each) is int and each >= 1 for each in given):
-        raise CheckpointError(f"matryoshka_dimensions={given!r} is not usable: expected a list of numbers")
+    if not isinstance(given, list | tuple) or not all(type(each) is int and 1 <= each <= width for each in given):
+        raise CheckpointError(
+            f"matryoshka_dimensions={written(given)} is not usable: expected a list of numbers from 1 to {width}"
+        )
     return tuple(sorted(set(given)))

@@ -32,12 +32,16 @@ def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
 def checked_tokenizer(files: dict[str, bytes]) -> Tokenizer:
     """The tokenizer of ``files``; raises ``CheckpointError`` if they, or a chat template, are damaged."""
     try:
-        templates = ChatTemplates.from_files(files)
-        if not templates.names and files != NO_TOKENIZER:
-            log.warning("the model has no chat template, so chats are refused: --chat-template gives it one")
+        ChatTemplates.from_files(files)
         return Tokenizer.from_files(files)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
+
+
+def warn_without_template(files: dict[str, bytes]) -> None:
+    """Log that a model that generates has no chat template. ``files``: checked ones."""
+    if files != NO_TOKENIZER and not ChatTemplates.from_files(files).names:
+        log.warning("the model has no chat template, so chats are refused: --chat-template gives it one")
 
 
 def chunks(files: dict[str, bytes]) -> Iterator[engine_pb2.GetTokenizerResponse]:

@@ -19,6 +19,7 @@ from services.processor.admission.pooling_validation import (
     check_instruction,
     check_pooling_request,
     check_queries,
+    check_repeated,
     check_result_size,
     check_task,
     prompt_text,
@@ -193,6 +194,7 @@ def _scoring(message: inference_pb2.ScoreRequest, served_model: ServedModel) -> 
     check_instruction(message, has_place=facts.pair_form == pooling_pb2.PAIR_FORM_TEMPLATE)
     if not reads_pairs:
         return _comparison(message, served_model)
+    check_repeated(message)
     inputs: Inputs
     if facts.pair_form == pooling_pb2.PAIR_FORM_TEMPLATE:
         inputs = chats_of(message, served_model)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,18 @@ import pytest
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.pooling_model import choose_pooling
-from engine_core.pooling.config import HeadActivation, PoolingType, read_activation, read_labels
-from engine_core.pooling.facts import Similarity
+from engine_core.pooling.config import (
+    HeadActivation,
+    Layout,
+    PoolingType,
+    Sources,
+    TokenHead,
+    read_activation,
+    read_labels,
+    resolved,
+)
+from engine_core.pooling.facts import PairForm, PoolingFacts, Similarity
+from engine_core.pooling.options import PoolerOptions
 from engine_core.pooling.params import PoolingTask
 
 from .checkpoints import lay_out, write
@@ -86,6 +97,7 @@ def test_a_class_says_what_it_computes(tmp_path: Path) -> None:
             {},
             "pooling by ['attention'] is not supported: expected one of cls, lasttoken",
         ),
+        ({"pooling_mode": [["mean"]]}, {}, "pooling by [['mean']] is not supported"),
         ({"pooling_mode": "mean", "include_prompt": False}, {}, "include_prompt=false is not supported"),
         ({}, {"in_features": 0, "out_features": 4}, "in_features=0 is not usable"),
         ({}, {"in_features": 64, "out_features": 4, "activation_function": "torch.nn.Mish"}, "'torch.nn.Mish' is not"),
@@ -137,3 +149,64 @@ def test_labels_and_what_becomes_of_their_numbers() -> None:
     assert read_activation({"problem_type": "multi_label_classification", **named}, 1) is HeadActivation.NONE
     with pytest.raises(UnsupportedModelError, match=r"activation_fn='torch.nn.Mish' is not supported"):
         read_activation({"sbert_ce_default_activation_function": "torch.nn.Mish"}, 1)
+
+
+@pytest.mark.parametrize(
+    ("general", "expected"),
+    [
+        ({"default_prompt_name": ["query"]}, r"default_prompt_name=\['query'\] is none of its prompts"),
+        ({"prompts": {"query": "\ud800"}}, r"prompts has half a character: '\\ud800'"),
+        ({"prompts": {"\ud800": "q: "}}, "prompts has half a character"),
+        ({"prompts": {"query": "q" * 2**20}}, "prompts has 1048581 bytes: expected at most 1048576"),
+    ],
+)
+def test_prompts_that_clients_cannot_be_told_are_refused(
+    general: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    lay_out(tmp_path, **{"prompts": {"query": "q: "}, **general})
+    with pytest.raises(CheckpointError, match=expected):
+        choose_pooling(tmp_path, RAW, "Qwen3Model", ModelConfig())
+
+
+def test_names_of_labels_that_clients_cannot_be_told_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="id2label has half a character"):
+        read_labels({"id2label": {"0": "\ud800"}})
+    with pytest.raises(CheckpointError, match="id2label has 1200000 bytes: expected at most 1048576"):
+        read_labels({"id2label": {str(index): "x" * 300 for index in range(4000)}})
+
+
+def _sources(fields: dict[str, Any], **options: Any) -> Sources:
+    return Sources(
+        layout=Layout(),
+        options=PoolerOptions(**options),
+        fields=fields,
+        tasks=(PoolingTask.EMBED,),
+        hidden_size=64,
+        default_pooling=PoolingType.LAST,
+        attends_both_ways=False,
+        head=TokenHead("lm_head.weight", (), is_difference=False),
+        token_ids=(),
+        pair_form=PairForm.SEGMENTS,
+    )
+
+
+def _facts(fields: dict[str, Any], **options: Any) -> PoolingFacts:
+    return resolved(_sources(fields, **options)).facts
+
+
+def test_an_encoder_has_no_head_whose_tokens_are_labels() -> None:
+    encoder = replace(_sources({}), head=TokenHead("", (), is_difference=False))
+    for asked in (replace(encoder, token_ids=(3, 4)), replace(encoder, layout=Layout(tokens=(3,)))):
+        with pytest.raises(UnsupportedModelError, match="an encoder without a language model's head"):
+            resolved(asked)
+
+
+def test_vectors_are_cut_to_no_more_than_the_numbers_they_have() -> None:
+    trained = {"matryoshka_dimensions": [64, 16, 32]}
+    assert _facts(trained).matryoshka_dimensions == (16, 32, 64)
+    assert _facts(trained, dimensions=32).matryoshka_dimensions == (16, 32)
+    for wrong in (65, 2**40):
+        with pytest.raises(CheckpointError, match="is not usable: expected a list of numbers from 1 to 64"):
+            _facts({"matryoshka_dimensions": [32, wrong]})
+        with pytest.raises(UnsupportedModelError, match=f"matryoshka_dimensions of {wrong}: expected at most 64"):
+            _facts({}, matryoshka_dimensions=(32, wrong))

@@ -180,6 +180,21 @@ def test_a_pair_has_special_tokens_between_and_around_and_its_document_is_cut() 
     assert refusal(message, PAIRS).field == "queries[0]"
 
 
+def test_what_is_read_with_each_document_is_bounded_however_few_tokens_it_has() -> None:
+    message = pb.ScoreRequest(queries=texts("x" * 20_000), documents=texts(*[words(3)] * 800))
+    assert len(inputs_of(message, PAIRS)[0]) == 5
+    message.documents.extend(texts(*[words(3)] * 39))
+    status = refusal(message, PAIRS)
+    assert (status.code, status.field, status.reason) == (Code.INVALID_ARGUMENT, "queries[0]", Reason.TOO_LARGE)
+    assert "20000 characters are read with each of 839 documents: expected at most 19996" in status.message
+    message.queries.extend(texts(*["x"] * 838))  # each is read once
+    assert len(inputs_of(message, PAIRS)) == 839
+    message = pb.ScoreRequest(instruction="x" * 16_000, queries=texts("x"), documents=texts(*["x"] * 1100))
+    assert refusal(message, CHATS).field == "instruction"
+    message = pb.ScoreRequest(queries=texts("x" * 20_000), documents=texts(*[words(3)] * 839))
+    assert len(inputs_of(message)) == 840  # vectors are compared: each text is read once
+
+
 def test_a_chat_template_shows_a_pair_and_the_instruction() -> None:
     message = pb.ScoreRequest(queries=texts("w1"), documents=texts("w2", words(*range(30))), instruction="w5")
     message.options.truncation = pb.TRUNCATION_END
