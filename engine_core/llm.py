@@ -62,6 +62,7 @@ from engine_core.request import SamplingParams as EngineSamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.startup import StartedEngine, start_engine
 from engine_core.step import SequenceOutput
+from engine_core.validation import no_tokens
 
 __all__ = [
     "LLM",
@@ -351,6 +352,8 @@ class LLM:
         message).
         """
         arrival = Arrival(time.time(), time.monotonic())
+        if self.model.pooling is not None:
+            raise InvalidRequestError("messages", no_tokens(self.model.name, self.model.pooling))
         if not isinstance(template_name, str | None):
             raise TypeError(f"template_name is of type {type(template_name).__name__}; expected text")
         template = {

@@ -26,6 +26,7 @@ from engine_core.media import (
     View,
     VisionShape,
 )
+from engine_core.pooling.facts import PoolingFacts
 from engine_core.request import BeamSearch, NoRepeatNgram, ReasoningBudget, Request, SamplingParams
 
 MAX_CHOICES = 128
@@ -66,6 +67,11 @@ _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_pena
 _LISTS = (tuple, list)
 
 
+def no_tokens(name: str, facts: PoolingFacts) -> str:
+    """What is wrong with asking the model of that name, which pools, for tokens."""
+    return f"{name} generates no tokens; ask it for what it computes: {', '.join(task.value for task in facts.tasks)}"
+
+
 def validate_request(request: Request, model: ModelSpec, grammar_support: str | None = None) -> None:
     """Raise ``InvalidRequestError`` for the first field of ``request`` that ``model`` cannot serve.
 
@@ -73,8 +79,7 @@ def validate_request(request: Request, model: ModelSpec, grammar_support: str | 
     """
     _check_types(request)
     if model.pooling is not None:
-        tasks = ", ".join(task.value for task in model.pooling.tasks)
-        raise InvalidRequestError("params", f"{model.name} generates no tokens; ask it for what it computes: {tasks}")
+        raise InvalidRequestError("params", no_tokens(model.name, model.pooling))
     if not request.request_id:
         raise InvalidRequestError("request_id", "is empty; expected a name that no live request has")
     _check_prompt(request.prompt_token_ids, model)

@@ -12,11 +12,11 @@ import torch
 from engine_core.pooling.params import Pooled
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PoolingOutput:
     """What was computed of a prompt."""
 
-    values: array[float] = field(repr=False)
+    values: array[float]
     """32-bit floats, row by row."""
     rows: int | None
     """Of results for each token; None: there is one row, of the whole prompt."""
@@ -29,6 +29,9 @@ class PoolingOutput:
             values.byteswap()
         return cls(values, pooled.rows if per_token else None)
 
+    def __repr__(self) -> str:
+        return f"PoolingOutput(data={self.data})"
+
     @property
     def data(self) -> torch.Tensor:
         """[numbers], or [tokens, numbers]; float32, in this object's memory."""
@@ -36,9 +39,12 @@ class PoolingOutput:
         return tensor if self.rows is None else tensor.reshape(self.rows, -1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EmbeddingOutput(PoolingOutput):
     """A prompt's vector."""
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
 
     @property
     def embedding(self) -> list[float]:
@@ -51,9 +57,12 @@ class EmbeddingOutput(PoolingOutput):
         return len(self.values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ClassificationOutput(PoolingOutput):
     """The numbers of a prompt's labels."""
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
 
     @property
     def probs(self) -> list[float]:

@@ -37,7 +37,7 @@ from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.start_limit import StageClock, start_limit
 from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
-from services.engine.tokenizer import checked_tokenizer, read_tokenizer
+from services.engine.tokenizer import checked_tokenizer, read_tokenizer, warn_without_template
 from services.engine.tracing import EngineTraces
 from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, MEDIA, POOLING, PeerId
 from services.ring.liveness import BEAT_INTERVAL
@@ -123,6 +123,8 @@ class _EngineProcess:
         tokenizer_digest = fingerprint(files)
         facts = ""
         pooling = executor.model.pooling
+        if pooling is None:
+            await asyncio.to_thread(warn_without_template, files)
         if executor.picture_facts is not None and files != NO_TOKENIZER:
             facts = json.dumps(executor.picture_facts, sort_keys=True)
         can_constrain = executor.grammar_support is None and pooling is None

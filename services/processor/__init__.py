@@ -20,7 +20,8 @@ pooled_output      engines' results of inputs to answers        (what those are 
 failover           when a request moves: retry, resubmit, redirect, replay, route timeout
 in_flight          ends requests
 
-Both use served_models (models, their limits, tokenizers and checked_grammars). Not on the path: main (start, drain),
+Both use served_models (models, their limits, tokenizers and checked_grammars; suitability: which one a request without
+a name means). Not on the path: main (start, drain),
 authentication and json_web_tokens (principal), inference_messages (protobuf), vllm_engine_api/ (vLLM's gRPC API,
 optional), and for operators metrics, request_log, tracing, live_page/.
 """

@@ -17,6 +17,7 @@ from services.common.links.redial import LinkRefused
 from services.common.links.tokenizer_fetch import TokenizerFetcher
 from services.common.rpc.message_limits import MessageLimits
 from services.processor.checked_grammars import CheckedGrammars
+from services.processor.suitability import Suits, generates
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import (
     CHAT_CAPABILITIES,
@@ -278,32 +279,37 @@ class ServedModels:
         served = self.served()
         return next((each for each in served if not each.pools), served[0] if served else None)
 
-    def choose(self, name: str, digest: str = "", *, pools: bool = False) -> tuple[ServedModel | None, Refused | None]:
+    def choose(
+        self, name: str, digest: str = "", *, suits: Suits = generates
+    ) -> tuple[ServedModel | None, Refused | None]:
         """The model of a request, or its refusal; neither while the engines of its model take no work.
 
-        ``digest``: of the model on which it began, if it is a resume. ``pools``: whether its inputs are to be pooled.
+        ``digest``: of the model on which it began, if it is a resume. ``suits``: what the request asks of a model.
         """
-        model = self.for_resume(name, digest) if digest else self.for_new(name, pools=pools)
+        model = self.for_resume(name, digest) if digest else self.for_new(name, suits)
         if model is None:
             return None, self.refuse_without_model() if self.newest is None else None
         if name and not model.limits.answers_to(name):
             return None, unknown_model(name, self.names())
         return model, None
 
-    def for_new(self, name: str = "", *, pools: bool = False) -> ServedModel | None:
+    def for_new(self, name: str = "", suits: Suits = generates) -> ServedModel | None:
         """The model for a new request that asks for ``name``; None while no engine of it takes work.
 
-        Without a name, and with an alias: one that pools inputs if the request is for one, else one that generates.
+        Without a name, and with an alias: the one that suits the request best. It is waited for while its engines are
+        away, as another model's answer would be another one.
         The caller refuses a model that is not for the request, and one of another name.
         """
         taking = [held for generation in self.preferred() if (held := self.held.get(generation))]
         if (named := next((each for each in taking if each.limits.name == name), None)) is not None:
             return named
-        of_kind = [each for each in taking if each.pools == pools]
-        away = [each for each in self.held.values() if each not in taking and each.pools == pools]
-        if any(each.pools and each.limits.name == name for each in self.held.values()) or (away and not of_kind):
+        held = self.held.values()
+        best = max((suits(each.model) for each in held), default=0)
+        suitable = [each for each in held if best and suits(each.model) == best]
+        there = [each for each in taking if each in suitable]
+        if any(each.pools and each.limits.name == name for each in held) or (suitable and not there):
             return None
-        return find_model(name, of_kind or taking)
+        return find_model(name, there or taking)
 
     def names(self) -> list[str]:
         """Names that requests can use now."""

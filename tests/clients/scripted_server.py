@@ -169,6 +169,8 @@ class ScriptedInference(InferenceServiceServicer):
     def __init__(self) -> None:
         self.scripts: list[Script] = [hello]
         self.limits = pb.SessionLimits(max_live_requests=1000, max_message_bytes=1 << 20, stall_timeout_ms=10_000)
+        self.listed_before: list[pb.Model] = []
+        """Models that are served, too."""
         self.model = pb.Model(name="tiny", vocab_size=512, max_model_len=64, eos_token_ids=[2], has_chat_template=True)
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: list[dict[str, str]] = []
@@ -281,7 +283,7 @@ class ScriptedInference(InferenceServiceServicer):
 
     async def ListModels(self, request, context):
         await self._fail_unary(context)
-        return pb.ListModelsResponse(models=[self.model] if self.model else [])
+        return pb.ListModelsResponse(models=[*self.listed_before, *([self.model] if self.model else [])])
 
     async def _fail_unary(self, context) -> None:
         if self.unary_failures:

@@ -58,6 +58,7 @@ def test_vectors_are_those_of_transformers_in_the_order_of_the_prompts(embedder)
     results = llm.embed([TEXTS[0], {"prompt": TEXTS[1]}, ids])
     torch.testing.assert_close(of(results), torch.stack(vectors(embedder, TEXTS)), atol=2e-6, rtol=0)
     first = results[0]
+    assert repr(first.outputs) == "EmbeddingOutput(hidden_size=64)"
     assert isinstance(first, EmbeddingRequestOutput)
     assert (first.prompt_token_ids, first.finished) == (tokenizer(TEXTS[0]).input_ids, True)
     assert first.outputs.hidden_size == 64
@@ -126,6 +127,16 @@ def test_vectors_are_compared_by_their_cosine(embedder):
     assert of_ids[0].outputs.score == pytest.approx(1.0)
 
 
+def test_vectors_are_compared_as_the_checkpoint_says(tmp_path):
+    model = random_model(tmp_path)
+    lay_out(tmp_path, normalize=False, similarity_fn_name="dot")
+    tokenizer = save(tmp_path)
+    with LLM(tmp_path, **OPTIONS) as llm:
+        found = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS)]
+    [query, *others] = (hidden_states(model, tokenizer(text).input_ids)[-1] for text in (QUERY, *DOCUMENTS))
+    assert found == pytest.approx([float(query @ each) for each in others], rel=1e-4)
+
+
 @torch.no_grad()
 def test_labels_are_those_of_transformers(tmp_path):
     labels = {0: "calm", 1: "glad", 2: "sad"}
@@ -162,6 +173,7 @@ def test_labels_are_those_of_transformers(tmp_path):
         (lambda llm: llm.score("w1", ["w2", ""]), r"data_2\[1\] is empty"),
         (lambda llm: llm.embed(["w1"], [PoolingParams()] * 2), "pooling_params is 2, that of prompts is 1"),
         (lambda llm: llm.generate("w1"), "generates no tokens"),
+        (lambda llm: llm.chat([{"role": "user", "content": "w1"}]), "messages: .* generates no tokens; ask it for"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_refused_before_any_step(embedder, call, problem):

@@ -212,7 +212,7 @@ def pooling_options(function: Function) -> Function:
 
 
 _POOLING_OPTIONS = (
-    click.option("--model", help="Name of the model. Default: the model that is served, if it is the only one."),
+    click.option("--model", help="Name of the model. Default: of those that are served, the one for this."),
     click.option(
         "--truncate",
         type=click.Choice(["end", "start"]),

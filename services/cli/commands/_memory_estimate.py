@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine_core.config import CacheConfig, EngineConfig, LoadConfig, encoder_cache_tokens
+from engine_core.config import CacheConfig, EngineConfig, LoadConfig, ModelSpec, encoder_cache_tokens
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
 from services.cli.commands._capacity import Demand, Memory
@@ -22,8 +22,41 @@ if TYPE_CHECKING:
     from engine_core.speculation import SpeculativeConfig
 
 _GB = 1e9
+_INPUT_LEN, _OUTPUT_LEN = 512, 128
+"""Tokens of a request, unless its user says otherwise."""
 _GPU_RUNTIME, _CPU_RUNTIME = 0.8 * _GB, 0.3 * _GB
 """Estimates: a GPU's context and captured graphs; interpreter, libraries and buffers of gRPC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load as its user gives it; None: not given."""
+
+    rate: float
+    input_len: int | None = None
+    output_len: int | None = None
+    max_gap_ms: float | None = None
+
+    def on(self, model: ModelSpec) -> Demand:
+        """With defaults that suit the model: an input that is pooled is a prompt with one result.
+
+        Raises ``FatalError`` for what the model does not do, and for lengths beyond its own.
+        """
+        longest = model.max_model_len
+        if model.pooling is not None:
+            for flag, value in (("output_len", self.output_len), ("max_gap_ms", self.max_gap_ms)):
+                if value is not None:
+                    accepted = "no value for a model that makes vectors, scores or labels: it generates no tokens"
+                    raise FatalError(unusable_option(flag, value, accepted), ExitCode.USAGE)
+            if (self.input_len or 0) > longest:
+                problem = f"--input-len {self.input_len:,} is more than the {longest:,} tokens that an input may have"
+                raise FatalError(f"{problem}; lower it")
+            return Demand(self.rate, self.input_len or min(_INPUT_LEN, longest), 1, None)
+        input_len, output_len = self.input_len or _INPUT_LEN, self.output_len or _OUTPUT_LEN
+        if input_len + output_len > longest:
+            lengths = f"--input-len {input_len:,} and --output-len {output_len:,}"
+            raise FatalError(f"{lengths} are more than the model's context of {longest:,} tokens; lower one of them")
+        return Demand(self.rate, input_len, output_len, None if self.max_gap_ms is None else self.max_gap_ms / 1e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +92,17 @@ class Estimate:
     """A model's memory in an engine, as a whole and by rank."""
 
     checkpoint: Checkpoint
+    demand: Demand
     outline: LanguageModel
     """The whole model, without weights."""
     whole: Memory
     ranks: Mapping[str, Memory]
     """By the rank's name."""
+
+    @property
+    def pools(self) -> bool:
+        """Whether the model makes vectors, scores or labels in place of tokens."""
+        return self.checkpoint.spec.pooling is not None
 
     @property
     def tightest(self) -> str:
@@ -83,13 +122,10 @@ class Estimate:
         return Model(self.checkpoint.kept_as, weights, active_weights, token * len(groups), described, self.whole.state)
 
 
-def estimate(config: EngineConfig, demand: Demand, budget: float, *, on_gpu: bool) -> Estimate:
+def estimate(config: EngineConfig, load: Load, budget: float, *, on_gpu: bool) -> Estimate:
     """``budget``: bytes that a rank may use. Raises ``FatalError``."""
     checkpoint, outline, parts, sampling = _outlines(config, on_gpu=on_gpu)
-    longest = checkpoint.spec.max_model_len
-    if demand.input_len + demand.output_len > longest:
-        lengths = f"--input-len {demand.input_len:,} and --output-len {demand.output_len:,}"
-        raise FatalError(f"{lengths} are more than the model's context of {longest:,} tokens; lower one of them")
+    demand = load.on(checkpoint.spec)
     runtime = _GPU_RUNTIME if on_gpu else _cpu_runtime(budget)
     drafts, block_of_drafts = _drafting(config, checkpoint, parts[sampling], on_gpu=on_gpu)
 
@@ -102,7 +138,7 @@ def estimate(config: EngineConfig, demand: Demand, budget: float, *, on_gpu: boo
         name: memory(part, drafts, block_of_drafts) if name == sampling else memory(part)
         for name, part in parts.items()
     }
-    return Estimate(checkpoint, outline, memory(outline), ranks)
+    return Estimate(checkpoint, demand, outline, memory(outline), ranks)
 
 
 def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel], str]:

@@ -58,11 +58,14 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
             raise click.ClickException(
                 f"no engine is attached at {address}, so no model is served; `ringline status` shows what is missing"
             )
-        model = next(iter(served.values())) if flags["model"] is None else served.get(flags["model"])
+        able = [model for model in served.values() if model.pooling is None]
+        model = next(iter(able or served.values())) if flags["model"] is None else served.get(flags["model"])
         if model is None:
             raise click.ClickException(
                 f"model {flags['model']!r} is not served at {address}; served: {', '.join(served)}"
             )
+        if model.pooling is not None:
+            raise click.ClickException(f"model {model.name!r} generates no text; `ringline status` says what it is for")
         if not model.has_chat_template:
             raise click.ClickException(
                 f"model {model.name!r} has no chat template; `ringline generate` continues plain text without one"

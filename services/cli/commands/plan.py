@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +24,7 @@ from services.cli.commands._capacity import (
     plan_ring,
     size,
 )
-from services.cli.commands._memory_estimate import Estimate, Model, estimate
+from services.cli.commands._memory_estimate import Estimate, Load, Model, estimate
 from services.cli.commands.engine import FOREIGN_FLAGS
 from services.common.config.errors import ExitCode, FatalError, unusable_option
 from services.common.config.flags import Command
@@ -129,24 +129,26 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 
 
 def _load_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Options that become ``demand``."""
+    """Options that become ``load``."""
 
     @_positive("--rate", "Requests per second.", 1.0)
     @click.option(
         "--input-len",
         type=click.IntRange(1),
-        default=512,
-        show_default=True,
-        help="Prompt tokens of each request that are not in the prefix cache.",
+        help="Prompt tokens of each request that are not in the prefix cache.  [default: 512; of a model that makes "
+        "vectors, scores or labels at most what an input may have]",
     )
     @click.option(
-        "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens of each request."
+        "--output-len",
+        type=click.IntRange(1),
+        help="Output tokens of each request, of a model that generates.  [default: 128]",
     )
     @_positive("--max-gap-ms", "Longest average time between two tokens of a stream.  [default: any]")
     @wraps(command)
-    def loaded(rate: float, input_len: int, output_len: int, max_gap_ms: float | None, **others: Any) -> None:
-        gap = None if max_gap_ms is None else max_gap_ms / 1e3
-        command(demand=Demand(rate, input_len, output_len, gap), **others)
+    def loaded(
+        rate: float, input_len: int | None, output_len: int | None, max_gap_ms: float | None, **others: Any
+    ) -> None:
+        command(load=Load(rate, input_len, output_len, max_gap_ms), **others)
 
     return loaded
 
@@ -208,7 +210,7 @@ def _hardware_options(command: Callable[..., None]) -> Callable[..., None]:
 @_engine_option("enable_expert_parallel")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
-    demand: Demand,
+    load: Load,
     gpu: str | None,
     hardware: Hardware,
     efficiency: float,
@@ -220,27 +222,33 @@ def plan(
     config = build(EngineConfig(), engine_options)
     if gpu is not None:
         _refuse_on_gpu(config)
-    found = estimate(config, demand, hardware.memory * memory_share, on_gpu=gpu is not None)
+    found = estimate(config, load, hardware.memory * memory_share, on_gpu=gpu is not None)
     kept = config.cache.kv_cache_dtype
     from engine_core.models.roofline import StepCost
 
+    demand, scheduler = found.demand, config.scheduler
+    most = scheduler.max_num_seqs
+    if found.pools:  # as in steps of whole inputs
+        most = max(1, min(most, scheduler.max_num_batched_tokens // demand.input_len))
     cost = StepCost.of_model(found.outline, found.checkpoint.dtype.itemsize, None if kept == "auto" else 1)
     try:
         planned = plan_ring(
             _step_seconds(cost, config, hardware, efficiency),
             found.ranks[found.tightest],
             demand,
-            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_seqs=most,
             headroom=_HEADROOM,
             rank=found.tightest if len(found.ranks) > 1 else None,
         )
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
     model = found.model(cost.active)
+    if found.pools:
+        planned = replace(planned, detokenizers=0)
     if as_json:
         click.echo(_as_json(model, found, planned))
     else:
-        click.echo(_as_text(model, found.tightest, found.ranks, demand, planned, on_gpu=gpu is not None))
+        click.echo(_as_text(model, found, planned, on_gpu=gpu is not None))
 
 
 def _step_seconds(cost: StepCost, config: EngineConfig, hardware: Hardware, efficiency: float) -> Seconds:
@@ -263,7 +271,13 @@ def _step_seconds(cost: StepCost, config: EngineConfig, hardware: Hardware, effi
 def _as_json(model: Model, found: Estimate, planned: Plan) -> str:
     ranks = {rank: {**asdict(each), "cache": each.cache, "blocks": each.blocks} for rank, each in found.ranks.items()}
     total = planned.engines * len(ranks)
-    shown = {"model": asdict(model), "memory": ranks[found.tightest], "ranks": ranks, "total_ranks": total}
+    shown = {
+        "model": asdict(model),
+        "pools": found.pools,
+        "memory": ranks[found.tightest],
+        "ranks": ranks,
+        "total_ranks": total,
+    }
     return json.dumps(shown | asdict(planned), indent=2)
 
 
@@ -290,10 +304,9 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
 
 
-def _as_text(
-    model: Model, tightest: str, ranks: Mapping[str, Memory], demand: Demand, planned: Plan, *, on_gpu: bool
-) -> str:
-    capacity, expected, memory = planned.capacity, planned.expected, ranks[tightest]
+def _as_text(model: Model, found: Estimate, planned: Plan, *, on_gpu: bool) -> str:
+    demand, tightest, ranks = found.demand, found.tightest, found.ranks
+    memory = ranks[tightest]
     held = [f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"] if memory.block else []
     if memory.prompt_blocks > memory.sequence_blocks:
         held.append(f"{size(memory.prompt_blocks * memory.block)} while its prompt is computed")
@@ -308,24 +321,49 @@ def _as_text(
     divided = f", each of {len(ranks):,} ranks ({total})" if several else ""
     return "\n".join(
         [
-            f"load       {figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
-            f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
+            f"load       {_load(demand, pools=found.pools)}",
             f"needs      engines: {planned.engines:,}{divided}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
             f"model      {model.kept_as}; weights: {figure(model.weights)}, "
-            f"active for a token: {figure(model.active_weights)}; {_of_sequence(model)}",
+            f"active for a token: {figure(model.active_weights)}" + ("" if found.pools else f"; {_of_sequence(model)}"),
             *([f"ranks      {_of_ranks(ranks)}"] if several else []),
             f"{f'rank       {tightest},' if several else 'engine    '} {size(memory.usable)}: "
             f"weights {size(memory.weights)}{tower}, {drafts}angles {size(memory.angles)}, "
             f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, {pictures}"
-            f"KV cache {size(memory.cache)} ({', '.join(held)})",
-            f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
-            f"{figure(capacity.tokens)} tokens/s, {figure(capacity.tokens / demand.output_len)} requests/s, "
-            f"{figure(capacity.gap * 1e3)} ms between tokens",
-            f"expected   sequences at each engine: {expected.sequences:,}, "
-            f"{figure(expected.gap * 1e3)} ms between tokens",
+            + (f"left {size(memory.cache)}" if found.pools else f"KV cache {size(memory.cache)} ({', '.join(held)})"),
+            *(_pooled(planned, demand) if found.pools else _generated(planned, demand)),
         ]
     )
+
+
+def _load(demand: Demand, *, pools: bool) -> str:
+    rate = figure(demand.rate, 12)
+    if pools:
+        return f"{rate} inputs/s of {demand.input_len:,} tokens: {figure(demand.rate * demand.input_len, 12)} tokens/s"
+    return (
+        f"{rate} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
+        f"{figure(demand.rate * demand.output_len, 12)} output tokens/s"
+    )
+
+
+def _pooled(planned: Plan, demand: Demand) -> list[str]:
+    """What an engine carries whose inputs each have one result, as if it were a token."""
+    most = planned.capacity
+    return [
+        f"at most    inputs in a step of each engine: {most.sequences:,}, {figure(most.gap * 1e3)} ms a step, "
+        f"{figure(most.tokens)} inputs/s, {figure(most.tokens * demand.input_len)} tokens/s"
+    ]
+
+
+def _generated(planned: Plan, demand: Demand) -> list[str]:
+    """What an engine carries that generates."""
+    capacity, expected = planned.capacity, planned.expected
+    return [
+        f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
+        f"{figure(capacity.tokens)} tokens/s, {figure(capacity.tokens / demand.output_len)} requests/s, "
+        f"{figure(capacity.gap * 1e3)} ms between tokens",
+        f"expected   sequences at each engine: {expected.sequences:,}, {figure(expected.gap * 1e3)} ms between tokens",
+    ]
 
 
 def _of_ranks(ranks: Mapping[str, Memory]) -> str:

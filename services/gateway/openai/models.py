@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
@@ -32,14 +32,19 @@ async def retrieve_model(call: Call) -> Response:
     return Response(msgspec.json.encode(_object(model)), media_type="application/json")
 
 
-async def model_of(call: Call, name: str | None) -> Model:
-    """The model of that name that the caller may use; None: the one served. Raises ``ApiError``."""
+async def model_of(call: Call, name: str | None, suits: Callable[[Model], bool] = lambda model: True) -> Model:
+    """The model of that name that the caller may use; without a name the first that ``suits``, or the first.
+
+    Raises ``ApiError``.
+    """
     models = await _models(call)
+    if not name:
+        if not models:
+            raise _none_yet()
+        return next(filter(suits, models), models[0])
     for model in models:
-        if name in (None, "", model.name):
+        if name == model.name:
             return model
-    if name is None:
-        raise _none_yet()
     served = ", ".join(repr(model.name) for model in models) or "none yet"
     problem = f"model: {name[:200]!r} is not served here: expected {served}"
     raise ApiError(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")

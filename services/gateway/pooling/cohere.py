@@ -14,7 +14,7 @@ from services.gateway.fields import passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.http.call import Call, Endpoint
 from services.gateway.openai.errors import OPENAI
-from services.gateway.pooling.endpoint import PoolingEndpoint
+from services.gateway.pooling.endpoint import PoolingEndpoint, makes_vectors
 from services.gateway.pooling.fields import (
     MAX_INPUTS,
     PoolingFields,
@@ -168,6 +168,7 @@ def _endpoint(version: int) -> Endpoint:
         lambda call, body, told: _write(call, body, told, version=version),
         _names,
         needs_model=lambda body: body.input_type is not None,
+        suits=makes_vectors,
     )
     return Endpoint("POST", f"/v{version}/embed", endpoint.answer, OPENAI)
 

@@ -29,6 +29,17 @@ _BODY_BYTES_PER_ENTRY = 64
 """A body of so many bytes counts as an entry of its answer, which may repeat it."""
 _JSON = "application/json"
 
+
+def pools(model: Model) -> bool:
+    """Whether a model makes vectors, scores or labels."""
+    return model.pooling is not None
+
+
+def makes_vectors(model: Model) -> bool:
+    """Whether a model makes vectors."""
+    return model.pooling is not None and model.pooling.dimensions > 0
+
+
 _Body = TypeVar("_Body", bound=PoolingFields)
 Told = pb.EmbedResponse | pb.ScoreResponse | pb.ClassifyResponse
 _Asked = TypeVar("_Asked", bound=Asked)
@@ -49,13 +60,15 @@ class PoolingEndpoint(Generic[_Body, _Asked, _Told]):
     """Maps the ring's field names to the body's."""
     needs_model: Callable[[_Body], bool] = lambda body: False
     """Whether ``request`` depends on the model."""
+    suits: Callable[[Model], bool] = pools
+    """Which model that is, if the body names none."""
 
     async def answer(self, call: Call) -> Response:
         """Answer a call."""
         body: _Body = await call.aside(lambda: checked(cast(Any, parse(self._decoder, call.body))))
         call = call_of(call, body)
         try:
-            model = await model_of(call, body.model) if self.needs_model(body) else None
+            model = await model_of(call, body.model, self.suits) if self.needs_model(body) else None
             asked = await call.aside(lambda: self._build(call, body, model))
             told = await self.ask(Relay(call.client), asked)
             numbers = _numbers(told)

@@ -23,7 +23,7 @@ from services.gateway.http.call import Call, Endpoint
 from services.gateway.openai.errors import OPENAI
 from services.gateway.openai.models import model_of
 from services.gateway.operations import installed_version
-from services.gateway.pooling.endpoint import PoolingEndpoint
+from services.gateway.pooling.endpoint import PoolingEndpoint, pools
 from services.gateway.pooling.fields import (
     MAX_INPUTS,
     Asked,
@@ -240,7 +240,7 @@ async def by_model(call: Call) -> Response:
 
 
 async def _pooling_of(call: Call) -> Pooling:
-    model = await model_of(call, None)
+    model = await model_of(call, None, pools)
     if model.pooling is None:
         raise invalid(None, f"{model.name!r} generates text: /v1/models describes it", "unsupported")
     return model.pooling
@@ -248,7 +248,7 @@ async def _pooling_of(call: Call) -> Pooling:
 
 async def info(call: Call) -> Response:
     """What the served model is for."""
-    pooling, model = await _pooling_of(call), await model_of(call, None)
+    pooling, model = await _pooling_of(call), await model_of(call, None, pools)
     kind: dict[str, Any]
     if pooling.labels:
         names = {str(index): label for index, label in enumerate(pooling.labels)}

@@ -11,6 +11,7 @@ from services.processor.admission.tokenization_job import Job, OnResolved
 from services.processor.pooling.plan import PoolingMessage
 from services.processor.request import Request, RequestMessage, ResolvedRequest
 from services.processor.served_models import ServedModel, ServedModels
+from services.processor.suitability import SUITS
 from services.ring.errors import Code, Refused, Status
 
 log = structlog.get_logger(__name__)
@@ -46,7 +47,7 @@ class PoolingJob(Job):
         """As far as it has come."""
 
     def is_ready(self) -> bool:
-        self._model, self._refused = self._models.choose(self._message.model, pools=True)
+        self._model, self._refused = self._models.choose(self._message.model, suits=SUITS[self._message.kind])
         return self._model is not None or self._refused is not None
 
     def run(self) -> ResolvedRequest | None:

@@ -126,6 +126,7 @@ class PoolingResolution:
             question.per_token,
             tuple(model.pooling.labels),
             question.num_queries,
+            model.pooling.similarity,
         )
         return ResolvedRequest(
             packed_admitted=b"",
@@ -175,7 +176,7 @@ def _classification(message: inference_pb2.ClassifyRequest, served_model: Served
     task = pooling_pb2.POOLING_TASK_TOKEN_CLASSIFY if message.per_token else pooling_pb2.POOLING_TASK_CLASSIFY
     check_task(task, served_model, "makes no labels" + (" of tokens" if message.per_token else ""))
     check_inputs("inputs", message.inputs, served_model)
-    inputs = texts_of("inputs", message.inputs, prompt_text(None, served_model), message.options, served_model)
+    inputs = texts_of("inputs", message.inputs, "", message.options, served_model)
     params = pooling_pb2.PoolingParams(task=task, activation=_activation(message))
     return _Question("inputs", inputs, params, AnswerForm.LABELS, len(served_model.model.pooling.labels))
 
@@ -218,7 +219,7 @@ def _comparison(message: inference_pb2.ScoreRequest, served_model: ServedModel) 
         inputs.add_special_tokens,
     )
     params = pooling_pb2.PoolingParams(task=pooling_pb2.POOLING_TASK_EMBED, normalize=facts.normalizes)
-    return _Question("documents", both, params, AnswerForm.COSINES, facts.dimensions, len(message.queries))
+    return _Question("documents", both, params, AnswerForm.COMPARED, facts.dimensions, len(message.queries))
 
 
 def _activation(message: inference_pb2.ScoreRequest | inference_pb2.ClassifyRequest) -> bool:

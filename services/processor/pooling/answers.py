@@ -10,7 +10,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.pooling.plan import AnswerForm, AnswerPlan, PooledAnswer
 from services.processor.pooling.wire import field
-from text_core.comparison import cosines
+from text_core.comparison import similarities
 
 
 def compose(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport) -> PooledAnswer:
@@ -30,9 +30,9 @@ def _packed(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.Po
             )
         case AnswerForm.PAIR_SCORES:
             return inference_pb2.ScoreResponse(scores=floats(b"".join(results)), report=report).SerializeToString()
-        case AnswerForm.COSINES:
+        case AnswerForm.COMPARED:
             vectors = [floats(result) for result in results]
-            scores = cosines(vectors[: plan.num_queries], vectors[plan.num_queries :])
+            scores = similarities(plan.similarity, vectors[: plan.num_queries], vectors[plan.num_queries :])
             return inference_pb2.ScoreResponse(scores=scores, report=report).SerializeToString()
 
 
@@ -51,7 +51,7 @@ def floats(data: bytes) -> array[float]:
 
 def input_tokens(plan: AnswerPlan) -> Sequence[int]:
     """Tokens of each input; of a pair that is compared, those of both."""
-    if plan.form is not AnswerForm.COSINES:
+    if plan.form is not AnswerForm.COMPARED:
         return plan.input_tokens
     queries, documents = plan.input_tokens[: plan.num_queries], plan.input_tokens[plan.num_queries :]
     return [queries[index if len(queries) > 1 else 0] + tokens for index, tokens in enumerate(documents)]

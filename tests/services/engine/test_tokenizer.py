@@ -16,7 +16,7 @@ from engine_core.config import ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError
 from engine_core.structured_output.compiler import GrammarsUnavailableError
 from engine_core.worker.grammars import open_grammars
-from services.engine.tokenizer import CHUNK_BYTES, checked_tokenizer, chunks, read_tokenizer
+from services.engine.tokenizer import CHUNK_BYTES, checked_tokenizer, chunks, read_tokenizer, warn_without_template
 from tests.programs import output_of
 from tests.ring import MODEL
 from tests.text_core.families import FAMILIES
@@ -84,12 +84,12 @@ def test_a_template_that_is_given_is_sent_instead_of_the_checkpoints() -> None:
 def test_the_log_says_that_a_model_without_template_has_no_chats() -> None:
     files = read_tokenizer(ModelConfig(model=str(MODEL)))
     with capture_logs() as logged:
-        checked_tokenizer(files)
-        checked_tokenizer(NO_TOKENIZER)
+        warn_without_template(files)
+        warn_without_template(NO_TOKENIZER)
     assert logged == []
     del files["chat_template.jinja"]
     with capture_logs() as logged:
-        checked_tokenizer(files)
+        warn_without_template(files)
     (warning,) = logged
     assert warning["log_level"] == "warning"
     assert "--chat-template" in warning["event"]

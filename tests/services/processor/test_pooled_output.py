@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from services.common.rpc.shared_messages import status_from_proto
 from services.processor import pooled_output
+from services.processor.suitability import embeds
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from tests.services.processor.ring_requests import Ring, ask
@@ -207,8 +208,8 @@ def test_models_of_both_kinds_are_chosen_by_what_is_asked() -> None:
         assert ring.quiet
         ring.kill_engine("vectors-0")
         # Its model is known, and its engine away: a request waits, rather than be told that it does not exist.
-        assert ring.models.choose("vectors", pools=True) == (None, None)
-        assert ring.models.choose("", pools=True) == (None, None)
+        assert ring.models.choose("vectors", suits=embeds) == (None, None)
+        assert ring.models.choose("", suits=embeds) == (None, None)
         _, refused = ring.models.choose("stranger")
         assert refused is not None
         assert refused.status.code is Code.NOT_FOUND

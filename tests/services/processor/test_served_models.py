@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import constraint_pb2
+from ringline.types.v1 import constraint_pb2, pooling_pb2
 
 from services.common.links.redial import LinkRefused
 from services.common.rpc.message_limits import parse
@@ -16,6 +16,7 @@ from services.common.rpc.shared_messages import status_from_proto
 from services.processor.admission.validation import check_model
 from services.processor.served_models import ModelLimits, ServedModels, TextCodec, generation_of
 from services.processor.service import list_models
+from services.processor.suitability import SUITS
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import BEAM_SEARCH, MEDIA, PeerId
 from tests.services.processor.model_specs import codec, served_model
@@ -147,6 +148,56 @@ def test_a_request_may_name_a_model_by_an_alias_and_the_models_own_name_comes_fi
     listed = list_models([own]).models
     assert [model.name for model in listed] == ["own", "nick", "other"]
     assert len({model.model_digest for model in listed}) == 1
+
+
+def of_kind(name: str, *tasks: pooling_pb2.PoolingTask, pairs: bool = False) -> engine_pb2.GetModelResponse:
+    """What an engine of a model says; without tasks, of one that generates."""
+    model = served_model().model
+    model.model = model.model_digest = name
+    if tasks:
+        model.pooling.tasks.extend(tasks)
+        form = pooling_pb2.PAIR_FORM_SEGMENTS if pairs else pooling_pb2.PAIR_FORM_UNSPECIFIED
+        model.pooling.pair_form = form
+    return model
+
+
+EMBEDS, CLASSIFIES = pooling_pb2.POOLING_TASK_EMBED, pooling_pb2.POOLING_TASK_CLASSIFY
+TEXT, VECTORS = of_kind("text"), of_kind("vectors", EMBEDS)
+PAIRS, LABELS = of_kind("pairs", CLASSIFIES, pairs=True), of_kind("labels", CLASSIFIES)
+
+
+@pytest.mark.parametrize(
+    ("served", "vectors", "scores", "labels"),
+    [
+        ([TEXT, VECTORS, PAIRS, LABELS], "vectors", "pairs", "labels"),
+        ([LABELS, PAIRS, VECTORS, TEXT], "vectors", "pairs", "labels"),
+        ([TEXT, VECTORS, LABELS], "vectors", "vectors", "labels"),
+        ([VECTORS, PAIRS], "vectors", "pairs", "pairs"),
+        ([TEXT, LABELS], "labels", "labels", "labels"),  # which refuses what it cannot do
+        ([TEXT], "text", "text", "text"),
+    ],
+)
+def test_a_request_that_names_no_model_gets_the_one_that_is_for_it(
+    served: list[engine_pb2.GetModelResponse], vectors: str, scores: str, labels: str
+) -> None:
+    models = ServedModels(4, lambda: [generation_of(model) for model in served])
+    for model in served:
+        models.add(model, codec())
+    chosen = [models.for_new("", suits) for suits in SUITS.values()]
+    assert [model and model.limits.name for model in chosen] == [vectors, scores, labels]
+    assert models.for_new() == models.for_new(TEXT.model if TEXT in served else served[0].model)
+
+
+def test_a_reranker_whose_engines_are_away_is_waited_for() -> None:
+    taking = [generation_of(VECTORS)]
+    models = ServedModels(4, lambda: taking)
+    for model in (VECTORS, PAIRS):
+        models.add(model, codec())
+    assert models.for_new("", SUITS[inference_pb2.ScoreRequest]) is None, "an embedder's scores would be other ones"
+    taking.append(generation_of(PAIRS))
+    chosen = models.for_new("", SUITS[inference_pb2.ScoreRequest])
+    assert chosen is not None
+    assert chosen.limits.name == "pairs"
 
 
 def test_what_engines_of_one_model_have_together_and_the_fewest_choices_of_a_step() -> None:

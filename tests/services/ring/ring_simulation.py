@@ -37,6 +37,7 @@ from services.processor.link_events import LinkEvents
 from services.processor.pooling.plan import PoolingMessage
 from services.processor.request import Request as ClientRequest
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
+from services.processor.suitability import SUITS
 from services.ring.attach_registry import AttachRegistry
 from services.ring.errors import Refused
 from services.ring.events import ChoiceEnd, FinishReason, Pooled
@@ -475,7 +476,7 @@ class RingSimulation(ProcessorCore):
 
     def pool(self, message: PoolingMessage, tenant: str = "") -> ClientRequest:
         """A request in flight whose inputs are pooled."""
-        model = self.models.for_new(message.model, pools=True)
+        model = self.models.for_new(message.model, SUITS[type(message)])
         model = model or next(each for each in self.models.held.values() if each.pools)
         resolution = PoolingResolution(message, model)
         while not resolution.advance(1):

@@ -67,6 +67,19 @@ async def test_a_model_without_a_template_is_refused(scripted_processor):
     assert "model 'tiny' has no chat template" in result.stderr
 
 
+async def test_a_model_that_pools_is_passed_over_and_refused_by_name(scripted_processor):
+    embedder = pb.Model(name="embedder", max_model_len=64)
+    embedder.pooling.dimensions = 4
+    scripted_processor.service.listed_before.append(embedder)
+    result = await run(scripted_processor, "Hi\n")
+    assert (result.exit_code, result.stdout) == (0, "Hello, world\n")
+    for args in (["--model", "embedder"], []):
+        result = await run(scripted_processor, "Hi\n", *args)
+        assert result.exit_code == 1
+        assert "model 'embedder' generates no text" in result.stderr
+        scripted_processor.service.model = None  # it is the only one
+
+
 class Terminal:
     """``ringline chat`` in a process of its own, at a terminal of its own."""
 

@@ -28,6 +28,7 @@ from services.cli.commands._memory_estimate import blocks_per_sequence
 from services.cli.commands.plan import GPUS
 from services.cli.main import cli
 from services.common.config.errors import ExitCode, FatalError
+from tests.doors.pooling_models import write_embedder
 from tests.engine_core.models import tiny_models
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of, open_at
 from tests.engine_core.models.eagle3_heads import make_head
@@ -571,3 +572,24 @@ def test_the_help_says_where_its_measuring_command_is_and_what_does_without() ->
     assert "in Ringline's repository, `python -m benchmarks.limits` measures it" in text
     assert "channels × MT/s" in text
     assert "cores × GHz" in text
+
+
+def test_a_model_that_pools_carries_inputs(tmp_path: Path) -> None:
+    write_embedder(tmp_path)  # of inputs of 128 tokens
+    told = CliRunner().invoke(cli, ["plan", str(tmp_path), *HARDWARE, "--rate", "10"])
+    assert told.exit_code == 0, told.output
+    assert "load       10 inputs/s of 128 tokens: 1,280 tokens/s" in told.output
+    assert "detokenizers: 0" in told.output
+    assert "inputs in a step of each engine: 16," in told.output, "2,048 tokens"
+    assert "KV cache" not in told.output
+    shown = json.loads(
+        CliRunner().invoke(cli, ["plan", str(tmp_path), *HARDWARE, "--input-len", "64", "--json"]).output
+    )
+    assert (shown["pools"], shown["capacity"]["sequences"]) == (True, 32)
+    for flags, problem in (
+        (["--output-len", "5"], "--output-len=5 is not usable: expected no value for a model that makes vectors"),
+        (["--max-gap-ms", "5"], "--max-gap-ms=5.0 is not usable"),
+        (["--input-len", "129"], "--input-len 129 is more than the 128 tokens that an input may have"),
+    ):
+        refused = CliRunner().invoke(cli, ["plan", str(tmp_path), *HARDWARE, *flags], catch_exceptions=True)
+        assert problem in str(refused.exception or refused.output)

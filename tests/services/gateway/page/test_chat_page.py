@@ -177,6 +177,7 @@ class MadeUp:
         self.token = ""
         self.is_starting = False
         self.model: dict[str, object] = {"id": "tiny"}
+        self.others: list[dict[str, object]] = []
         self.asked: list[dict[str, object]] = []
         self.endpoints = [
             *page.ENDPOINTS,
@@ -192,7 +193,7 @@ class MadeUp:
         self.check(call)
         if self.is_starting:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "no model is served yet", retry_after=1.0)
-        return Response(json.dumps({"data": [self.model]}))
+        return Response(json.dumps({"data": [*self.others, self.model]}))
 
     async def chat(self, call: Call) -> Response:
         self.check(call)
@@ -288,6 +289,18 @@ def test_a_large_model_is_no_toy_and_what_is_not_told_is_not_made_up(
         assert browser.run(TOY) is toy
         assert ("toy" in browser.run("document.querySelector('#log').textContent")) is toy
         assert (browser.run(SAMPLES) != samples) is toy
+
+
+def test_models_that_make_no_text_are_not_offered(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
+    gateway, url = made_up
+    gateway.others = [{"id": "embedder", "pooling": {"dimensions": 4}}]
+    open_page(browser, url)
+    assert browser.run("document.querySelector('#models').hidden"), "there is one to chat with"
+    gateway.model = {"id": "moods", "pooling": {"labels": ["good"]}, "num_parameters": 9}
+    browser.open(url)
+    name = "document.querySelector('#model')?.textContent"
+    browser.wait(name, lambda shown: shown == "embedder, moods: for vectors, scores or labels, not for chats")
+    assert not browser.run(TOY)
 
 
 def test_a_page_that_is_opened_early_waits_for_the_model(browser: Browser, made_up: tuple[MadeUp, str]) -> None:

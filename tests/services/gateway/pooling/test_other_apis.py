@@ -156,6 +156,20 @@ async def test_teis_path_for_whatever_the_model_is_for(doors: Doors) -> None:
     assert (await doors.post("/", inputs="a")).error["code"] == "unsupported"
 
 
+async def test_paths_without_a_models_name_are_about_the_one_that_pools(doors: Doors) -> None:
+    doors.ring.listed_before.append(pb.Model(name="chat", max_model_len=9))
+    found = (await doors.gateway.ask("GET", "/info")).json()
+    assert (found["model_id"], found["max_input_length"]) == ("small", 64)
+    assert rounded(await doors.ask("/", inputs=["ab", "c"])) == [AB, C]
+    doors.ring.listed_before[0].pooling.labels.append("reranker")
+    await doors.ask("/v2/embed", texts=["ab"], input_type="search_document")
+    assert doors.ring.asked[-1].prompt_name == "passage", "the embedder's prompts"
+    doors.ring.classifies()
+    doors.ring.listed_before[0].ClearField("pooling")
+    answer = await doors.ask("/pooling", input="ab")
+    assert len(answer["data"][0]["data"]) == 3
+
+
 async def test_vectors_of_coheres_second_api(doors: Doors) -> None:
     body = {"model": "small", "texts": ["ab", "c"], "input_type": "search_document"}
     answer = await doors.ask("/v2/embed", **body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine_core.pooling.params import PoolingRequest, PoolingTask
 from services.engine.engine_messages import submission_of
 from services.processor.admission.pooling_resolution import PoolingResolution
 from services.processor.admission.request_resolution import resolve_request
+from services.processor.pooling.answers import compose
 from services.processor.pooling.plan import PoolingMessage
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
@@ -299,3 +301,16 @@ def test_a_model_of_vectors_generates_nothing_and_says_so() -> None:
         resolve_request(pb.GenerateRequest(text="w1"), VECTORS, "", PeerId("p", 1))
     assert raised.value.status.code is Code.FAILED_PRECONDITION
     assert "makes vectors (Embed, Score), and generates no text" in raised.value.status.message
+
+
+@pytest.mark.parametrize(
+    ("similarity", "expected"), [("", [1.0, 0.0]), ("dot", [4.0, 0.0]), ("euclidean", [0.0, -2.5])]
+)
+def test_vectors_are_compared_as_the_model_says(similarity: str, expected: list[float]) -> None:
+    served = model(EMBED, dimensions=2, similarity=similarity)
+    message = pb.ScoreRequest(queries=texts(words(1)), documents=texts(words(2), words(3)))
+    plan = resolve(message, served).answer_plan
+    assert plan is not None
+    vectors = [array("f", each).tobytes() for each in ([2.0, 0.0], [2.0, 0.0], [0.0, 1.5])]
+    answer = compose(plan, vectors, pb.PoolingReport())
+    assert list(pb.ScoreResponse.FromString(answer.packed).scores) == expected
