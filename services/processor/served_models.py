@@ -303,11 +303,10 @@ class ServedModels:
         taking = [held for generation in self.preferred() if (held := self.held.get(generation))]
         if (named := next((each for each in taking if each.limits.name == name), None)) is not None:
             return named
-        held = self.held.values()
-        best = max((suits(each.model) for each in held), default=0)
-        suitable = [each for each in held if best and suits(each.model) == best]
-        there = [each for each in taking if each in suitable]
-        if any(each.pools and each.limits.name == name for each in held) or (suitable and not there):
+        known = self.held.values()
+        best = max((suits(each.model) for each in known), default=0)
+        there = [each for each in taking if best and suits(each.model) == best]
+        if any(each.pools and each.limits.name == name for each in known) or (best and not there):
             return None
         return find_model(name, there or taking)
 
