@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from text_core.chat_templates import ChatTemplateError, Message
 from text_core.tokenizer import EncodedPair, Tokenizer
 
 _MAX_CUTS = 8
 """Times that a document is cut until its chat is short enough: next to a cut, tokens may become others."""
-Render = Callable[[Sequence[Message]], str]
-"""``ChatTemplates.render``. Raises ``ChatTemplateError``."""
+
+
+class Render(Protocol):
+    """``ChatTemplates.render``."""
+
+    def __call__(self, messages: Sequence[Message], /, *, add_generation_prompt: bool) -> str:
+        """Raises ``ChatTemplateError``."""
 
 
 class InputError(ValueError):
@@ -138,7 +144,7 @@ class Segments(Inputs):
         pairs = self.pairs[start:stop]
         found = self.tokenizer.encode_pairs([(pair.query, pair.document) for pair in pairs])
         return [
-            encoded if len(encoded.ids) <= self.length.most else self._cut(pair, len(encoded.ids))
+            _not_empty(pair, encoded) if len(encoded.ids) <= self.length.most else self._cut(pair, len(encoded.ids))
             for pair, encoded in zip(pairs, found, strict=True)
         ]
 
@@ -174,7 +180,7 @@ class Chats(Inputs):
         rendered = [self._chat(pair, pair.document) for pair in pairs]
         found = self.tokenizer.encode_batch(rendered, add_special_tokens=False)
         return [
-            EncodedPair(ids if len(ids) <= self.length.most else self._cut(pair, len(ids)), None)
+            _not_empty(pair, EncodedPair(ids if len(ids) <= self.length.most else self._cut(pair, len(ids)), None))
             for pair, ids in zip(pairs, found, strict=True)
         ]
 
@@ -183,7 +189,7 @@ class Chats(Inputs):
         if self.instruction:
             messages.insert(0, {"role": "system", "content": self.instruction})
         try:
-            return self.render(messages)
+            return self.render(messages, add_generation_prompt=False)  # as sentence-transformers and vLLM show pairs
         except ChatTemplateError as error:
             raise InputError(pair.place, str(error)) from None
 
@@ -201,6 +207,14 @@ class Chats(Inputs):
             if (length := len(ids)) <= most:
                 return ids
         raise _query_too_long(pair, self.length)
+
+
+def _not_empty(pair: Pair, encoded: EncodedPair) -> EncodedPair:
+    """Raises ``InputError`` for a pair without tokens."""
+    if not encoded.ids:
+        problem = f"it and {pair.query_place} have no tokens: expected at least one"
+        raise InputError(pair.place, problem)
+    return encoded
 
 
 def _query_too_long(pair: Pair, length: Length) -> InputError:

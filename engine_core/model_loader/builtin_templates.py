@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine_core.errors import UnsupportedModelError
 from engine_core.model_loader.json_files import read_object
+from engine_core.pooling.config import transformer_fields
 
 _DEEPSEEK_OCR = """\
 {{- bos_token -}}
@@ -52,6 +54,8 @@ _PAIR_ROLES = b"query", b"document"
 """Words that a template for pairs has."""
 _MOST_OF_MODULES = 2**16
 """Bytes that are read of modules.json, which has some hundreds."""
+_OF_CUTS = "restore_suffix"
+"""No variable of templates: cuts leave the end of a chat where it is."""
 _TEMPLATES = dict.fromkeys(
     ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "DeepseekOcr2ForConditionalGeneration"), _DEEPSEEK_OCR
 )
@@ -75,16 +79,43 @@ def is_of_pairs(files: Mapping[str, bytes]) -> bool:
     return any(all(role in data for role in _PAIR_ROLES) for data in templates)
 
 
+def has_logit_score(model: Path) -> bool:
+    """Whether the checkpoint in the directory ``model`` has sentence-transformers' layout of a model whose tokens are
+    labels: pairs are shown to it by its own template, whatever that does with their roles.
+    """
+    file = model / "modules.json"
+    return file.is_file() and b"LogitScore" in file.read_bytes()[:_MOST_OF_MODULES]
+
+
+def template_arguments(model: Path) -> bytes:
+    """What sets the variables with which sentence-transformers shows pairs, before the template. Raises
+    ``CheckpointError``.
+    """
+    file, of_transformer = transformer_fields(model, read_object)
+    fields = of_transformer.get("processing_kwargs") or {}
+    given = fields.get("chat_template") if isinstance(fields, dict) else None
+    arguments = {} if not isinstance(given, dict) else {key: given[key] for key in given if key != _OF_CUTS}
+    for name, value in arguments.items():
+        if not name.isidentifier() or not isinstance(value, bool | int | str):
+            raise UnsupportedModelError(
+                f"{file}: chat_template has {name}={value!r}, which is not supported: "
+                "expected true, false, a number or a text"
+            )
+    return "".join(f"{{%- set {name} = {_literal(value)} -%}}" for name, value in arguments.items()).encode()
+
+
+def _literal(value: bool | int | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
 def pair_template(model: Path, *, scores_tokens: bool) -> bytes | None:
     """The template for pairs of the checkpoint in the directory ``model``; None if there is none.
 
-    ``scores_tokens``: the options say which of its tokens are labels. Raises ``CheckpointError``.
+    ``scores_tokens``: its tokens are labels. Raises ``CheckpointError``.
     """
     fields = read_object(model / "config.json", optional=True) if model.is_dir() else {}
     if fields.get("model_type") != "qwen3":
         return None
-    if not scores_tokens and (model / "modules.json").is_file():
-        scores_tokens = b"LogitScore" in (model / "modules.json").read_bytes()[:_MOST_OF_MODULES]
     is_classifier = fields.get("architectures") == ["Qwen3ForSequenceClassification"]
     has_one_label = len(fields.get("id2label") or ()) == 1 or fields.get("num_labels") == 1
     return _QWEN3_RERANKER.encode() if scores_tokens or (is_classifier and has_one_label) else None
@@ -94,7 +125,7 @@ def has_pair_template(model: Path) -> bool:
     """Whether the checkpoint in the directory ``model`` has a template for a query and a document, or gets one here."""
     names = "tokenizer_config.json", "chat_template.jinja"
     files = {name: (model / name).read_bytes() for name in names if (model / name).is_file()}
-    return is_of_pairs(files) or pair_template(model, scores_tokens=False) is not None
+    return is_of_pairs(files) or pair_template(model, scores_tokens=has_logit_score(model)) is not None
 
 
 def builtin_template(model: Path) -> bytes | None:

@@ -8,9 +8,17 @@ from pathlib import Path
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
-from engine_core.model_loader.builtin_templates import builtin_template, has_template, is_of_pairs, pair_template
+from engine_core.model_loader.builtin_templates import (
+    builtin_template,
+    has_logit_score,
+    has_template,
+    is_of_pairs,
+    pair_template,
+    template_arguments,
+)
 from engine_core.model_loader.location import find_checkpoint
 from engine_core.pooling.options import read_pooler_options
+from text_core.tokenizer_files import load_json
 
 _FILE = "chat_template.jinja"
 _ADDITIONAL = "additional_chat_templates/"
@@ -25,8 +33,8 @@ def with_template(files: Mapping[str, bytes], config: ModelConfig) -> dict[str, 
     Raises ``CheckpointError``.
     """
     template = read_template(config)
-    if template is None and files and config.runner != "generate" and not is_of_pairs(files):
-        template = _of_pairs(config)
+    if template is None and files and config.runner != "generate":
+        template = _of_pairs(files, config)
     if template is None and files and not has_template(files):
         template = builtin_template(_directory(config))
     if template is None:
@@ -34,14 +42,29 @@ def with_template(files: Mapping[str, bytes], config: ModelConfig) -> dict[str, 
     return {name: data for name, data in files.items() if not name.startswith(_ADDITIONAL)} | {_FILE: template}
 
 
-def _of_pairs(config: ModelConfig) -> bytes | None:
-    """Ringline's template for pairs, of a model that scores them; None for others."""
+def _of_pairs(files: Mapping[str, bytes], config: ModelConfig) -> bytes | None:
+    """The template for pairs, of a model that scores them, if it is not that of ``files`` as it is; None for others."""
     options = read_pooler_options(config.pooler_config)
     try:
         model = _directory(config)
     except CheckpointError:  # whoever reads the model says so
         return None
-    return pair_template(model, scores_tokens=options is not None and bool(options.classifier_from_token))
+    is_layout = model.is_dir() and has_logit_score(model)
+    if is_layout and has_template(files):
+        before, own = template_arguments(model), _own(files)
+        return None if own is None or not before else before + own
+    if is_of_pairs(files):
+        return None
+    scores_tokens = is_layout or (options is not None and bool(options.classifier_from_token))
+    return pair_template(model, scores_tokens=scores_tokens)
+
+
+def _own(files: Mapping[str, bytes]) -> bytes | None:
+    """The only template of a tokenizer; None if there is another one for each purpose."""
+    if _FILE in files:
+        return files[_FILE]
+    template = load_json(files, "tokenizer_config.json").get("chat_template")
+    return template.encode() if isinstance(template, str) else None
 
 
 def _directory(config: ModelConfig) -> Path:

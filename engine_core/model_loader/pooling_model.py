@@ -18,9 +18,9 @@ from engine_core.model_loader.stored_tensor import StoredTensor
 from engine_core.model_loader.vocabulary import read_vocabulary
 from engine_core.models.kinds import not_supported
 from engine_core.models.language_model import LanguageModel
-from engine_core.models.model_config import ModelShape
+from engine_core.models.model_config import ArchitectureConfig, ModelShape
 from engine_core.models.registry import decoder_of, is_encoder
-from engine_core.pooling.config import Layout, PoolerConfig, Sources, read_layout, resolved
+from engine_core.pooling.config import Layout, PoolerConfig, Sources, TokenHead, read_layout, resolved
 from engine_core.pooling.facts import PairForm
 from engine_core.pooling.options import OPTION, PoolerOptions, read_pooler_options
 from engine_core.pooling.params import PoolingTask
@@ -36,6 +36,8 @@ _TASKS = {
     "Model": _EMBEDS,
 }
 """What classes compute that do not generate, by the end of their names."""
+_REWARDS = {"num_labels": 1, "problem_type": "regression"}
+"""Of config.json, where it does not say otherwise: one number, of any size, as Qwen2.5-Math-RM's code has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def choose_pooling(path: Path, raw: Mapping[str, Any], architecture: str, config
         if options is not None:
             raise ConfigError(OPTION, config.pooler_config, "no value with --runner generate")
         return None
-    layout = Layout() if is_gguf(path) else read_layout(path, read_object, _read_list)
+    layout = Layout() if is_gguf(path) else layout_of(path)
     tasks = next((tasks for end, tasks in _TASKS.items() if architecture.endswith(end)), None)
     is_made_for_it = layout.is_there or tasks is not None or encodes
     if config.runner == "auto" and not is_made_for_it and options is None:
@@ -75,6 +77,11 @@ def choose_pooling(path: Path, raw: Mapping[str, Any], architecture: str, config
     return PoolingChoice(architecture, runs_as, layout, options or PoolerOptions(), tasks or _EMBEDS)
 
 
+def layout_of(path: Path) -> Layout:
+    """What the files of sentence-transformers in the directory ``path`` say. Raises ``CheckpointError``."""
+    return read_layout(path, read_object, _read_list)
+
+
 def pooler_config(
     choice: PoolingChoice, path: Path, raw: Mapping[str, Any], model: type[LanguageModel], shape: ModelShape
 ) -> PoolerConfig:
@@ -86,16 +93,23 @@ def pooler_config(
         Sources(
             layout=choice.layout,
             options=choice.options,
-            fields=raw,
+            fields={**_REWARDS, **raw} if choice.architecture.endswith("ForRewardModel") else raw,
             tasks=choice.tasks,
             hidden_size=shape.hidden_size,
             default_pooling=model.pooling_of(raw, choice.architecture),
             attends_both_ways=shape.attends_both_ways,
-            head_tensor=model.head_tensor(shape),
+            head=_head(model, shape),
             token_ids=token_ids,
             pair_form=PairForm.TEMPLATE if is_template and not shape.attends_both_ways else PairForm.SEGMENTS,
         )
     )
+
+
+def _head(model: type[LanguageModel], shape: ModelShape) -> TokenHead:
+    head = TokenHead(model.head_tensor(shape), (), is_difference=False)
+    if isinstance(shape, ArchitectureConfig):
+        return replace(head, scale=shape.logit_scale, softcap=shape.logit_softcap)
+    return head
 
 
 def tensors_beside(path: Path, config: PoolerConfig) -> dict[str, StoredTensor]:

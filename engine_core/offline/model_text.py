@@ -15,6 +15,7 @@ from typing import Any
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.model_loader.chat_template import with_template
+from engine_core.model_loader.pooled_tokenizer import for_pooling
 from engine_core.model_loader.tokenizer import tokenizer_directory
 from engine_core.offline.conversations import Conversation, as_json, read_conversations
 from engine_core.offline.model_pictures import NO_PICTURES, Pictures
@@ -251,7 +252,7 @@ def _files(config: ModelConfig) -> dict[str, bytes]:
     if config.skip_tokenizer_init:
         return NO_TOKENIZER
     with tokenizer_directory(config) as directory:
-        return with_template(read_tokenizer_files(directory), config)
+        return with_template(for_pooling(read_tokenizer_files(directory), config), config)
 
 
 class _DecodedChoice:

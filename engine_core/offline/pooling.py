@@ -22,11 +22,11 @@ from engine_core.offline.pooling_params import PoolingParams, read_pooling_param
 from engine_core.offline.prompts import Prompt, read_prompts
 from engine_core.offline.text import Text
 from engine_core.pooling import params as core
-from engine_core.pooling.facts import PoolingFacts
+from engine_core.pooling.facts import PairForm, PoolingFacts
 from engine_core.pooling.params import Pooled, PoolingInput, PoolingRequest, PoolingTask
 from engine_core.request import Finish
 from engine_core.step import SequenceOutput
-from text_core.comparison import DOCUMENT_PROMPTS, QUERY_PROMPTS, cosines, own_prompt
+from text_core.comparison import DOCUMENT_PROMPTS, QUERY_PROMPTS, own_prompt, similarities
 
 _OUTPUTS: dict[PoolingTask, tuple[type[PoolingRequestOutput[PoolingOutput]], type[PoolingOutput]]] = {
     PoolingTask.EMBED: (EmbeddingRequestOutput, EmbeddingOutput),
@@ -108,7 +108,8 @@ class Pooling:
         given, places = read_pooling_params(params, len(read))
         for each, place in zip(given, places, strict=True):
             _check_task(each, task, place)
-        inputs = self._inputs(read, [self._prompt(prompt_name)] * len(read), self._cuts(given, places))
+        before = self._prompt(prompt_name) if task.embeds else ""
+        inputs = self._inputs(read, [before] * len(read), self._cuts(given, places))
         live = [
             self._live(one, each.for_engine(task, self.facts, place), prompt.place, place)
             for one, each, prompt, place in zip(inputs, given, read, places, strict=True)
@@ -155,6 +156,8 @@ class Pooling:
                 raise InvalidRequestError(each.place, "is token ids; expected text, as this model reads two together")
         [cut] = self._cuts([params], [place])
         most = self._model.max_model_len
+        if self.facts.pair_form is PairForm.TEMPLATE:
+            instruction = instruction or self.facts.prompts.get(self.facts.default_prompt, "")
         inputs = self._text().pooled_pairs(pairs, self.facts.pair_form, instruction, cut, most)
         for_engine = params.for_engine(PoolingTask.CLASSIFY, self.facts, place)
         live = [self._live(one, for_engine, pair[1].place, place) for one, pair in zip(inputs, pairs, strict=True)]
@@ -170,7 +173,7 @@ class Pooling:
     def _compared(
         self, first: list[Prompt], second: list[Prompt], params: PoolingParams, place: str
     ) -> list[ScoringRequestOutput]:
-        """By the cosine of vectors, each of a text with the model's own prompt for its kind."""
+        """By how near vectors are, each of a text with the model's own prompt for its kind."""
         _check_task(params, PoolingTask.EMBED, place)
         facts, prompts = self.facts, [*first, *second]
         query, document = (
@@ -182,7 +185,7 @@ class Pooling:
         live = [self._live(one, for_engine, prompt.place, place) for one, prompt in zip(inputs, prompts, strict=True)]
         self._run(live)
         vectors = [EmbeddingOutput.of(each.result(), per_token=False).values for each in live]
-        scores = array("f", cosines(vectors[: len(first)], vectors[len(first) :]))
+        scores = array("f", similarities(facts.similarity.value, vectors[: len(first)], vectors[len(first) :]))
         queries, documents = live[: len(first)], live[len(first) :]
         results = []
         for index, (score, each) in enumerate(zip(scores, documents, strict=True)):

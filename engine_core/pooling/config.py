@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.pooling.facts import PairForm, PoolingFacts
+from engine_core.errors import CheckpointError, UnsupportedModelError, written
+from engine_core.pooling.facts import PairForm, PoolingFacts, Similarity
 from engine_core.pooling.options import PoolerOptions
 from engine_core.pooling.params import PoolingTask
 
 MOST_LABELS = 4096
 _MOST_WIDTH = 2**20
+_VECTOR = "sentence_embedding"
+"""Sentence-transformers' name of what Pooling makes, and what Dense layers read and write."""
 _MOST_LENGTH = 2**31 - 1
+_MOST_TEXT_BYTES = 1 << 20
+"""Of a model's prompts, and of the names of its labels: clients are told them."""
 
 
 class PoolingType(enum.Enum):
@@ -69,6 +73,10 @@ class TokenHead:
     token_ids: tuple[int, ...]
     is_difference: bool
     """Of two tokens: the number of the only label is that of the second, less that of the first."""
+    scale: float = 1.0
+    """Of the head's numbers."""
+    softcap: float | None = None
+    """What their tanh, times this, bounds; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +107,13 @@ class Layout:
     """Ids of the tokens of a LogitScore: the second one's number, less the first one's, or that of the only one."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    similarity: Similarity = Similarity.COSINE
     max_length: int | None = None
     """Of inputs, in tokens."""
+    dimensions: int | None = None
+    """Leading numbers of a vector that are kept."""
+    activation: HeadActivation | None = None
+    """Of a head's numbers."""
 
     @property
     def is_there(self) -> bool:
@@ -127,6 +140,8 @@ _OLD_MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_TRANSFORMERS = "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"
+"""Parts of the names of a Transformer module's file."""
 _PLACES = {"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3, "LogitScore": 1}
 """The modules that are known, and their order."""
 
@@ -149,23 +164,79 @@ def read_layout(path: Path, read_object: ReadObject, read_list: ReadObject) -> L
             raise UnsupportedModelError(f"{file}: the module {kind} is not supported there: expected {known}")
         place = _PLACES[kind]
         if kind == "Transformer":
+            if folder:
+                raise UnsupportedModelError(
+                    f"{file}: the Transformer in {folder!r} is not read: expected it beside this file"
+                )
             continue
         fields = read_object(path / folder / "config.json", optional=kind == "Normalize") if folder else {}
         layout = _with_module(layout, kind, folder, path / folder / "config.json", fields)
     general = read_object(path / "config_sentence_transformers.json", optional=True) if modules else {}
-    bert = read_object(path / "sentence_bert_config.json", optional=True) if modules else {}
-    prompts, of_prompts = general.get("prompts") or {}, path / "config_sentence_transformers.json"
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError(
-            f"{path / 'config_sentence_transformers.json'}: prompts={prompts!r} is no object of texts"
-        )
-    default = general.get("default_prompt_name") or ""
-    if default and default not in prompts:
-        raise CheckpointError(f"{of_prompts}: default_prompt_name={default!r} is none of its prompts")
+    of_length, bert = transformer_fields(path, read_object) if modules else (path, {})
+    of_prompts = path / "config_sentence_transformers.json"
+    prompts, default = _prompts(of_prompts, general)
     length = bert.get("max_seq_length")
     if length is not None and not (type(length) is int and 1 <= length <= _MOST_LENGTH):
-        raise CheckpointError(f"{path / 'sentence_bert_config.json'}: max_seq_length={length!r} is no number of tokens")
-    return replace(layout, prompts=dict(prompts), default_prompt=str(default), max_length=length)
+        raise CheckpointError(f"{of_length}: max_seq_length={length!r} is no number of tokens")
+    if length is None and modules:
+        length = _tokenizers_length(read_object(path / "tokenizer_config.json", optional=True))
+    return replace(
+        layout,
+        prompts=prompts,
+        default_prompt=default,
+        similarity=_similarity(of_prompts, general),
+        max_length=length,
+        dimensions=_width(of_prompts, general, "truncate_dim") if general.get("truncate_dim") is not None else None,
+        activation=_activation(general.get("activation_fn")),
+    )
+
+
+def transformer_fields(path: Path, read_object: ReadObject) -> tuple[Path, Mapping[str, Any]]:
+    """The file of the Transformer module, which has had several names, and its fields; empty if there is none."""
+    for kind in _TRANSFORMERS:
+        file = path / f"sentence_{kind}_config.json"
+        if fields := read_object(file, optional=True):
+            return file, fields
+    return path, {}
+
+
+def _similarity(file: Path, fields: Mapping[str, Any]) -> Similarity:
+    named = fields.get("similarity_fn_name") or Similarity.COSINE.value
+    try:
+        return Similarity(named)
+    except ValueError:
+        known = ", ".join(each.value for each in Similarity)
+        raise UnsupportedModelError(
+            f"{file}: similarity_fn_name={named!r} is not supported: expected one of {known}"
+        ) from None
+
+
+def _tokenizers_length(fields: Mapping[str, Any]) -> int | None:
+    """What newer releases write in place of ``max_seq_length``; huge numbers, which stand for any length, are none."""
+    length = fields.get("model_max_length")
+    return length if type(length) is int and 1 <= length <= _MOST_LENGTH else None
+
+
+def _prompts(file: Path, fields: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """The prompts by their names, and the name of the default one."""
+    prompts = fields.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError(f"{file}: prompts={prompts!r} is no object of texts")
+    _check_texts(f"{file}: prompts", [*prompts, *prompts.values()])
+    default = fields.get("default_prompt_name") or ""
+    if not isinstance(default, str) or (default and default not in prompts):
+        raise CheckpointError(f"{file}: default_prompt_name={default!r} is none of its prompts")
+    return prompts, default
+
+
+def _check_texts(name: str, texts: Iterable[str]) -> None:
+    """Raise ``CheckpointError`` for texts that are no Unicode (JSON can have half a character), or too large."""
+    try:
+        size = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{name} has half a character: {error.object[error.start : error.end]!r}") from None
+    if size > _MOST_TEXT_BYTES:
+        raise CheckpointError(f"{name} has {size} bytes: expected at most {_MOST_TEXT_BYTES}")
 
 
 def _module(file: Path, module: object) -> tuple[str, str]:
@@ -197,7 +268,7 @@ def _pooling_type(file: Path, fields: Mapping[str, Any]) -> PoolingType:
     if modes is None:
         modes = [mode for name, mode in _OLD_MODES.items() if fields.get(name)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _MODES:
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in list(_MODES):
         raise UnsupportedModelError(
             f"{file}: pooling by {modes!r} is not supported: expected one of {', '.join(_MODES)}"
         )
@@ -216,9 +287,11 @@ def _dense(folder: str, file: Path, fields: Mapping[str, Any]) -> DenseLayer:
     if name not in DENSE_ACTIVATIONS:
         expected = ", ".join(DENSE_ACTIVATIONS)
         raise UnsupportedModelError(f"{file}: activation_function={given!r} is not supported: expected {expected}")
-    reads = fields.get("module_input_name", "sentence_embedding")
-    if reads != "sentence_embedding" or fields.get("use_residual"):
-        what = f"module_input_name={reads!r}" if reads != "sentence_embedding" else "use_residual"
+    reads, writes = (fields.get(f"module_{end}_name") or _VECTOR for end in ("input", "output"))
+    if (reads, writes) != (_VECTOR, _VECTOR) or fields.get("use_residual"):
+        what = "use_residual"
+        if reads != _VECTOR or writes != _VECTOR:
+            what = f"module_input_name={reads!r}" if reads != _VECTOR else f"module_output_name={writes!r}"
         raise UnsupportedModelError(
             f"{file}: {what} is not supported: expected a layer behind pooling, without residual"
         )
@@ -245,21 +318,32 @@ def read_labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
     by_number = {str(number): str(name) for number, name in names.items()}
     if by_number.keys() != set(map(str, range(len(names)))):
         raise CheckpointError(f"id2label is not usable: expected the numbers from 0 to {len(names) - 1}")
+    _check_texts("id2label", by_number.values())
     return tuple(by_number[str(number)] for number in range(len(names)))
+
+
+def _activation(named: object) -> HeadActivation | None:
+    """That of the class ``named``, if any. Raises ``UnsupportedModelError``."""
+    if not isinstance(named, str):
+        return None
+    found = {"Identity": HeadActivation.NONE, "Sigmoid": HeadActivation.SIGMOID, "Softmax": HeadActivation.SOFTMAX}
+    kind = named.rpartition(".")[2]
+    if kind not in found:
+        raise UnsupportedModelError(f"activation_fn={named!r} is not supported: expected one of {', '.join(found)}")
+    return found[kind]
+
+
+def named_activation(fields: Mapping[str, Any]) -> HeadActivation | None:
+    """What sentence-transformers' field in config.json says becomes of the numbers of labels; None: nothing."""
+    nested = fields.get("sentence_transformers")
+    named = nested.get("activation_fn") if isinstance(nested, dict) else None
+    return _activation(fields.get("sbert_ce_default_activation_function") if named is None else named)
 
 
 def read_activation(fields: Mapping[str, Any], num_labels: int) -> HeadActivation:
     """What config.json says becomes of the numbers of labels: sentence-transformers' field, else ``problem_type``."""
-    nested = fields.get("sentence_transformers")
-    named = nested.get("activation_fn") if isinstance(nested, dict) else None
-    if named is None:
-        named = fields.get("sbert_ce_default_activation_function")
-    if isinstance(named, str):
-        found = {"Identity": HeadActivation.NONE, "Sigmoid": HeadActivation.SIGMOID, "Softmax": HeadActivation.SOFTMAX}
-        kind = named.rpartition(".")[2]
-        if kind not in found:
-            raise UnsupportedModelError(f"activation_fn={named!r} is not supported: expected one of {', '.join(found)}")
-        return found[kind]
+    if (named := named_activation(fields)) is not None:
+        return named
     match fields.get("problem_type"):
         case "regression":
             return HeadActivation.NONE
@@ -282,8 +366,8 @@ class Sources:
     default_pooling: PoolingType
     """Of the model's class."""
     attends_both_ways: bool
-    head_tensor: str
-    """The weight of the language model's head."""
+    head: TokenHead
+    """The language model's head, without tokens."""
     token_ids: tuple[int, ...]
     """Of ``options.classifier_from_token``."""
     pair_form: PairForm
@@ -301,26 +385,36 @@ def resolved(sources: Sources) -> PoolerConfig:
 
 def _token_head(sources: Sources) -> TokenHead | None:
     ids = sources.token_ids or sources.layout.tokens
-    return TokenHead(sources.head_tensor, ids, len(ids) == 2) if ids else None
+    if ids and not sources.head.tensor:
+        raise UnsupportedModelError(
+            "classifier_from_token (of --pooler-config) or a LogitScore module asks for numbers of tokens, but this "
+            "model is an encoder without a language model's head: leave it out"
+        )
+    return replace(sources.head, token_ids=ids, is_difference=len(ids) == 2) if ids else None
 
 
 def _classifier(sources: Sources, tokens: TokenHead | None, tasks: tuple[PoolingTask, ...]) -> PoolerConfig:
     options = sources.options
     if tokens is None:
         labels = read_labels(sources.fields)
-        activation = read_activation(sources.fields, len(labels))
+        activation = sources.layout.activation or read_activation(sources.fields, len(labels))
     else:
         names = options.classifier_from_token or tokens.token_ids
         labels = tuple(str(name) for name in (names[1:] if tokens.is_difference else names))
-        activation = HeadActivation.SIGMOID if len(labels) == 1 else HeadActivation.SOFTMAX
+        default = HeadActivation.SIGMOID if len(labels) == 1 else HeadActivation.SOFTMAX
+        said = None if options.classifier_from_token else sources.layout.activation
+        activation = said or named_activation(sources.fields) or default
     if options.use_activation is False:
         activation = HeadActivation.NONE
     pooling = PoolingType.LAST if tokens is not None else sources.default_pooling
     pooling = _chosen(options, sources.layout, pooling)
     is_pair = len(labels) == 1 and PoolingTask.CLASSIFY in tasks
+    instructs = is_pair and sources.pair_form is PairForm.TEMPLATE
     facts = PoolingFacts(
         tasks=_served(tasks, options),
         labels=labels,
+        prompts=sources.layout.prompts if instructs else {},
+        default_prompt=sources.layout.default_prompt if instructs else "",
         pair_form=sources.pair_form if is_pair else None,
         reads_last=pooling is PoolingType.LAST,
         attends_both_ways=sources.attends_both_ways,
@@ -340,19 +434,22 @@ def _embedder(sources: Sources, tasks: tuple[PoolingTask, ...]) -> PoolerConfig:
     normalizes = layout.normalizes if layout.is_there else True
     for said in (options.use_activation, options.normalize):
         normalizes = normalizes if said is None else said
-    trained = options.matryoshka_dimensions or _trained_dimensions(sources.fields)
-    is_matryoshka = bool(trained) or bool(sources.fields.get("is_matryoshka"))
+    trained = _trained_dimensions(options, sources.fields, width)
+    is_matryoshka = bool(trained or layout.dimensions or sources.fields.get("is_matryoshka"))
+    width = min(width, layout.dimensions or width)
     if options.is_matryoshka is not None:
         is_matryoshka, trained = options.is_matryoshka, trained if options.is_matryoshka else ()
     pooling = _chosen(options, layout, sources.default_pooling)
+    dimensions = _dimensions(options, width, trained, is_matryoshka=is_matryoshka)
     facts = PoolingFacts(
         tasks=_served(tasks, options),
-        dimensions=_dimensions(options, width, trained, is_matryoshka=is_matryoshka),
+        dimensions=dimensions,
         is_matryoshka=is_matryoshka,
-        matryoshka_dimensions=trained,
+        matryoshka_dimensions=tuple(each for each in trained if each <= dimensions),
         normalizes=normalizes,
         prompts=layout.prompts,
         default_prompt=layout.default_prompt,
+        similarity=layout.similarity,
         reads_last=pooling is PoolingType.LAST,
         attends_both_ways=sources.attends_both_ways,
     )
@@ -389,9 +486,17 @@ def _served(tasks: tuple[PoolingTask, ...], options: PoolerOptions) -> tuple[Poo
     return left
 
 
-def _trained_dimensions(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    """The dimensions in config.json. Raises ``CheckpointError``."""
+def _trained_dimensions(options: PoolerOptions, fields: Mapping[str, Any], width: int) -> tuple[int, ...]:
+    """The dimensions in the options, else in config.json. Raises ``CheckpointError``, ``UnsupportedModelError``."""
+    if options.matryoshka_dimensions:
+        if (most := options.matryoshka_dimensions[-1]) > width:
+            raise UnsupportedModelError(
+                f"--pooler-config has matryoshka_dimensions of {most}: expected at most {width}"
+            )
+        return options.matryoshka_dimensions
     given = fields.get("matryoshka_dimensions") or ()
-    if not isinstance(given, list | tuple) or not all(type(each) is int and each >= 1 for each in given):
-        raise CheckpointError(f"matryoshka_dimensions={given!r} is not usable: expected a list of numbers")
+    if not isinstance(given, list | tuple) or not all(type(each) is int and 1 <= each <= width for each in given):
+        raise CheckpointError(
+            f"matryoshka_dimensions={written(given)} is not usable: expected a list of numbers from 1 to {width}"
+        )
     return tuple(sorted(set(given)))

@@ -18,6 +18,18 @@ class PairForm(enum.Enum):
     """A chat template with messages of the roles query and document, and possibly system, which instructs."""
 
 
+class Similarity(enum.Enum):
+    """How near two vectors are; a greater number is nearer. The names are sentence-transformers'."""
+
+    COSINE = "cosine"
+    DOT = "dot"
+    """The sum of products."""
+    EUCLIDEAN = "euclidean"
+    """Less the length of the difference."""
+    MANHATTAN = "manhattan"
+    """Less the sum of the differences' sizes."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolingFacts:
     """What a model offers; part of its digest."""
@@ -35,9 +47,11 @@ class PoolingFacts:
     labels: tuple[str, ...] = ()
     """Names of the labels, in order; empty: it has none."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Texts that are put before an input of a kind, by the kind's name."""
+    """Texts that are put before an input of a kind, by the kind's name; of ``PairForm.TEMPLATE``, instructions."""
     default_prompt: str = ""
     """Name of the prompt of an input without one; empty: none."""
+    similarity: Similarity = Similarity.COSINE
+    """What compares the vectors of a query and a document."""
     pair_form: PairForm | None = None
     """None: it scores no pairs."""
     reads_last: bool = False

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.layers.part_factory import PartFactory
-from engine_core.pooling.config import HeadActivation, PoolerConfig, PoolingType
+from engine_core.pooling.config import HeadActivation, PoolerConfig, PoolingType, TokenHead
 from engine_core.pooling.params import PoolingParams
 from engine_core.pooling.rows import PooledRows, pooled_rows
 
@@ -74,7 +74,7 @@ class Pooler:
         self._head = classifier
         if (tokens := config.tokens) is not None:
             rows = parts.token_rows_linear(tokens.tensor, vocab_size, hidden_size, tokens.token_ids)
-            self._head = _Difference(rows) if tokens.is_difference else rows
+            self._head = _TokenLabels(tokens, rows)
 
     def rows(self, params: PoolingParams, length: int) -> PooledRows:
         """Takes the hidden states of an input of ``length`` tokens."""
@@ -102,15 +102,21 @@ class Pooler:
         return np.asarray(layers(torch.from_numpy(x).to(self._device)).cpu().numpy())
 
 
-class _Difference:
-    """The second label's number, less the first one's."""
+class _TokenLabels:
+    """What the language model's head says of tokens; or of two, the second one's number, less the first one's."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
+    def __init__(self, tokens: TokenHead, rows: Head) -> None:
+        """``rows``: the products with the rows of the head's weight."""
+        self._tokens = tokens
+        self._rows = rows
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        both = self._head(x)
-        return both[:, 1:] - both[:, :1]
+        numbers, cap = self._rows(x), self._tokens.softcap
+        if self._tokens.scale != 1.0 or cap is not None:
+            wide = numbers.cpu().numpy().astype(np.float64) * self._tokens.scale
+            wide = wide if cap is None else np.tanh(wide / cap) * cap
+            numbers = torch.from_numpy(wide.astype(np.float32)).to(x.device)
+        return numbers[:, 1:] - numbers[:, :1] if self._tokens.is_difference else numbers
 
 
 def _normalized(vectors: Values) -> Values:

@@ -168,6 +168,7 @@ def facts_message(facts: PoolingFacts) -> pooling_pb2.PoolingFacts:
         prompts=dict(facts.prompts),
         default_prompt=facts.default_prompt,
         pair_form=_PAIR_FORMS[facts.pair_form],
+        similarity=facts.similarity.value,
     )
 
 

@@ -10,6 +10,7 @@ from ringline.engine.v1 import engine_pb2
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.chat_template import with_template
+from engine_core.model_loader.pooled_tokenizer import for_pooling
 from engine_core.model_loader.tokenizer import tokenizer_directory
 from text_core.chat_templates import ChatTemplates
 from text_core.tokenizer import Tokenizer
@@ -25,7 +26,7 @@ def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
     if config.skip_tokenizer_init:
         return NO_TOKENIZER
     with tokenizer_directory(config) as directory:
-        return with_template(read_tokenizer_files(directory), config)
+        return with_template(for_pooling(read_tokenizer_files(directory), config), config)
 
 
 def checked_tokenizer(files: dict[str, bytes]) -> Tokenizer:

@@ -13,6 +13,8 @@ from ringline.inference.v1 import inference_pb2
 from services.common.rpc.output_stream import OutputStream
 from services.processor.gateways import Gateway
 from services.processor.inference_messages import refusal, write_update
+from services.processor.pooling.plan import PooledAnswer
+from services.processor.pooling.wire import field
 from services.processor.request import Request
 from services.processor.tracing import RequestTrace
 from services.ring.errors import Status
@@ -107,10 +109,24 @@ class ClientStream(OutputStream):
         self._refusals.clear()
         super().clear()
 
-    def take(self) -> inference_pb2.SessionResponse | None:
+    def take_packed(self) -> bytes | None:
+        """``take``, serialized. Answers of pooled requests, which may be large, are put into it as they are."""
+        answers: list[tuple[str, PooledAnswer]] = []
+        frame = self.take(answers)
+        if not answers:
+            return None if frame is None else frame.SerializeToString()
+        parts = [b"" if frame is None else frame.SerializeToString()]
+        for name, answer in answers:
+            head = inference_pb2.GenerateResponse(request_id=name)
+            content = field(head.DESCRIPTOR, answer.event, answer.packed)
+            parts += field(inference_pb2.SessionResponse.DESCRIPTOR, "responses", head.SerializeToString(), *content)
+        return b"".join(parts)
+
+    def take(self, answers: list[tuple[str, PooledAnswer]] | None = None) -> inference_pb2.SessionResponse | None:
         """Take everything new, up to about 1 MiB; requests whose ends it contains are no longer live.
 
-        None if nothing is new. Raises ``TimeoutError`` if the client was given up.
+        ``answers`` gets those of pooled requests, by their names, which are not in the frame then. None if nothing is
+        new. Raises ``TimeoutError`` if the client was given up.
         """
         self.check()
         frame = inference_pb2.SessionResponse(responses=self._refusals)
@@ -118,9 +134,25 @@ class ClientStream(OutputStream):
         self.room_for_refusals.set()
         for update in self.outbox.take(MAX_FRAME_BYTES):
             request = self._by_request_id[update.request_id]
-            write_update(frame, update, request.client_request_id, request.ordinal)
+            if answers is not None and isinstance(update.closing, PooledAnswer):
+                answers.append((request.client_request_id, update.closing))  # nothing comes before it
+            else:
+                write_update(frame, update, request.client_request_id, request.ordinal)
             if update.closing is not None:
-                self._closed_traces.append(request.trace)
-                del self._by_request_id[request.request_id]
-                del self._by_client_request_id[request.client_request_id]
+                self._taken(request)
         return frame if frame.responses else None
+
+    def take_answer(self) -> PooledAnswer | inference_pb2.Refused | None:
+        """Like ``take``, for a call's one request, whose inputs are pooled: all that it is answered with."""
+        self.check()
+        for update in self.outbox.take(MAX_FRAME_BYTES):
+            if isinstance(update.closing, PooledAnswer | inference_pb2.Refused):
+                self._taken(self._by_request_id[update.request_id])
+                return update.closing
+        return None
+
+    def _taken(self, request: Request) -> None:
+        """A request's end was taken."""
+        self._closed_traces.append(request.trace)
+        del self._by_request_id[request.request_id]
+        del self._by_client_request_id[request.client_request_id]

@@ -27,7 +27,7 @@ from services.ring.identity import PeerId
 
 log = structlog.get_logger(__name__)
 
-SMALL_BYTES, SMALL_COSINE_BYTES = 256 << 10, 32 << 10
+SMALL_BYTES, SMALL_COMPARED_BYTES = 256 << 10, 32 << 10
 """An answer of results up to this size is composed on the event loop, in about a millisecond at most."""
 
 
@@ -107,7 +107,7 @@ class PooledOutput:
         self._metrics.prefilled(request.resolved.prompt_tokens, now - (request.computing_since or now))
         self._metrics.pooled_inputs += len(plan.places)
         work = partial(compose, plan, _results(request), _report(request, plan))
-        if plan.result_bytes <= (SMALL_COSINE_BYTES if plan.form is AnswerForm.COSINES else SMALL_BYTES):
+        if plan.result_bytes <= (SMALL_COMPARED_BYTES if plan.form is AnswerForm.COMPARED else SMALL_BYTES):
             self._in_flight.answer(request, work())
         else:
             composed = asyncio.get_running_loop().run_in_executor(self._pool, work)

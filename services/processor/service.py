@@ -35,7 +35,7 @@ from services.processor.media.chat_pictures import (
     take_sources,
 )
 from services.processor.metrics import ProcessorMetrics
-from services.processor.pooling.plan import PoolingMessage
+from services.processor.pooling.plan import PooledAnswer, PoolingMessage
 from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.served_models import ServedModel, ServedModels, find_model
 from services.ring.errors import Code, Reason, Refused, Status
@@ -136,45 +136,44 @@ class InferenceService:
 
     # Vectors, scores and labels
 
-    async def Embed(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> inference_pb2.EmbedResponse:
-        return (await self._pooled_or_abort(inference_pb2.EmbedRequest, data, context)).embedded
+    async def Embed(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        return await self._pooled_or_abort(inference_pb2.EmbedRequest, data, context)
 
-    async def Score(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> inference_pb2.ScoreResponse:
-        return (await self._pooled_or_abort(inference_pb2.ScoreRequest, data, context)).scored
+    async def Score(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        return await self._pooled_or_abort(inference_pb2.ScoreRequest, data, context)
 
-    async def Classify(
-        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> inference_pb2.ClassifyResponse:
-        return (await self._pooled_or_abort(inference_pb2.ClassifyRequest, data, context)).classified
+    async def Classify(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        return await self._pooled_or_abort(inference_pb2.ClassifyRequest, data, context)
 
     async def _pooled_or_abort(
         self, kind: type[PoolingMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> inference_pb2.GenerateResponse:
-        """The response with the answer of a call's one request; ends the call if it has none."""
-        response = await self.pooled(kind, data, context)
-        if response.HasField("refused"):
-            await abort(context, status_from_proto(response.refused.status))
-        return response
+    ) -> bytes:
+        """The answer of a call's one request, as it goes on the wire; ends the call if there is none."""
+        answer = await self.pooled(kind, data, context)
+        if isinstance(answer, Status):
+            await abort(context, answer)
+        return answer
 
     async def pooled(
         self, kind: type[PoolingMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> inference_pb2.GenerateResponse:
-        """The response with the answer of a call's one request, or with its refusal."""
+    ) -> bytes | Status:
+        """The answer of a call's one request, serialized, or the reason why there is none.
+
+        It may have 32 MiB, so it is never read here: that would hold up all clients.
+        """
         principal = await self.principal(context)
         self._check_not_draining(principal)
         stream = self._intake.open(principal, context.invocation_metadata() or ())
         try:
-            response = await self._answer(stream, kind, data, context)
+            return await self._answer(stream, kind, data, context)
         except TimeoutError:
-            response = refusal("", 1, self.stalled(stream))
+            return self.stalled(stream)
         finally:
             self._intake.close(stream)
-        return response
 
     async def _answer(
         self, stream: ClientStream, kind: type[PoolingMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> inference_pb2.GenerateResponse:
-        """The response with the answer, or with the refusal."""
+    ) -> bytes | Status:
         arrived_at = time.monotonic()
         try:
             message = await self.parse(kind, data, stream.tenant)
@@ -182,13 +181,13 @@ class InferenceService:
             self._intake.begin(stream, message, 1, arrived_at, context.time_remaining())
         except Refused as refused:
             self._metrics.request_refused(refused.status.code.name, stream.tenant)
-            return refusal("", 1, refused.status)
+            return refused.status
         del message
-        while (frame := stream.take()) is None:
+        while (answer := stream.take_answer()) is None:
             await stream.wake.wait()
             stream.wake.clear()
         stream.written()
-        return frame.responses[0]
+        return answer.packed if isinstance(answer, PooledAnswer) else status_from_proto(answer.status)
 
     async def parse(self, kind: type[_Message], data: bytes, tenant: str) -> _Message:
         """Parse a message with a request; a large one in a worker thread, before others are tokenized.
@@ -327,8 +326,7 @@ class InferenceService:
                 draining = inference_pb2.SessionResponse()
                 draining.draining.grace_ms = round(self.limits.drain_grace * 1000)
                 await self._send(stream, context, draining)
-            while (frame := stream.take()) is not None:
-                packed, frame = frame.SerializeToString(), None
+            while (packed := stream.take_packed()) is not None:
                 await self._send(stream, context, packed)
                 stream.written()
 

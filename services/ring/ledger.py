@@ -271,6 +271,12 @@ class Ledgers:
                 f"expected at most {self._logprobs.most}; lower max_tokens, n, logprobs or prompt_logprobs"
             )
             raise invalid_field("logprobs", problem, reason=Reason.TOO_LARGE)
+        if submission.pooled_bytes > self._pooled.most:
+            problem = (
+                f"results of {submission.pooled_bytes} bytes: this engine has memory for {self._pooled.most}; send "
+                "fewer inputs at a time"
+            )
+            raise invalid_field("pooling.inputs", problem, reason=Reason.TOO_LARGE)
         self._logprobs.check(tenant, submission.logprob_bytes, freed.logprobs)
         self._ids.check(tenant, submission.id_bytes, freed.ids)
         self._pooled.check(tenant, submission.pooled_bytes, freed.pooled)

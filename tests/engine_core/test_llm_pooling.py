@@ -127,6 +127,16 @@ def test_vectors_are_compared_by_their_cosine(embedder):
     assert of_ids[0].outputs.score == pytest.approx(1.0)
 
 
+def test_vectors_are_compared_as_the_checkpoint_says(tmp_path):
+    model = random_model(tmp_path)
+    lay_out(tmp_path, normalize=False, similarity_fn_name="dot")
+    tokenizer = save(tmp_path)
+    with LLM(tmp_path, **OPTIONS) as llm:
+        found = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS)]
+    [query, *others] = (hidden_states(model, tokenizer(text).input_ids)[-1] for text in (QUERY, *DOCUMENTS))
+    assert found == pytest.approx([float(query @ each) for each in others], rel=1e-4)
+
+
 @torch.no_grad()
 def test_labels_are_those_of_transformers(tmp_path):
     labels = {0: "calm", 1: "glad", 2: "sad"}

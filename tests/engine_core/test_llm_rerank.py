@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -61,3 +62,30 @@ def test_a_callers_tokenizer_makes_no_pairs(reranker):
         pytest.raises(InvalidRequestError, match=problem),
     ):
         llm.score("w1", ["w2"])
+
+
+@torch.no_grad()
+def test_a_layout_says_how_pairs_are_shown_and_scored(tmp_path):
+    """Sentence-transformers' LogitScore: the pair's own template, its default prompt, two tokens, its activation."""
+    tokenizer = save(tmp_path)
+    tokenizer.chat_template = "{% for each in messages %}<{{ each.role }}> {{ each.content }} {% endfor %}<answer>"
+    tokenizer.save_pretrained(tmp_path)
+    model = random_model(tmp_path, "Qwen3ForCausalLM")
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "Transformer"}, {"type": "LogitScore", "path": "1"}]))
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "config.json").write_text(json.dumps({"true_token_id": 11, "false_token_id": 7}))
+    general = {
+        "activation_fn": "torch.nn.modules.linear.Identity",
+        "prompts": {"find": "w7"},
+        "default_prompt_name": "find",
+    }
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(general))
+    with LLM(tmp_path, **OPTIONS) as llm:
+        found = {text: llm.score(QUERY, DOCUMENTS[0], instruction=text)[0] for text in ("", "w9")}
+    for text, result in found.items():
+        roles = {"system": text or "w7", "query": QUERY, "document": DOCUMENTS[0]}
+        messages = [{"role": role, "content": content} for role, content in roles.items()]
+        ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+        assert result.prompt_token_ids == ids
+        logits = model(torch.tensor([ids])).logits[0, -1]
+        assert result.outputs.score == pytest.approx(float(logits[11] - logits[7]), abs=1e-4)

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from text_core.comparison import DOCUMENT_PROMPTS, QUERY_PROMPTS, cosines, own_prompt
+from text_core.comparison import DOCUMENT_PROMPTS, QUERY_PROMPTS, cosines, own_prompt, similarities
 
 
 def vectors(count: int, seed: int) -> list[list[float]]:
@@ -31,6 +31,20 @@ def test_of_equal_vectors_and_of_nothing():
     assert cosines([[0.0, 0.0]], [[1.0, 2.0], [0.0, 0.0]]) == [0.0, 0.0]
     [huge] = cosines([[1e300, 1e300]], [[1e-300, 0.0]])
     assert huge == pytest.approx(math.sqrt(0.5))
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+def test_a_model_may_say_what_compares_its_vectors(queries):
+    first, second = vectors(queries, 1), vectors(5, 2)
+    one, other = (torch.tensor(each, dtype=torch.float64) for each in (first, second))
+    expected = {
+        "dot": (one * other).sum(1),
+        "euclidean": -torch.nn.functional.pairwise_distance(one, other, p=2, eps=0),
+        "manhattan": -torch.nn.functional.pairwise_distance(one, other, p=1, eps=0),
+    }
+    for kind, values in expected.items():
+        assert similarities(kind, first, second) == pytest.approx(values.tolist(), rel=1e-12), kind
+    assert similarities("cosine", first, second) == similarities("", first, second) == cosines(first, second)
 
 
 def test_queries_and_documents_have_the_models_own_prompts():

@@ -123,3 +123,16 @@ def test_a_template_that_fails_names_the_document(tokenizers_of_both):
     pairs = [Pair("q", QUERY, "documents[2]", "w1")]
     with pytest.raises(InputError, match=r"documents\[2\]: .*no such role"):
         Chats(pairs, "", tokenizer, templates.render, length(50)).encode(0, 1)
+
+
+def test_pairs_without_tokens_are_refused():
+    made = library(True)
+    made.post_processor = None
+    tokenizer = Tokenizer.from_files({"tokenizer.json": made.to_str().encode()})
+    pair = Pair("queries[0]", " ", "documents[3]", "  ")
+    for inputs in (
+        Segments([pair], tokenizer, length(9)),
+        Chats([pair], "", tokenizer, lambda messages: " ", length(9)),
+    ):
+        with pytest.raises(InputError, match=r"documents\[3\]: it and queries\[0\] have no tokens"):
+            inputs.encode(0, 1)

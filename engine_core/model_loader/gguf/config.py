@@ -42,12 +42,12 @@ def describe(file: GgufFile) -> GgufDescription:
     """Raise ``CheckpointError`` naming the file and the field, ``UnsupportedModelError`` naming the architecture."""
     metadata = Metadata.of(file)
     require_language_model(file)
+    _require_generation(metadata)
     if (found := ARCHITECTURES.get(metadata.architecture)) is None:
         raise UnsupportedModelError(
             f"{file.path} has the architecture {metadata.architecture!r}, which is not supported: expected one of "
             f"{', '.join(ARCHITECTURES)}"
         )
-    _require_generation(metadata)
     architecture = found.of(metadata)
     check_rope_fields(metadata, architecture.rope_fields)
     config = _common(metadata, architecture) | architecture.fields(metadata)
@@ -64,11 +64,13 @@ def describe(file: GgufFile) -> GgufDescription:
 
 
 def _require_generation(metadata: Metadata) -> None:
-    """Raise ``UnsupportedModelError`` for a model of an architecture that generates, made for something else."""
+    """Raise ``UnsupportedModelError`` for a model that is made for something else, of an architecture that generates or
+    of another one, such as BERT's.
+    """
     if (pooling := metadata.integer("pooling_type", _NO_POOLING)) != _NO_POOLING:
         raise UnsupportedModelError(
             f"{metadata.file.path} is a model for embeddings or ranks ({metadata.key('pooling_type')}={pooling}), "
-            "which generates no text"
+            "and of GGUF files only those that generate are read: give the checkpoint in transformers' format"
         )
     if not metadata.flag("attention.causal", True):
         raise UnsupportedModelError(

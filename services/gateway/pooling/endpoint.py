@@ -71,11 +71,12 @@ class PoolingEndpoint(Generic[_Body, _Asked, _Told]):
             model = await model_of(call, body.model, self.suits) if self.needs_model(body) else None
             asked = await call.aside(lambda: self._build(call, body, model))
             told = await self.ask(Relay(call.client), asked)
-            _check(asked, told)
+            numbers = _numbers(told)
+            _check(asked, told, numbers)
         except RingError as error:
             raise api_error_from(error, self.names(body)) from None
         call.tokens.prompt += told.report.usage.prompt_tokens
-        entries = _numbers(told) + len(call.body) // _BODY_BYTES_PER_ENTRY
+        entries = int(numbers) + len(call.body) // _BODY_BYTES_PER_ENTRY
         return await _written(call, self.write(call, body, told), entries)
 
     def _build(self, call: Call, body: _Body, model: Model | None) -> _Asked:
@@ -88,24 +89,25 @@ class PoolingEndpoint(Generic[_Body, _Asked, _Told]):
         return msgspec.json.Decoder(self.body)
 
 
-def _check(asked: Asked, told: Told) -> None:
-    """Raise ``ProtocolError`` unless there is a result for each input."""
+def _check(asked: Asked, told: Told, numbers: float) -> None:
+    """Raise ``ProtocolError`` unless there is a result for each input. ``numbers``: of all results."""
     if isinstance(asked, pb.ScoreRequest) or isinstance(told, pb.ScoreResponse):
         if not (isinstance(asked, pb.ScoreRequest) and isinstance(told, pb.ScoreResponse)):
             raise ProtocolError("the server sent another kind of result than was asked for")
-        found, expected, width = float(len(told.scores)), len(asked.documents), 1
+        found, expected, width = numbers, len(asked.documents), 1
     else:
         width = told.dimensions if isinstance(told, pb.EmbedResponse) else len(told.labels)
         expected = sum(told.counts) if told.counts else len(asked.inputs)
-        found = len(told.values) / FLOAT_BYTES / max(width, 1)
+        found = numbers / max(width, 1)
         if told.counts and len(told.counts) != len(asked.inputs):
             raise ProtocolError(f"the server sent results of {len(told.counts)} of {len(asked.inputs)} inputs")
     if found != expected or not width:
         raise ProtocolError(f"the server sent {found:g} rows of {width} numbers: expected {expected}")
 
 
-def _numbers(told: Told) -> int:
-    return len(told.scores) if isinstance(told, pb.ScoreResponse) else len(told.values) // FLOAT_BYTES
+def _numbers(told: Told) -> float:
+    """Numbers in all results. Each look at ``values`` copies them, and they may have 32 MiB."""
+    return len(told.scores) if isinstance(told, pb.ScoreResponse) else len(told.values) / FLOAT_BYTES
 
 
 async def _written(call: Call, pieces: Iterator[bytes], entries: int) -> Response:

@@ -59,4 +59,6 @@ def chats_of(message: inference_pb2.ScoreRequest, served_model: ServedModel) -> 
     # Query and document each have at most max_text_bytes.
     render = partial(served_model.chat.render, max_chars=3 * served_model.limits.max_text_bytes)
     length = length_of(message.options, served_model)
-    return Chats(pairs_of(message), message.instruction, served_model.tokenizer, render, length)
+    facts = served_model.model.pooling
+    instruction = message.instruction or facts.prompts.get(facts.default_prompt, "")
+    return Chats(pairs_of(message), instruction, served_model.tokenizer, render, length)

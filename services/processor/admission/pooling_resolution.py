@@ -19,6 +19,7 @@ from services.processor.admission.pooling_validation import (
     check_instruction,
     check_pooling_request,
     check_queries,
+    check_repeated,
     check_result_size,
     check_task,
     prompt_text,
@@ -125,6 +126,7 @@ class PoolingResolution:
             question.per_token,
             tuple(model.pooling.labels),
             question.num_queries,
+            model.pooling.similarity,
         )
         return ResolvedRequest(
             packed_admitted=b"",
@@ -174,7 +176,7 @@ def _classification(message: inference_pb2.ClassifyRequest, served_model: Served
     task = pooling_pb2.POOLING_TASK_TOKEN_CLASSIFY if message.per_token else pooling_pb2.POOLING_TASK_CLASSIFY
     check_task(task, served_model, "makes no labels" + (" of tokens" if message.per_token else ""))
     check_inputs("inputs", message.inputs, served_model)
-    inputs = texts_of("inputs", message.inputs, prompt_text(None, served_model), message.options, served_model)
+    inputs = texts_of("inputs", message.inputs, "", message.options, served_model)
     params = pooling_pb2.PoolingParams(task=task, activation=_activation(message))
     return _Question("inputs", inputs, params, AnswerForm.LABELS, len(served_model.model.pooling.labels))
 
@@ -192,6 +194,7 @@ def _scoring(message: inference_pb2.ScoreRequest, served_model: ServedModel) -> 
     check_instruction(message, has_place=facts.pair_form == pooling_pb2.PAIR_FORM_TEMPLATE)
     if not reads_pairs:
         return _comparison(message, served_model)
+    check_repeated(message)
     inputs: Inputs
     if facts.pair_form == pooling_pb2.PAIR_FORM_TEMPLATE:
         inputs = chats_of(message, served_model)
@@ -216,7 +219,7 @@ def _comparison(message: inference_pb2.ScoreRequest, served_model: ServedModel) 
         inputs.add_special_tokens,
     )
     params = pooling_pb2.PoolingParams(task=pooling_pb2.POOLING_TASK_EMBED, normalize=facts.normalizes)
-    return _Question("documents", both, params, AnswerForm.COSINES, facts.dimensions, len(message.queries))
+    return _Question("documents", both, params, AnswerForm.COMPARED, facts.dimensions, len(message.queries))
 
 
 def _activation(message: inference_pb2.ScoreRequest | inference_pb2.ClassifyRequest) -> bool:

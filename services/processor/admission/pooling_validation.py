@@ -24,6 +24,8 @@ from services.ring.identity import check_requires
 from services.ring.limits import MAX_POOLED_BYTES, MAX_POOLED_INPUTS
 
 MAX_INSTRUCTION_BYTES = 16 << 10
+MAX_REPEATED_CHARACTERS = 16 << 20
+"""Of what is read with each document, times the documents: few tokens may be made of much text."""
 
 
 def check_pooling_request(message: PoolingMessage, served_model: ServedModel) -> None:
@@ -70,6 +72,21 @@ def check_queries(message: inference_pb2.ScoreRequest) -> None:
             f"{len(message.queries)} queries for {len(message.documents)} documents: expected one, or one for each"
         )
         raise refuse("queries", problem)
+
+
+def check_repeated(message: inference_pb2.ScoreRequest) -> None:
+    """What a model reads with each of the documents is encoded as often; raises ``Refused`` if that is too much."""
+    texts = {"instruction": message.instruction}
+    if len(message.queries) == 1:
+        texts["queries[0]"] = message.queries[0].text
+    field = max(texts, key=lambda name: len(texts[name]))
+    size, times = sum(map(len, texts.values())), len(message.documents)
+    if size * times > MAX_REPEATED_CHARACTERS:
+        problem = (
+            f"{size} characters are read with each of {times} documents: expected at most "
+            f"{MAX_REPEATED_CHARACTERS // times}; send fewer documents at a time"
+        )
+        raise invalid_field(field, problem, reason=Reason.TOO_LARGE)
 
 
 def check_dimensions(message: inference_pb2.EmbedRequest, served_model: ServedModel) -> None:

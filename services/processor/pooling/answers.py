@@ -9,33 +9,36 @@ from collections.abc import Sequence
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.pooling.plan import AnswerForm, AnswerPlan, PooledAnswer
-from text_core.comparison import cosines
+from services.processor.pooling.wire import field
+from text_core.comparison import similarities
 
 
 def compose(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport) -> PooledAnswer:
     """The answer. ``results``: of all inputs, in order, each of the plan's size."""
-    return PooledAnswer(plan.form.event, _message(plan, results, report).SerializeToString())
+    return PooledAnswer(plan.form.event, _packed(plan, results, report))
 
 
-def _message(
-    plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport
-) -> inference_pb2.EmbedResponse | inference_pb2.ScoreResponse | inference_pb2.ClassifyResponse:
+def _packed(plan: AnswerPlan, results: Sequence[bytes], report: inference_pb2.PoolingReport) -> bytes:
     counts = plan.input_tokens if plan.per_token else ()
     match plan.form:
         case AnswerForm.VECTORS:
-            return inference_pb2.EmbedResponse(
-                values=b"".join(results), dimensions=plan.width, counts=counts, report=report
-            )
+            rest = inference_pb2.EmbedResponse(dimensions=plan.width, counts=counts, report=report)
+            return _with_values(results, rest)
         case AnswerForm.LABELS:
-            return inference_pb2.ClassifyResponse(
-                values=b"".join(results), labels=plan.labels, counts=counts, report=report
+            return _with_values(
+                results, inference_pb2.ClassifyResponse(labels=plan.labels, counts=counts, report=report)
             )
         case AnswerForm.PAIR_SCORES:
-            return inference_pb2.ScoreResponse(scores=floats(b"".join(results)), report=report)
-        case AnswerForm.COSINES:
+            return inference_pb2.ScoreResponse(scores=floats(b"".join(results)), report=report).SerializeToString()
+        case AnswerForm.COMPARED:
             vectors = [floats(result) for result in results]
-            scores = cosines(vectors[: plan.num_queries], vectors[plan.num_queries :])
-            return inference_pb2.ScoreResponse(scores=scores, report=report)
+            scores = similarities(plan.similarity, vectors[: plan.num_queries], vectors[plan.num_queries :])
+            return inference_pb2.ScoreResponse(scores=scores, report=report).SerializeToString()
+
+
+def _with_values(results: Sequence[bytes], rest: inference_pb2.EmbedResponse | inference_pb2.ClassifyResponse) -> bytes:
+    """``rest``, serialized behind its field ``values``."""
+    return b"".join((*field(rest.DESCRIPTOR, "values", *results), rest.SerializeToString()))
 
 
 def floats(data: bytes) -> array[float]:
@@ -48,7 +51,7 @@ def floats(data: bytes) -> array[float]:
 
 def input_tokens(plan: AnswerPlan) -> Sequence[int]:
     """Tokens of each input; of a pair that is compared, those of both."""
-    if plan.form is not AnswerForm.COSINES:
+    if plan.form is not AnswerForm.COMPARED:
         return plan.input_tokens
     queries, documents = plan.input_tokens[: plan.num_queries], plan.input_tokens[plan.num_queries :]
     return [queries[index if len(queries) > 1 else 0] + tokens for index, tokens in enumerate(documents)]

@@ -21,7 +21,7 @@ class AnswerForm(enum.Enum):
     LABELS = "labels"
     PAIR_SCORES = "pair scores"
     """Each input is a pair, and its result the score."""
-    COSINES = "cosines"
+    COMPARED = "compared"
     """Inputs are queries, then documents, and their vectors are compared."""
 
     @property
@@ -44,7 +44,9 @@ class AnswerPlan:
     """Whether an input has a row for each of its tokens, rather than one."""
     labels: Sequence[str] = ()
     num_queries: int = 0
-    """Inputs that are queries, if cosines are asked for."""
+    """Inputs that are queries, if vectors are compared."""
+    similarity: str = ""
+    """What compares them, as in ``PoolingFacts``."""
 
     def rows(self, choice: int) -> int:
         """Rows of an input's result."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ringline.inference.v1 import inference_pb2
 from smg_grpc_proto import vllm_engine_pb2
 
 from services.common.rpc.handlers import Context
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
 from services.common.rpc.output_stream import write_in_time
-from services.common.rpc.shared_messages import abort, status_from_proto
+from services.common.rpc.shared_messages import abort
 from services.processor.admission.admission import Admission
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.client_stream import ClientStream
@@ -22,7 +23,7 @@ from services.processor.service import InferenceService
 from services.processor.vllm_engine_api.answers import Answer, HeldBytes, embed_response
 from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFacts, model_info
 from services.processor.vllm_engine_api.requests import as_named_here, read_embed_request, read_request
-from services.ring.errors import Code, Refused
+from services.ring.errors import Code, Refused, Status
 
 DESCRIPTION = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 _MAX_HELD_BYTES = 128 << 20
@@ -134,10 +135,10 @@ class VllmEngineService:
         self._facts.last_request_at = time.time()
         message = await self._inference.parse(vllm_engine_pb2.EmbedRequest, data, tenant)
         request = read_embed_request(message)
-        response = await self._inference.pooled(type(request), request.SerializeToString(), context)
-        if response.HasField("refused"):
-            await abort(context, as_named_here(status_from_proto(response.refused.status)))
-        return embed_response(response.embedded)
+        answer = await self._inference.pooled(type(request), request.SerializeToString(), context)
+        if isinstance(answer, Status):
+            await abort(context, as_named_here(answer))
+        return embed_response(inference_pb2.EmbedResponse.FromString(answer))
 
     async def SubscribeKvEvents(self, data: bytes, context: Context) -> None:
         raise _not_supported("the processor routes requests to cached prefixes itself")

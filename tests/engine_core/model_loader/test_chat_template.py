@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_core.config import ModelConfig
-from engine_core.errors import ConfigError
+from engine_core.errors import ConfigError, UnsupportedModelError
 from engine_core.model_loader.chat_template import with_template
 from text_core.chat_templates import ChatTemplates
 
@@ -89,7 +89,8 @@ def test_a_reranker_has_the_template_of_its_model_card_instead_of_that_of_chats(
     if kind == "layout":
         (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.cross_encoder.LogitScore"}]')
     (tmp_path / "config.json").write_text(json.dumps(config))
-    templates = ChatTemplates.from_files(with_template(FILES, ModelConfig(model=str(tmp_path), **options)))
+    files = {"tokenizer.json": b"{}"} if kind == "layout" else FILES
+    templates = ChatTemplates.from_files(with_template(files, ModelConfig(model=str(tmp_path), **options)))
     messages = [{"role": "query", "content": "What?"}, {"role": "document", "content": "That."}]
     rendered = templates.render(messages)
     if kind == "chats":
@@ -101,3 +102,27 @@ def test_a_reranker_has_the_template_of_its_model_card_instead_of_that_of_chats(
         "web search query, retrieve relevant passages that answer the query\n<Query>: What?\n<Document>: That."
         "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_layout_shows_pairs_with_its_own_template_and_variables(as_file: bool, tmp_path: Path) -> None:
+    """As sentence-transformers does, whatever the template does with the roles."""
+    own = b"{% for each in messages %}[{{ each.role }}] {{ each.content }} {% endfor %}"
+    own += b"{{ add_generation_prompt }} {{ n }}"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
+    (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.cross_encoder.LogitScore"}]')
+    config = json.dumps({} if as_file else {"chat_template": own.decode()}).encode()
+    files = {"tokenizer.json": b"{}", "tokenizer_config.json": config} | (
+        {"chat_template.jinja": own} if as_file else {}
+    )
+    shown = []
+    for arguments in ({}, {"add_generation_prompt": True, "n": "it's", "restore_suffix": False}):
+        fields = {"processing_kwargs": {"chat_template": arguments}}
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps(fields))
+        templates = ChatTemplates.from_files(with_template(files, ModelConfig(model=str(tmp_path))))
+        messages = [{"role": "query", "content": "What?"}, {"role": "document", "content": "That."}]
+        shown.append(templates.render(messages, add_generation_prompt=False))
+    assert shown == ["[query] What? [document] That. False ", "[query] What? [document] That. True it's"]
+    (tmp_path / "sentence_bert_config.json").write_text('{"processing_kwargs": {"chat_template": {"n": [1]}}}')
+    with pytest.raises(UnsupportedModelError, match=r"chat_template has n=\[1\], which is not supported"):
+        with_template(files, ModelConfig(model=str(tmp_path)))

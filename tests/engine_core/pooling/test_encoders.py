@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_labels_of_inputs(case: str, tmp_path: Path) -> None:
     for tokens, values in zip(INPUTS, found, strict=True):
         np.testing.assert_allclose(values, logits(model, tokens), atol=1e-5, rtol=1e-5)
     np.testing.assert_array_equal(found[3], alone[0])
+
+
+def test_a_cross_encoder_has_the_activation_with_which_it_was_saved(tmp_path: Path) -> None:
+    model = saved("bert", tmp_path, SEQUENCES["bert"], id2label={0: "score"})
+    (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer", "path": ""}]')
+    fields = {"activation_fn": "torch.nn.modules.linear.Identity", "model_type": "CrossEncoder", "prompts": {}}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(fields))
+    with started(tmp_path) as engine:
+        [values] = pooled(engine, INPUTS[2:3], PoolingParams(PoolingTask.CLASSIFY))
+    np.testing.assert_allclose(values, logits(model, INPUTS[2]), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", TOKENS)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from engine_core.errors import UnsupportedModelError
 from engine_core.pooling.config import DENSE_ACTIVATIONS
@@ -82,6 +83,19 @@ def test_dense_layers_follow_and_vectors_are_cut_before_they_are_scaled(activati
             np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
+def test_a_layout_may_cut_vectors(tmp_path: Path) -> None:
+    """Requests may ask for fewer numbers, but not for more."""
+    model = random_model(tmp_path)
+    lay_out(tmp_path, {"pooling_mode_mean_tokens": True}, truncate_dim=24)
+    with started(tmp_path) as engine:
+        facts = engine.core.model.pooling
+        assert facts is not None
+        assert (facts.dimensions, facts.is_matryoshka) == (24, True)
+        [values] = pooled(engine, INPUTS[2:3])
+    expected = torch.nn.functional.normalize(hidden_states(model, INPUTS[2]).mean(0)[:24], dim=0)
+    np.testing.assert_allclose(values[0], expected.numpy(), atol=2e-5)
+
+
 FAMILIES = {
     "LlamaForSequenceClassification": LlamaConfig(**SIZES, num_labels=3),
     "Qwen2ForSequenceClassification": Qwen2Config(**SIZES, num_labels=1),
@@ -128,6 +142,33 @@ def test_a_reranker_scores_by_two_tokens_of_its_head(is_tied: bool, tmp_path: Pa
             logits = model(torch.tensor([each])).logits[0, -1]
         np.testing.assert_allclose(numbers, [[logits[11] - logits[7]]], atol=2e-5)
         np.testing.assert_allclose(values, [[logits[[7, 11]].softmax(0)[1]]], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("Gemma2ForCausalLM", Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=3.0)),
+        ("GraniteForCausalLM", GraniteConfig(**SIZES, logits_scaling=5.0)),
+    ],
+)
+def test_scores_by_tokens_are_scaled_and_capped_as_the_head_does(kind: str, config: Any, tmp_path: Path) -> None:
+    model = random_model(tmp_path, kind, config)
+    with started(tmp_path, pooler_config={"classifier_from_token": [7, 11]}) as engine:
+        raw = pooled(engine, INPUTS, PoolingParams(PoolingTask.CLASSIFY, activation=False))
+    for each, numbers in zip(INPUTS, raw, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([each])).logits[0, -1]
+        np.testing.assert_allclose(numbers, [[logits[11] - logits[7]]], atol=2e-5)
+
+
+def test_a_checkpoint_says_what_becomes_of_scores_by_tokens(tmp_path: Path) -> None:
+    activation = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    random_model(tmp_path, "Qwen3ForCausalLM", CONFIG)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sentence_transformers": activation}))
+    with started(tmp_path, pooler_config={"classifier_from_token": [7, 11]}) as engine:
+        found, raw = (pooled(engine, INPUTS, PoolingParams(PoolingTask.CLASSIFY, activation=a)) for a in (True, False))
+    assert np.array_equal(found, raw)
 
 
 def test_a_language_model_embeds_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -144,4 +144,7 @@ def test_results_of_inputs_are_charged_until_their_request_is_done() -> None:
     ring.submit("1-2", pooled_bytes=300)
     ring.done("1-1", 2)
     ring.done("1-2")
+    refused = ring.refusal("1-3", pooled_bytes=1001)
+    assert refused.code is Code.INVALID_ARGUMENT, "it would never fit"
+    assert "pooling.inputs: results of 1001 bytes: this engine has memory for 1000; send fewer" in refused.message
     ring.submit("1-3", pooled_bytes=1000)

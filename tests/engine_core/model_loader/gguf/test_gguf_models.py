@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -510,11 +511,29 @@ def test_rotations_that_are_not_supported(fields: dict[str, Any], problem: str, 
         describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "model.gguf", more=fields)))
 
 
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "modern-bert", "gemma-embedding"])
+def test_an_embedder_of_another_architecture_is_refused_for_what_it_is(architecture: str, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    problem = rf"for embeddings or ranks \({architecture}\.pooling_type=1\).*transformers' format"
+    with pytest.raises(UnsupportedModelError, match=problem):
+        describe(read_gguf(tmp_path / "model.gguf"))
+
+
 @pytest.mark.parametrize(
     ("case", "fields", "problem"),
     [
         ("llama-gqa", {"attention.causal": False}, r"llama\.attention\.causal=false is not supported: expected true"),
-        ("qwen3-tied-head-dim", {"pooling_type": 3}, r"for embeddings or ranks \(qwen3\.pooling_type=3\)"),
+        (
+            "qwen3-tied-head-dim",
+            {"pooling_type": 3},
+            r"for embeddings or ranks \(qwen3\.pooling_type=3\).*: give the checkpoint in transformers' format",
+        ),
         ("exaone4", {"rope.freq_base_swa": 123.0}, r"freq_base_swa=123 is not supported: expected 10000"),
         ("exaone_moe", {"rope.freq_base_swa": 123.0}, r"freq_base_swa=123 is not supported: expected 10000"),
         (

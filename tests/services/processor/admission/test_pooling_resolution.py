@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine_core.pooling.params import PoolingRequest, PoolingTask
 from services.engine.engine_messages import submission_of
 from services.processor.admission.pooling_resolution import PoolingResolution
 from services.processor.admission.request_resolution import resolve_request
+from services.processor.pooling.answers import compose
 from services.processor.pooling.plan import PoolingMessage
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
@@ -178,6 +180,21 @@ def test_a_pair_has_special_tokens_between_and_around_and_its_document_is_cut() 
     assert refusal(message, PAIRS).field == "queries[0]"
 
 
+def test_what_is_read_with_each_document_is_bounded_however_few_tokens_it_has() -> None:
+    message = pb.ScoreRequest(queries=texts("x" * 20_000), documents=texts(*[words(3)] * 800))
+    assert len(inputs_of(message, PAIRS)[0]) == 5
+    message.documents.extend(texts(*[words(3)] * 39))
+    status = refusal(message, PAIRS)
+    assert (status.code, status.field, status.reason) == (Code.INVALID_ARGUMENT, "queries[0]", Reason.TOO_LARGE)
+    assert "20000 characters are read with each of 839 documents: expected at most 19996" in status.message
+    message.queries.extend(texts(*["x"] * 838))  # each is read once
+    assert len(inputs_of(message, PAIRS)) == 839
+    message = pb.ScoreRequest(instruction="x" * 16_000, queries=texts("x"), documents=texts(*["x"] * 1100))
+    assert refusal(message, CHATS).field == "instruction"
+    message = pb.ScoreRequest(queries=texts("x" * 20_000), documents=texts(*[words(3)] * 839))
+    assert len(inputs_of(message)) == 840  # vectors are compared: each text is read once
+
+
 def test_a_chat_template_shows_a_pair_and_the_instruction() -> None:
     message = pb.ScoreRequest(queries=texts("w1"), documents=texts("w2", words(*range(30))), instruction="w5")
     message.options.truncation = pb.TRUNCATION_END
@@ -284,3 +301,16 @@ def test_a_model_of_vectors_generates_nothing_and_says_so() -> None:
         resolve_request(pb.GenerateRequest(text="w1"), VECTORS, "", PeerId("p", 1))
     assert raised.value.status.code is Code.FAILED_PRECONDITION
     assert "makes vectors (Embed, Score), and generates no text" in raised.value.status.message
+
+
+@pytest.mark.parametrize(
+    ("similarity", "expected"), [("", [1.0, 0.0]), ("dot", [4.0, 0.0]), ("euclidean", [0.0, -2.5])]
+)
+def test_vectors_are_compared_as_the_model_says(similarity: str, expected: list[float]) -> None:
+    served = model(EMBED, dimensions=2, similarity=similarity)
+    message = pb.ScoreRequest(queries=texts(words(1)), documents=texts(words(2), words(3)))
+    plan = resolve(message, served).answer_plan
+    assert plan is not None
+    vectors = [array("f", each).tobytes() for each in ([2.0, 0.0], [2.0, 0.0], [0.0, 1.5])]
+    answer = compose(plan, vectors, pb.PoolingReport())
+    assert list(pb.ScoreResponse.FromString(answer.packed).scores) == expected

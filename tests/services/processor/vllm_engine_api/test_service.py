@@ -22,7 +22,6 @@ from smg_grpc_proto.generated import common_pb2
 
 from services.common.config.errors import ExitCode, FatalError
 from services.processor import main
-from services.processor.inference_messages import refusal
 from services.processor.linked_peers import LinkedEngine
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFacts
@@ -114,7 +113,7 @@ async def test_a_vector(harness: ServiceHarness, stub: Any, monkeypatch: pytest.
         asked.append(kind.FromString(data))
         report = inference_pb2.PoolingReport(usage=inference_pb2.Usage(prompt_tokens=2))
         embedded = inference_pb2.EmbedResponse(values=struct.pack("<3f", *numbers), dimensions=3, report=report)
-        return inference_pb2.GenerateResponse(embedded=embedded)
+        return embedded.SerializeToString()
 
     monkeypatch.setattr(harness.service, "pooled", pooled)
     answer = await stub.Embed(embed(5, 6))
@@ -129,7 +128,7 @@ async def test_a_refused_vector_names_the_field(
     harness: ServiceHarness, stub: Any, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     async def pooled(*_arguments: object) -> Any:
-        return refusal("", 1, invalid_field(field, "it is wrong").status)
+        return invalid_field(field, "it is wrong").status
 
     monkeypatch.setattr(harness.service, "pooled", pooled)
     with pytest.raises(grpc.aio.AioRpcError) as refused:

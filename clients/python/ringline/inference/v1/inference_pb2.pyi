@@ -1391,7 +1391,7 @@ global___EmbedResponse = EmbedResponse
 @typing.final
 class ScoreRequest(google.protobuf.message.Message):
     """Asks how well documents match a query, or texts match each other. A model with the task classify and a form of pairs
-    reads both together; of others, vectors are compared by their cosine.
+    reads both together; of others, vectors are compared, by their cosine unless the model says otherwise.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

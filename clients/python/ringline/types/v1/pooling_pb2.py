@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fringline/types/v1/pooling.proto\x12\x11ringline.types.v1\"\xb3\x01\n\rPoolingParams\x12,\n\x04task\x18\x01 \x01(\x0e\x32\x1e.ringline.types.v1.PoolingTask\x12\x17\n\ndimensions\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tnormalize\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\nactivation\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0c\n\n_normalizeB\r\n\x0b_activation\",\n\x0cPooledOutput\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\r\"\xe2\x02\n\x0cPoolingFacts\x12-\n\x05tasks\x18\x01 \x03(\x0e\x32\x1e.ringline.types.v1.PoolingTask\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12\x15\n\ris_matryoshka\x18\x03 \x01(\x08\x12\x1d\n\x15matryoshka_dimensions\x18\x04 \x03(\r\x12\x12\n\nnormalizes\x18\x05 \x01(\x08\x12\x0e\n\x06labels\x18\x06 \x03(\t\x12=\n\x07prompts\x18\x07 \x03(\x0b\x32,.ringline.types.v1.PoolingFacts.PromptsEntry\x12\x16\n\x0e\x64\x65\x66\x61ult_prompt\x18\x08 \x01(\t\x12.\n\tpair_form\x18\t \x01(\x0e\x32\x1b.ringline.types.v1.PairForm\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x9d\x01\n\x0bPoolingTask\x12\x1c\n\x18POOLING_TASK_UNSPECIFIED\x10\x00\x12\x16\n\x12POOLING_TASK_EMBED\x10\x01\x12\x1c\n\x18POOLING_TASK_TOKEN_EMBED\x10\x02\x12\x19\n\x15POOLING_TASK_CLASSIFY\x10\x03\x12\x1f\n\x1bPOOLING_TASK_TOKEN_CLASSIFY\x10\x04*U\n\x08PairForm\x12\x19\n\x15PAIR_FORM_UNSPECIFIED\x10\x00\x12\x16\n\x12PAIR_FORM_SEGMENTS\x10\x01\x12\x16\n\x12PAIR_FORM_TEMPLATE\x10\x02\x42P\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fringline/types/v1/pooling.proto\x12\x11ringline.types.v1\"\xb3\x01\n\rPoolingParams\x12,\n\x04task\x18\x01 \x01(\x0e\x32\x1e.ringline.types.v1.PoolingTask\x12\x17\n\ndimensions\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tnormalize\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\nactivation\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0c\n\n_normalizeB\r\n\x0b_activation\",\n\x0cPooledOutput\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\r\"\xf6\x02\n\x0cPoolingFacts\x12-\n\x05tasks\x18\x01 \x03(\x0e\x32\x1e.ringline.types.v1.PoolingTask\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12\x15\n\ris_matryoshka\x18\x03 \x01(\x08\x12\x1d\n\x15matryoshka_dimensions\x18\x04 \x03(\r\x12\x12\n\nnormalizes\x18\x05 \x01(\x08\x12\x0e\n\x06labels\x18\x06 \x03(\t\x12=\n\x07prompts\x18\x07 \x03(\x0b\x32,.ringline.types.v1.PoolingFacts.PromptsEntry\x12\x16\n\x0e\x64\x65\x66\x61ult_prompt\x18\x08 \x01(\t\x12.\n\tpair_form\x18\t \x01(\x0e\x32\x1b.ringline.types.v1.PairForm\x12\x12\n\nsimilarity\x18\n \x01(\t\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x9d\x01\n\x0bPoolingTask\x12\x1c\n\x18POOLING_TASK_UNSPECIFIED\x10\x00\x12\x16\n\x12POOLING_TASK_EMBED\x10\x01\x12\x1c\n\x18POOLING_TASK_TOKEN_EMBED\x10\x02\x12\x19\n\x15POOLING_TASK_CLASSIFY\x10\x03\x12\x1f\n\x1bPOOLING_TASK_TOKEN_CLASSIFY\x10\x04*U\n\x08PairForm\x12\x19\n\x15PAIR_FORM_UNSPECIFIED\x10\x00\x12\x16\n\x12PAIR_FORM_SEGMENTS\x10\x01\x12\x16\n\x12PAIR_FORM_TEMPLATE\x10\x02\x42P\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\025dev.ringline.types.v1P\001Z!ringline.dev/gen/types/v1;typesv1\252\002\021Ringline.Types.V1'
   _globals['_POOLINGFACTS_PROMPTSENTRY']._loaded_options = None
   _globals['_POOLINGFACTS_PROMPTSENTRY']._serialized_options = b'8\001'
-  _globals['_POOLINGTASK']._serialized_start=640
-  _globals['_POOLINGTASK']._serialized_end=797
-  _globals['_PAIRFORM']._serialized_start=799
-  _globals['_PAIRFORM']._serialized_end=884
+  _globals['_POOLINGTASK']._serialized_start=660
+  _globals['_POOLINGTASK']._serialized_end=817
+  _globals['_PAIRFORM']._serialized_start=819
+  _globals['_PAIRFORM']._serialized_end=904
   _globals['_POOLINGPARAMS']._serialized_start=55
   _globals['_POOLINGPARAMS']._serialized_end=234
   _globals['_POOLEDOUTPUT']._serialized_start=236
   _globals['_POOLEDOUTPUT']._serialized_end=280
   _globals['_POOLINGFACTS']._serialized_start=283
-  _globals['_POOLINGFACTS']._serialized_end=637
-  _globals['_POOLINGFACTS_PROMPTSENTRY']._serialized_start=591
-  _globals['_POOLINGFACTS_PROMPTSENTRY']._serialized_end=637
+  _globals['_POOLINGFACTS']._serialized_end=657
+  _globals['_POOLINGFACTS_PROMPTSENTRY']._serialized_start=611
+  _globals['_POOLINGFACTS_PROMPTSENTRY']._serialized_end=657
 # @@protoc_insertion_point(module_scope)

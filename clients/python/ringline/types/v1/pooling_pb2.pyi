@@ -175,6 +175,7 @@ class PoolingFacts(google.protobuf.message.Message):
     PROMPTS_FIELD_NUMBER: builtins.int
     DEFAULT_PROMPT_FIELD_NUMBER: builtins.int
     PAIR_FORM_FIELD_NUMBER: builtins.int
+    SIMILARITY_FIELD_NUMBER: builtins.int
     dimensions: builtins.int
     """Numbers of a vector; 0: it makes none."""
     is_matryoshka: builtins.bool
@@ -185,6 +186,10 @@ class PoolingFacts(google.protobuf.message.Message):
     """Name of the prompt that an input gets without one; empty: none."""
     pair_form: global___PairForm.ValueType
     """How a query and a document become one input."""
+    similarity: builtins.str
+    """What compares the vectors of a query and a document: cosine, dot, euclidean or manhattan (of these two, the negative
+    distance). Empty: cosine.
+    """
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___PoolingTask.ValueType]:
         """Not empty."""
@@ -213,7 +218,8 @@ class PoolingFacts(google.protobuf.message.Message):
         prompts: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         default_prompt: builtins.str = ...,
         pair_form: global___PairForm.ValueType = ...,
+        similarity: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["default_prompt", b"default_prompt", "dimensions", b"dimensions", "is_matryoshka", b"is_matryoshka", "labels", b"labels", "matryoshka_dimensions", b"matryoshka_dimensions", "normalizes", b"normalizes", "pair_form", b"pair_form", "prompts", b"prompts", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["default_prompt", b"default_prompt", "dimensions", b"dimensions", "is_matryoshka", b"is_matryoshka", "labels", b"labels", "matryoshka_dimensions", b"matryoshka_dimensions", "normalizes", b"normalizes", "pair_form", b"pair_form", "prompts", b"prompts", "similarity", b"similarity", "tasks", b"tasks"]) -> None: ...
 
 global___PoolingFacts = PoolingFacts
