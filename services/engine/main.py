@@ -117,14 +117,12 @@ class _EngineProcess:
         tokenizer = await asyncio.to_thread(checked_tokenizer, files)
         added_tokens = tokenizer.added_tokens()
         del tokenizer  # it is large, and texts are not tokenized here
-        await self._start_engine()
+        await self._start_engine(files)
         assert self._started is not None
         executor = self._started.executor
         tokenizer_digest = fingerprint(files)
         facts = ""
         pooling = executor.model.pooling
-        if pooling is None:
-            await asyncio.to_thread(warn_without_template, files)
         if executor.picture_facts is not None and files != NO_TOKENIZER:
             facts = json.dumps(executor.picture_facts, sort_keys=True)
         can_constrain = executor.grammar_support is None and pooling is None
@@ -188,7 +186,7 @@ class _EngineProcess:
             self._engine.push_load()
             load_log.beat(now, self._service.load())
 
-    async def _start_engine(self) -> None:
+    async def _start_engine(self, tokenizer_files: dict[str, bytes]) -> None:
         """Load in a thread that ends before the step loop's thread starts.
 
         Its end frees the libraries' per-thread memory. Otherwise the step loop's thread would allocate a second cuBLAS
@@ -204,6 +202,8 @@ class _EngineProcess:
                 self._started = await start
         finally:
             thread.shutdown(wait=self._started is not None)
+        if self._started.executor.model.pooling is None:
+            await asyncio.to_thread(warn_without_template, tokenizer_files)
 
     def _watch_steps(self, steps: StepLoop, loop: asyncio.AbstractEventLoop) -> Watchdog:
         """End the process when a step hangs, just as when a step raises; the supervisor restarts it."""

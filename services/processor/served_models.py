@@ -305,9 +305,8 @@ class ServedModels:
             return named
         known = self.held.values()
         best = max((suits(each.model) for each in known), default=0)
-        suitable = [each for each in known if best and suits(each.model) == best]
-        there = [each for each in taking if each in suitable]
-        if any(each.pools and each.limits.name == name for each in known) or (suitable and not there):
+        there = [each for each in taking if best and suits(each.model) == best]
+        if any(each.pools and each.limits.name == name for each in known) or (best and not there):
             return None
         return find_model(name, there or taking)
 
