@@ -297,8 +297,8 @@ class RolloutSettings(_Section):
     """Replacing engines by engines of another model."""
 
     max_generations: int = option(
-        4,
-        "Most models that are served side by side while engines are replaced by engines of another model. "
+        8,
+        "Most models that are served side by side, those of engines that are being replaced included. "
         "Each takes the memory of its tokenizer. An engine of a further model is not linked until one of "
         "these models has no engines and no requests left.",
         minimum=1,
