@@ -293,7 +293,7 @@ def _dense(folder: str, file: Path, fields: Mapping[str, Any]) -> DenseLayer:
         if reads != _VECTOR or writes != _VECTOR:
             what = f"module_input_name={reads!r}" if reads != _VECTOR else f"module_output_name={writes!r}"
         raise UnsupportedModelError(
-            f"{file}: {what} is not supported: expected a layer behind pooling, without residual"
+            f"{file}: {what} is not supported: expected a layer after pooling, without residual"
         )
     return DenseLayer(folder, inputs, outputs, bool(fields.get("bias", True)), name)
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Any
 
 import structlog
 
@@ -246,7 +247,7 @@ class AsyncEngine:
             request_id=entry.request_id,
             epoch=entry.epoch,
             submitter=entry.submitter.name,
-            finish_reasons=Counter(kept.end.finish_reason.name for kept in entry.choices.values() if kept.end),
+            finish_reasons=_finish_reasons(entry),
             prompt_tokens=entry.prompt_tokens,
             cached_tokens=entry.prefill.cached_tokens if entry.prefill is not None else 0,
             completion_tokens=sum(len(kept.ids) for kept in entry.choices.values()),
@@ -303,3 +304,9 @@ class AsyncEngine:
             accepted_draft_tokens=stats.accepted_draft_tokens,
             accepted_by_position=stats.accepted_by_position,
         )
+
+
+def _finish_reasons(entry: LedgerEntry) -> dict[Any, Any]:
+    """Each choice's; of inputs that are pooled, which may be thousands, how many have each."""
+    ends = {choice: kept.end and kept.end.finish_reason.name for choice, kept in entry.choices.items()}
+    return dict(Counter(ends.values())) if entry.pooled_bytes else ends

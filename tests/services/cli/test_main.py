@@ -109,10 +109,6 @@ ENGINES = (
             "metadata; change a copy of the checkpoint.",
         ),
         (
-            "serve m --task embed",
-            "--task embed is not supported: models generate text; there are no embeddings, scores or classes.",
-        ),
-        (
             "serve -m m --mmproj f",
             "--mmproj is not supported: models in GGUF files take text alone; pictures need the checkpoint in "
             "safetensors.",

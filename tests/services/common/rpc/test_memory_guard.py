@@ -49,7 +49,7 @@ class Echo:
     async def Generate(self, data: bytes, context: grpc.aio.ServicerContext) -> None:
         self.received += len(data)
 
-    Tokenize = Detokenize = ListModels = Generate
+    Embed = Score = Classify = Tokenize = Detokenize = ListModels = Generate
 
 
 @asynccontextmanager

@@ -201,10 +201,10 @@ def test_a_chat_template_shows_a_pair_and_the_instruction() -> None:
     message.options.truncation = pb.TRUNCATION_END
     first, second = inputs_of(message, CHATS)
     head = [word(40), word(5), word(41), word(1), word(42)]
-    assert first == [*head, word(2)]
-    assert second == [*head, *map(word, range(19))]
+    assert first == [*head, word(2), word(43)]
+    assert second == [*head, *map(word, range(18)), word(43)]
     message.options.truncation = pb.TRUNCATION_START
-    assert inputs_of(message, CHATS)[1] == [*head, *map(word, range(11, 30))]
+    assert inputs_of(message, CHATS)[1] == [*head, *map(word, range(12, 30)), word(43)]
     status = refusal(message, PAIRS)
     assert (status.code, status.field) == (Code.INVALID_ARGUMENT, "instruction")
 

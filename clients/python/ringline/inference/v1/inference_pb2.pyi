@@ -1258,7 +1258,9 @@ class PoolingOptions(google.protobuf.message.Message):
     cache_salt: builtins.str
     """As in GenerateRequest."""
     timeout_ms: builtins.int
-    """As in GenerateRequest; without it, or behind its end, the request is refused with DEADLINE_EXCEEDED."""
+    """Time from now, milliseconds, in [1, 604800000] (a week), after which the request is refused with DEADLINE_EXCEEDED. A
+    call's own deadline counts too. Default: none.
+    """
     traceparent: builtins.str
     """As in GenerateRequest."""
     add_special_tokens: builtins.bool
