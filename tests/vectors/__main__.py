@@ -109,7 +109,7 @@ def served(texts: Sequence[str]) -> dict[str, Vectors]:
         running_ring(Path(directory), "--dtype", "float32", model=Path(MODEL), http=True) as ring,
     ):
         with ringline.Client(ring.address) as client:
-            by_client = np.array([list(vector) for vector in client.embed(list(texts)).vectors], np.float32)
+            by_client = np.array([list(vector) for vector in client.embed(list(texts))], np.float32)
         over_http = [
             vector
             for start in range(0, len(texts), AT_A_TIME)
