@@ -145,6 +145,7 @@ class _Processor:
             settings.rollout.max_generations,
             self._routes.preferred,
             self._peers.no_route_reason,
+            num_missing_engines=lambda: len(self._peers.missing().engines),
             keeps_archives=settings.vllm_engine_api,
             aliases=settings.model_aliases,
         )

@@ -176,11 +176,13 @@ class ServedModels:
         preferred: Callable[[], Sequence[Generation]],
         no_route_reason: Callable[[], str | None] = lambda: None,
         *,
+        num_missing_engines: Callable[[], int] = lambda: 0,
         keeps_archives: bool = False,
         aliases: tuple[str, ...] = (),
     ) -> None:
         """``no_route_reason``: why no request can be routed; None if requests can be.
 
+        ``num_missing_engines``: known addresses at which no engine is attached, of whose models nothing may be known.
         ``keeps_archives``: tokenizers' files are served, too. ``aliases``: further names of every model.
         """
         self._aliases = aliases
@@ -188,6 +190,7 @@ class ServedModels:
         self.preferred = preferred
         """The generations that take new requests, the best first."""
         self._no_route_reason = no_route_reason
+        self._num_missing_engines = num_missing_engines
         self.held: Generations[Generation, ServedModel] = Generations(max_generations, _kind_of)
         """Every model held; requests in flight enter and leave theirs."""
         self._fetches = TokenizerFetcher(_codec_with_archive if keeps_archives else _codec_of)
@@ -290,8 +293,18 @@ class ServedModels:
         if model is None:
             return None, self.refuse_without_model() if self.newest is None else None
         if name and not model.limits.answers_to(name):
-            return None, unknown_model(name, self.names())
+            return None, self._refuse_unknown(name)
         return model, None
+
+    def _refuse_unknown(self, name: str) -> Refused:
+        """A name that none of the attached engines' models has may be that of an engine that is not attached yet."""
+        if missing := self._num_missing_engines():
+            message = (
+                f"model: {name[:200]!r} is not served by the engines that are attached, and {missing} "
+                f"{'is' if missing == 1 else 'are'} not attached: retry later"
+            )
+            return Refused(Code.UNAVAILABLE, message, retry_after_ms=1000, field="model")
+        return unknown_model(name, self.names())
 
     def for_new(self, name: str = "", suits: Suits = generates) -> ServedModel | None:
         """The model for a new request that asks for ``name``; None while no engine of it takes work.

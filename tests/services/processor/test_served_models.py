@@ -200,6 +200,23 @@ def test_a_reranker_whose_engines_are_away_is_waited_for() -> None:
     assert chosen.limits.name == "pairs"
 
 
+@pytest.mark.parametrize(
+    ("missing", "code", "words"),
+    [
+        (0, Code.NOT_FOUND, "'pairs' is not served here: expected 'text'"),
+        (1, Code.UNAVAILABLE, "by the engines that are attached, and 1 is not attached: retry later"),
+    ],
+)
+def test_a_model_may_be_that_of_an_engine_that_is_not_attached_yet(missing: int, code: Code, words: str) -> None:
+    models = ServedModels(4, lambda: [generation_of(TEXT)], num_missing_engines=lambda: missing)
+    models.add(TEXT, codec())
+    model, refused = models.choose("pairs")
+    assert model is None
+    assert refused is not None
+    assert refused.status.code is code
+    assert words in refused.status.message
+
+
 def test_what_engines_of_one_model_have_together_and_the_fewest_choices_of_a_step() -> None:
     models, told = ServedModels(4, list), []
     for capabilities, most in (([], 0), ([], 64), ([BEAM_SEARCH], 16), ([], 32)):
