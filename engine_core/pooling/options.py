@@ -119,7 +119,7 @@ def _task(value: object) -> PoolingTask:
 
 
 def _tokens(value: object) -> tuple[str | int, ...]:
-    is_list = isinstance(value, list) and 1 <= len(value) <= _MOST_TOKENS
-    if not is_list or not all(type(each) in (str, int) for each in value):  # type: ignore[attr-defined]
+    given = value if isinstance(value, list) else []
+    if not 1 <= len(given) <= _MOST_TOKENS or not all(type(each) in (str, int) for each in given):
         raise ValueError('a list of tokens of the vocabulary, such as ["no", "yes"], or of their ids')
-    return tuple(value)  # type: ignore[arg-type]
+    return tuple(given)
