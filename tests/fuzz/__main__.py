@@ -1,9 +1,9 @@
-"""Fuzzes the services of a ring of its own, beside a well-behaved client: ``python -m tests.fuzz``.
+"""Fuzzes the services of rings of its own, beside a well-behaved client: ``python -m tests.fuzz``.
 
-A gateway is sent damaged HTTP requests, a tenth as many, and its client reads streams by HTTP. Prints per service the
-status codes of calls, its memory before and after, and the client's latency with and without
-fuzzing, measured in turns. Exit code 1 if a service failed, hung or died, the client got a wrong answer, or its p99
-latency more than doubled.
+One ring generates tokens, one makes vectors, and one scores and labels. A gateway is sent damaged HTTP requests, a
+tenth as many, and its client asks by HTTP. Prints per service the status codes of calls, its memory before and after,
+and the client's latency with and without fuzzing, measured in turns. Exit code 1 if a service failed, hung or died, or
+logged an error, the client got a wrong answer, or its p99 latency more than doubled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ import ringline
 
 from services.cli.bench.measurement import LatencySummary
 from services.common.config.addresses import host_and_port
-from tests.fuzz.http_requests import streamed
+from tests.chaos.logs import read_logs
+from tests.fuzz.rings import KINDS, RingKind, running
 from tests.fuzz.sender import Order, SendResult, sender
 from tests.processes import resident
-from tests.ring import Ring, running_ring
+from tests.ring import Ring
 
 RATES = {"processor": 300.0, "engine": 300.0, "detokenizer": 100.0, "gateway": 200.0}
 """Mutated messages per second. Those to a detokenizer cost the engine most."""
@@ -36,8 +37,6 @@ MAX_SLOWDOWN = 2.0
 """Limit of the client's p99 latency, as a multiple of that without fuzzing."""
 HELD = ("ringline_http_open_requests", "ringline_http_connections")
 """What a gateway holds nothing of when nobody asks."""
-_PROMPT = "Once upon a time"
-_ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 
 
 def main() -> int:
@@ -49,42 +48,49 @@ def main() -> int:
     parser.add_argument("--rate", type=float, help=f"mutated messages a second, 0: no limit (default: {RATES})")
     parser.add_argument("--niceness", type=int, default=19, help="of who sends: with 19 services come first")
     parser.add_argument("--service", choices=RATES, action="append", help="only this; can be repeated")
+    parser.add_argument("--ring", choices=KINDS, action="append", help="only this; can be repeated")
     arguments = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running_ring(Path(folder), "--vllm-engine-api", http=True) as ring,
-    ):
-        orders = {service: _orders(ring, service, arguments) for service in arguments.service or RATES}
-        return asyncio.run(_fuzz(ring, orders, arguments.niceness))
+    bad = 0
+    for kind in arguments.ring or KINDS:
+        services = [name for name in KINDS[kind].services if name in (arguments.service or RATES)]
+        if not services:
+            continue
+        with tempfile.TemporaryDirectory() as folder, running(kind, Path(folder)) as ring:
+            print(f"the ring of {kind}", flush=True)
+            orders = [_orders(ring, kind, service, arguments) for service in services]
+            bad += asyncio.run(_fuzz(ring, KINDS[kind], orders, arguments.niceness))
+    return 1 if bad else 0
 
 
-def _orders(ring: Ring, service: str, given: argparse.Namespace) -> list[Order]:
+def _orders(ring: Ring, kind: str, service: str, given: argparse.Namespace) -> list[Order]:
     """One order for each turn."""
     rate = (RATES[service] if given.rate is None else given.rate) or None
     addresses = {**ring.addresses, "gateway": ring.http.partition("://")[2]}
     inputs = given.inputs // (10 if service == "gateway" else 1)
     return [
-        Order(addresses, service, inputs // TURNS, given.seed * TURNS + turn, given.streams, rate)
+        Order(kind, addresses, service, inputs // TURNS, given.seed * TURNS + turn, given.streams, rate)
         for turn in range(TURNS)
     ]
 
 
-async def _fuzz(ring: Ring, orders: Mapping[str, Sequence[Order]], niceness: int) -> int:
+async def _fuzz(ring: Ring, kind: RingKind, orders: Sequence[Sequence[Order]], niceness: int) -> int:
+    """Fuzz each service; returns the number of problems."""
     bad = 0
     async with ringline.AsyncClient(ring.address, patience=0) as client, sender(niceness) as send:
-
-        async def ask() -> str:
-            return (await client.generate(_PROMPT, **_ASKED)).text
-
-        for service, each in orders.items():
+        for each in orders:
             http = host_and_port(each[0].addresses["gateway"])
-            bad += await _fuzz_one(ring, partial(streamed, *http, _PROMPT) if service == "gateway" else ask, send, each)
-    return 1 if bad or ring.process.poll() is not None else 0
+            by_http = each[0].service == "gateway"
+            ask = partial(kind.ask_by_http, *http) if by_http else partial(kind.ask, client)
+            bad += await _fuzz_one(ring, ask, send, each)
+    errors = read_logs([ring.log]).errors
+    for line in errors[:20]:
+        print("  " + line)
+    return bad + len(errors) + (ring.process.poll() is not None)
 
 
 async def _fuzz_one(
     ring: Ring,
-    ask: Callable[[], Awaitable[str]],
+    ask: Callable[[], Awaitable[object]],
     send: Callable[[Order], Awaitable[SendResult]],
     orders: Sequence[Order],
 ) -> int:
@@ -122,16 +128,18 @@ def _mib(ring: Ring, service: str) -> int:
     return resident(ring.pid(service)) >> 20
 
 
-async def _latencies(ask: Callable[[], Awaitable[str]], expected: str, work: Awaitable[Any]) -> tuple[list[float], Any]:
+async def _latencies(
+    ask: Callable[[], Awaitable[object]], expected: object, work: Awaitable[Any]
+) -> tuple[list[float], Any]:
     """Seconds of requests sent one after the other while ``work`` runs; and what it returned."""
     task = asyncio.ensure_future(work)
     found = []
     while not task.done():
         start = time.perf_counter()
-        text = await ask()
+        answer = await ask()
         found.append(time.perf_counter() - start)
-        if text != expected:
-            raise AssertionError(f"the client was told {text!r}, not {expected!r}")
+        if answer != expected:
+            raise AssertionError(f"the client was told {answer!r}, not {expected!r}")
         await asyncio.sleep(0.01)
     return found, await task
 

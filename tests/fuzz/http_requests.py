@@ -10,29 +10,17 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fuzz.http_bodies import BODIES, FIELDS
 from tests.fuzz.mutations import FLOATS, INTEGERS, TEXTS, mutate_bytes
 
 READ_SECONDS = 0.2
 """For the begin of an answer; who sent half a request may wait in vain."""
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: close with a reset."""
-_MESSAGES = [{"role": "user", "content": "Once upon a time"}]
-_PICTURE = {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlh", "detail": "auto"}}
-_SEEING = [{"role": "user", "content": [{"type": "text", "text": "See:"}, _PICTURE]}]
-_BODIES: Sequence[tuple[str, dict[str, Any]]] = (
-    ("/v1/chat/completions", {"model": "tiny", "messages": _MESSAGES, "max_tokens": 3, "stream": True}),
-    ("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "n": 2}),
-    ("/v1/chat/completions", {"model": "tiny", "messages": _SEEING, "max_tokens": 3}),
-    ("/v1/completions", {"model": "tiny", "prompt": ["Once", "upon"], "max_tokens": 2, "echo": True, "logprobs": 1}),
-    ("/v1/responses", {"model": "tiny", "input": "Once", "max_output_tokens": 2, "stream": True}),
-    ("/v1/messages", {"model": "tiny", "messages": _MESSAGES, "max_tokens": 2, "stream": True}),
-    ("/tokenize", {"model": "tiny", "prompt": "Once upon a time"}),
-    ("/detokenize", {"model": "tiny", "tokens": [5, 6, 7]}),
-)
 _VALUES: Sequence[Any] = (
     *TEXTS,
     *FLOATS,
@@ -80,9 +68,9 @@ class Damaged:
     """read, half-close, close or reset."""
 
 
-def damaged(rng: random.Random) -> Damaged:
-    """The next one."""
-    requests = [_request(rng) for _ in range(rng.choice((1, 1, 1, 1, 2, 30)))]
+def damaged(rng: random.Random, kind: str) -> Damaged:
+    """The next one; ``kind``: of the ring."""
+    requests = [_request(rng, kind) for _ in range(rng.choice((1, 1, 1, 1, 2, 30)))]
     data = b"".join(requests)
     if rng.random() < 0.2:
         data = mutate_bytes(rng, data)
@@ -95,9 +83,9 @@ def damaged(rng: random.Random) -> Damaged:
     return Damaged(parts, rng.choice(("read", "read", "read", "half-close", "close", "reset")))
 
 
-def _request(rng: random.Random) -> bytes:
-    path, body = rng.choice(_BODIES)
-    data = _body(rng, body)
+def _request(rng: random.Random, kind: str) -> bytes:
+    path, body = rng.choice(BODIES[kind])
+    data = _body(rng, body, FIELDS[kind])
     headers = [(b"host", b"gateway"), (b"content-type", b"application/json")]
     framing = rng.random()
     if framing < 0.1:
@@ -118,16 +106,14 @@ def _request(rng: random.Random) -> bytes:
     return f"{method} {path} HTTP/{version}\r\n".encode("latin-1") + lines + b"\r\n" + data
 
 
-def _body(rng: random.Random, body: dict[str, Any]) -> bytes:
+def _body(rng: random.Random, body: dict[str, Any], more: Sequence[str]) -> bytes:
     kind = rng.randrange(6)
     if kind == 0:
         return rng.choice((b"", b"{", b"null", b"[" * 50_000, b"\xff\xfe", b'{"a":' * 50_000, b"NaN", b'{"n":1,"n":2}'))
     changed = dict(body)
     if kind > 1:
         for _ in range(rng.randint(1, 3)):
-            changed[rng.choice((*changed, "seed", "stop", "tools", "response_format", "logit_bias", "user"))] = (
-                rng.choice(_VALUES)
-            )
+            changed[rng.choice((*changed, *more))] = rng.choice(_VALUES)
     data = json.dumps(changed).encode()
     return mutate_bytes(rng, data) if kind == 2 else data
 
@@ -138,6 +124,8 @@ class HttpFuzzer:
 
     host: str
     port: int
+    kind: str = "tokens"
+    """Of the ring."""
     sent: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     """Answers by status; ``none`` where there was none in time, ``ended`` where the gateway closed without one."""
@@ -151,7 +139,7 @@ class HttpFuzzer:
             nonlocal number
             while number < inputs:
                 number += 1
-                one = damaged(rng)
+                one = damaged(rng, self.kind)
                 if rate is not None:
                     await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
                 await self._send(one)
@@ -198,13 +186,21 @@ async def _status(reader: asyncio.StreamReader) -> str:
 async def streamed(host: str, port: int, prompt: str) -> str:
     """The text of a stream, which must end well."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": True, "ignore_eos": True}
+    answer = await posted(host, port, "/v1/completions", body)
+    events = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")]
+    if events[-1:] != ["[DONE]"]:
+        raise AssertionError(f"a good stream failed: {answer[-300:]}")
+    return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
+
+
+async def posted(host: str, port: int, path: str, body: Mapping[str, Any]) -> str:
+    """The body of an answer, which must be a good one."""
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(host, port)
-    head = "POST /v1/completions HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\nconnection: close\r\n"
     writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data)
     answer = (await reader.read()).decode()
     writer.close()
-    events = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")]
-    if not answer.startswith("HTTP/1.1 200 ") or events[-1:] != ["[DONE]"]:
-        raise AssertionError(f"a good stream failed: {answer[-300:]}")
-    return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
+    if not answer.startswith("HTTP/1.1 200 "):
+        raise AssertionError(f"a good request failed: {answer[-300:]}")
+    return answer.partition("\r\n\r\n")[2]

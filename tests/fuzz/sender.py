@@ -20,6 +20,8 @@ from tests.orders import carrying_out, serve
 
 @dataclass(frozen=True, slots=True)
 class Order:
+    kind: str
+    """Of the ring."""
     addresses: dict[str, str]
     service: str
     inputs: int
@@ -56,12 +58,12 @@ async def sender(niceness: int) -> AsyncIterator[Callable[[Order], Awaitable[Sen
 async def _carry_out(given: dict[str, Any]) -> dict[str, Any]:
     order = Order(**given)
     if order.service == "gateway":
-        http = HttpFuzzer(*host_and_port(order.addresses["gateway"]))
+        http = HttpFuzzer(*host_and_port(order.addresses["gateway"]), order.kind)
         await http.run(order.inputs, order.seed, streams=order.streams, rate=order.rate)
         return asdict(SendResult(http.sent, dict(http.codes), http.failures))
 
     async def share(number: int) -> SendResult:
-        async with fuzzing(order.addresses, order.seed * order.streams + number) as fuzzer:
+        async with fuzzing(order.addresses, order.seed * order.streams + number, order.kind) as fuzzer:
             rate = None if order.rate is None else order.rate / order.streams
             await fuzzer.run(order.service, order.inputs // order.streams, rate)
         return SendResult(fuzzer.sent, fuzzer.codes, fuzzer.failures)

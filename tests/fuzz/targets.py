@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
+from google.rpc import status_pb2
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import link_pb2, pooling_pb2, sampling_pb2
+from ringline.types.v1 import link_pb2, sampling_pb2
 from smg_grpc_proto import vllm_engine_pb2
 
 from services.common.links.channels import Endpoint
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
+from tests.fuzz import pooling_messages as pooling
 from tests.fuzz.mutations import mutate, mutate_fields
 
 PER_STREAM = 25
@@ -79,29 +82,6 @@ _GENERATE = (
         stopping=_STOPPING,
     ),
 )
-_POOLING_INPUTS = (
-    inference_pb2.PoolingInput(text="Once upon a time"),
-    inference_pb2.PoolingInput(token_ids=sampling_pb2.TokenIds(ids=[5, 6, 7])),
-)
-_POOLING_OPTIONS = inference_pb2.PoolingOptions(
-    truncation=inference_pb2.TRUNCATION_END, max_input_tokens=8, add_special_tokens=False
-)
-_EMBED = inference_pb2.EmbedRequest(
-    request_id="f", inputs=_POOLING_INPUTS, dimensions=8, normalize=True, prompt_name="query", options=_POOLING_OPTIONS
-)
-_SCORE = inference_pb2.ScoreRequest(
-    request_id="f", queries=_POOLING_INPUTS[:1], documents=_POOLING_INPUTS, instruction="x", options=_POOLING_OPTIONS
-)
-_CLASSIFY = inference_pb2.ClassifyRequest(request_id="f", inputs=_POOLING_INPUTS, activation=False, per_token=True)
-_POOLING_SUBMIT = engine_pb2.Submit(
-    request_id="f-1",
-    epoch=1,
-    requires=["pooling"],
-    pooling=engine_pb2.Pooling(
-        params=pooling_pb2.PoolingParams(task=pooling_pb2.POOLING_TASK_EMBED, dimensions=8, normalize=True),
-        inputs=[engine_pb2.PoolingInput(choice=0, token_ids=[5, 6, 7], second_text=1)],
-    ),
-)
 _VLLM_PARAMS = vllm_engine_pb2.SamplingParams(temperature=0.5, top_p=0.9, max_tokens=3, stop=["x"], logprobs=2)
 _VLLM_GENERATE = (
     vllm_engine_pb2.GenerateRequest(request_id="f", text="Once", stream=True, sampling_params=_VLLM_PARAMS),
@@ -138,8 +118,10 @@ _CHUNK = engine_pb2.MediaChunk(
 class Fuzzer:
     """Sends mutated messages, and counts how calls end."""
 
-    def __init__(self, channels: Mapping[str, grpc.aio.Channel], seed: int) -> None:
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel], seed: int, kind: str) -> None:
+        """``kind``: of the ring."""
         self._channels = channels
+        self._kind = kind
         self._seed = seed
         self.rng = random.Random(seed)
         self._incarnations = 0
@@ -151,7 +133,7 @@ class Fuzzer:
 
     async def run(self, service: str, inputs: int, rate: float | None = None) -> None:
         """Send ``inputs`` messages to a service by all of its RPCs, at most ``rate`` a second."""
-        rounds, begun, start = _TARGETS[service], self.sent, time.monotonic()
+        rounds, begun, start = _TARGETS[self._kind][service], self.sent, time.monotonic()
         while (sent := self.sent - begun) < inputs:
             if rate is not None:
                 await asyncio.sleep(start + sent / rate - time.monotonic())
@@ -164,8 +146,8 @@ class Fuzzer:
         call = self._channel(method).unary_stream(method)(data, timeout=PATIENCE)
         await self._record_status(method, data, self._read_for(call, READ_ONE))
 
-    async def send_stream(self, method: str, begin: list[Message], *good: Message) -> None:
-        """Make a call that begins with valid messages and goes on with mutated ones."""
+    async def send_stream(self, method: str, begin: list[Message], answer: type[Message], *good: Message) -> None:
+        """Make a call that begins with valid messages and goes on with mutated ones, answered by ``answer``."""
         frames = [message.SerializeToString() for message in begin]
         frames += [mutate_fields(self.rng, self.rng.choice(good)) for _ in range(PER_STREAM - 1)]
         frames.append(mutate(self.rng, self.rng.choice(good)))
@@ -179,7 +161,7 @@ class Fuzzer:
                 await call.done_writing()
 
         writer = asyncio.create_task(write_frames())
-        await self._record_status(method, b"".join(frames[-3:]), self._read_for(call, READ_STREAM))
+        await self._record_status(method, b"".join(frames[-3:]), self._read_for(call, READ_STREAM, answer))
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
 
@@ -242,12 +224,19 @@ class Fuzzer:
         """To the service of ``method``."""
         return next(channel for prefix, channel in self._channels.items() if method.startswith(prefix))
 
-    async def _read_for(self, call: grpc.aio.UnaryStreamCall[bytes, bytes], seconds: float) -> None:
-        """Read for ``seconds``; raises the status if the call ends with an error."""
+    async def _read_for(
+        self, call: grpc.aio.UnaryStreamCall[bytes, bytes], seconds: float, answer: type[Message] | None = None
+    ) -> None:
+        """Read for ``seconds``; raises the status if the call ends with an error.
+
+        ``answer``: what the call sends, in which errors of single requests are looked for.
+        """
         try:
             async with asyncio.timeout(seconds):
-                while await call.read() is not grpc.aio.EOF:
-                    pass
+                while (data := await call.read()) is not grpc.aio.EOF:
+                    for status in statuses_in(answer.FromString(data)) if answer is not None else ():
+                        if status.code in _FAILURE_NUMBERS and status.message != _LATE:
+                            self.failures.append(f"{answer.__name__}: a request ended with {status.message[:400]}")
         except TimeoutError:
             call.cancel()
 
@@ -267,36 +256,55 @@ _LOST = "Internal error from Core"
 """With this grpc.aio replaces the status of a stream that ended while this process wrote to it."""
 _LATE = "its deadline passed before it was admitted"
 _LITTLE_TIME_MS = 1000
+_TIMED = (
+    inference_pb2.GenerateRequest,
+    inference_pb2.EmbedRequest,
+    inference_pb2.ScoreRequest,
+    inference_pb2.ClassifyRequest,
+)
 _FAILURES = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.DATA_LOSS,
 )
+_FAILURE_NUMBERS = [code.value[0] for code in _FAILURES if code is not grpc.StatusCode.DEADLINE_EXCEEDED]
+"""A mutation may give a request of a stream a short time."""
+
+
+def statuses_in(message: Message) -> Iterator[status_pb2.Status]:
+    """Every status in ``message``, at any depth."""
+    if isinstance(message, status_pb2.Status):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for each in value if field.is_repeated else (value,):
+                yield from statuses_in(each)
 
 
 def _has_little_time(data: bytes) -> bool:
     """Whether a mutation gave the request so short a timeout that it may expire."""
-    try:
-        request = inference_pb2.GenerateRequest.FromString(data)
-    except DecodeError:
-        return False
-    return request.HasField("timeout_ms") and request.timeout_ms < _LITTLE_TIME_MS
+    for kind in _TIMED:
+        with contextlib.suppress(DecodeError):
+            request: Any = kind.FromString(data)
+            timed = request if isinstance(request, inference_pb2.GenerateRequest) else request.options
+            if timed.HasField("timeout_ms") and timed.timeout_ms < _LITTLE_TIME_MS:
+                return True
+    return False
 
 
-def _session(fuzzer: Fuzzer) -> Awaitable[None]:
-    frames = [inference_pb2.SessionRequest(generate=request) for request in _GENERATE]
-    frames += [inference_pb2.SessionRequest(embed=_EMBED), inference_pb2.SessionRequest(score=_SCORE)]
-    frames.append(inference_pb2.SessionRequest(classify=_CLASSIFY))
+_Round = Callable[["Fuzzer"], Awaitable[None]]
+
+
+def _session(*frames: inference_pb2.SessionRequest) -> _Round:
     cancel = inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="f"))
-    return fuzzer.send_stream(INFERENCE + "Session", [], *frames, cancel)
+    return lambda fuzzer: fuzzer.send_stream(INFERENCE + "Session", [], inference_pb2.SessionResponse, *frames, cancel)
 
 
-def _attach(fuzzer: Fuzzer) -> Awaitable[None]:
-    hello = engine_pb2.AttachRequest(hello=fuzzer.new_hello())
+def _attach(*submits: engine_pb2.Submit) -> _Round:
     commands = [
-        engine_pb2.Command(submit=_SUBMIT),
-        engine_pb2.Command(submit=_POOLING_SUBMIT),
+        *(engine_pb2.Command(submit=submit) for submit in submits),
         engine_pb2.Command(media=_CHUNK),
         engine_pb2.Command(cancel=engine_pb2.Cancel(request_id="f-1", epoch=1)),
         engine_pb2.Command(done=engine_pb2.Done(request_id="f-1", epoch=1)),
@@ -304,48 +312,76 @@ def _attach(fuzzer: Fuzzer) -> Awaitable[None]:
         engine_pb2.Command(redirect=engine_pb2.Redirect(request_id="f-1", epoch=2)),
     ]
     frames = [engine_pb2.AttachRequest(commands=[command]) for command in commands]
-    return fuzzer.send_stream(ENGINE + "Attach", [hello] if fuzzer.rng.random() < 0.9 else [], *frames)
+
+    def attach(fuzzer: Fuzzer) -> Awaitable[None]:
+        hello = engine_pb2.AttachRequest(hello=fuzzer.new_hello())
+        begin = [hello] if fuzzer.rng.random() < 0.9 else []
+        return fuzzer.send_stream(ENGINE + "Attach", begin, engine_pb2.AttachResponse, *frames)
+
+    return attach
 
 
-_Round = Callable[[Fuzzer], Awaitable[None]]
-_TARGETS: dict[str, list[_Round]] = {
-    "processor": [
-        _session,
-        lambda fuzzer: fuzzer.send_one(INFERENCE + "Generate", *_GENERATE),
-        lambda fuzzer: fuzzer.send_one(
-            INFERENCE + "Tokenize",
-            inference_pb2.TokenizeRequest(text="Once"),
-            inference_pb2.TokenizeRequest(chat=_GENERATE[2].chat),
-        ),
-        lambda fuzzer: fuzzer.send_one(INFERENCE + "Detokenize", inference_pb2.DetokenizeRequest(token_ids=[5, 6])),
-        lambda fuzzer: fuzzer.send_one(INFERENCE + "ListModels", inference_pb2.ListModelsRequest()),
-        lambda fuzzer: fuzzer.send_one(INFERENCE + "Embed", _EMBED),
-        lambda fuzzer: fuzzer.send_one(INFERENCE + "Score", _SCORE),
-        lambda fuzzer: fuzzer.send_one(INFERENCE + "Classify", _CLASSIFY),
-        lambda fuzzer: fuzzer.send_one(VLLM + "Generate", *_VLLM_GENERATE),
-        lambda fuzzer: fuzzer.send_one(VLLM + "Abort", vllm_engine_pb2.AbortRequest(request_ids=["f"])),
-    ],
-    "engine": [
-        _attach,
-        lambda fuzzer: fuzzer.send_one(ENGINE + "GetModel", engine_pb2.GetModelRequest()),
-        lambda fuzzer: fuzzer.send_one(ENGINE + "GetLoad", engine_pb2.GetLoadRequest()),
-        lambda fuzzer: fuzzer.send_one(ENGINE + "ResetPrefixCache", engine_pb2.ResetPrefixCacheRequest()),
-    ],
-    "detokenizer": [
-        Fuzzer.send_contexts,
-        lambda fuzzer: fuzzer.send_one(
-            DETOKENIZER + "Subscribe", detokenizer_pb2.SubscribeRequest(hello=fuzzer.new_hello())
-        ),
-    ],
+def _one(method: str, *good: Message) -> _Round:
+    return lambda fuzzer: fuzzer.send_one(method, *good)
+
+
+_GENERATING = [inference_pb2.SessionRequest(generate=request) for request in _GENERATE]
+_POOLING = [
+    *(inference_pb2.SessionRequest(embed=request) for request in pooling.EMBED),
+    *(inference_pb2.SessionRequest(score=request) for request in pooling.SCORE),
+    *(inference_pb2.SessionRequest(classify=request) for request in pooling.CLASSIFY),
+]
+_POOLING_CALLS = [
+    _one(INFERENCE + "Embed", *pooling.EMBED),
+    _one(INFERENCE + "Score", *pooling.SCORE),
+    _one(INFERENCE + "Classify", *pooling.CLASSIFY),
+    _one(VLLM + "Embed", *pooling.VLLM_EMBED),
+]
+_TEXT_CALLS = [
+    _one(INFERENCE + "Generate", *_GENERATE),
+    _one(
+        INFERENCE + "Tokenize",
+        inference_pb2.TokenizeRequest(text="Once"),
+        inference_pb2.TokenizeRequest(chat=_GENERATE[2].chat),
+    ),
+    _one(INFERENCE + "Detokenize", inference_pb2.DetokenizeRequest(token_ids=[5, 6])),
+    _one(INFERENCE + "ListModels", inference_pb2.ListModelsRequest()),
+    _one(VLLM + "Generate", *_VLLM_GENERATE),
+    _one(VLLM + "Abort", vllm_engine_pb2.AbortRequest(request_ids=["f"])),
+]
+_ENGINE_CALLS = [
+    _one(ENGINE + "GetModel", engine_pb2.GetModelRequest()),
+    _one(ENGINE + "GetLoad", engine_pb2.GetLoadRequest()),
+    _one(ENGINE + "ResetPrefixCache", engine_pb2.ResetPrefixCacheRequest()),
+]
+_POOLING_RING: Mapping[str, Sequence[_Round]] = {
+    "processor": [_session(*_POOLING, *_GENERATING[:1]), *_POOLING_CALLS * 3, *_TEXT_CALLS],
+    "engine": [_attach(*pooling.SUBMIT, _SUBMIT), *_ENGINE_CALLS],
+}
+_TARGETS: Mapping[str, Mapping[str, Sequence[_Round]]] = {
+    "tokens": {
+        "processor": [_session(*_GENERATING, *_POOLING), *_TEXT_CALLS, *_POOLING_CALLS],
+        "engine": [_attach(_SUBMIT, *pooling.SUBMIT[:1]), *_ENGINE_CALLS],
+        "detokenizer": [
+            Fuzzer.send_contexts,
+            lambda fuzzer: fuzzer.send_one(
+                DETOKENIZER + "Subscribe", detokenizer_pb2.SubscribeRequest(hello=fuzzer.new_hello())
+            ),
+        ],
+    },
+    "vectors": _POOLING_RING,
+    "scores": _POOLING_RING,
 }
 """Without Drain and Profile, which end or slow an engine by design, and GetTokenizer, whose answer is long."""
 
 
 @asynccontextmanager
-async def fuzzing(addresses: Mapping[str, str], seed: int) -> AsyncIterator[Fuzzer]:
-    """``addresses``: of a ring's services, by name. Concurrent fuzzers must have different seeds."""
+async def fuzzing(addresses: Mapping[str, str], seed: int, kind: str = "tokens") -> AsyncIterator[Fuzzer]:
+    """``addresses``: of a ring's services, by name; ``kind``: what it makes. Concurrent fuzzers must have different
+    seeds.
+    """
     async with AsyncExitStack() as stack:
         channels = {}
         for prefix, service in _SERVICES.items():
             channels[prefix] = await stack.enter_async_context(Endpoint(addresses[service]).open())
-        yield Fuzzer(channels, seed)
+        yield Fuzzer(channels, seed, kind)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 import pytest
 import ringline
+from google.rpc import status_pb2
+from ringline.inference.v1 import inference_pb2
 
 from services.common.links.channels import Endpoint
-from tests.fuzz.targets import DETOKENIZER, ENGINE, INFERENCE, PATIENCE, fuzzing
+from tests.chaos.logs import read_logs
+from tests.fuzz.rings import KINDS, running
+from tests.fuzz.targets import DETOKENIZER, ENGINE, INFERENCE, PATIENCE, fuzzing, statuses_in
 from tests.ring import Ring
 
 _INPUTS = {"processor": 150, "engine": 150, "detokenizer": 100}
@@ -38,3 +44,28 @@ async def test_no_message_fails_a_service(service: str, ring: Ring) -> None:
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         after = await client.generate("Once upon a time", **asked)
     assert after.text == before.text
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_no_message_fails_a_ring_that_makes_vectors(tmp_path: Path) -> None:
+    with running("vectors", tmp_path) as ring:
+        async with (
+            ringline.AsyncClient(ring.address) as client,
+            fuzzing(ring.addresses, seed=1, kind="vectors") as fuzzer,
+        ):
+            before = await KINDS["vectors"].ask(client)
+            for service in ("processor", "engine"):
+                await fuzzer.run(service, _INPUTS[service])
+                assert ring.process_lives(service), "the service was restarted"
+            assert fuzzer.failures == []
+            assert fuzzer.codes["OK"] > 0
+            assert await KINDS["vectors"].ask(client) == before
+        assert read_logs([ring.log]).errors == []
+
+
+def test_statuses_of_requests_are_found_in_frames() -> None:
+    end = inference_pb2.ChoiceFinished(error=status_pb2.Status(code=13, message="broken"))
+    failed = inference_pb2.GenerateResponse(request_id="f", choice_finished=end)
+    frame = inference_pb2.SessionResponse(responses=[inference_pb2.GenerateResponse(), failed])
+    assert [status.message for status in statuses_in(frame)] == ["broken"]

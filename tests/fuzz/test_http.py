@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 
 from services.common.config.addresses import host_and_port
+from services.gateway.endpoints import ENDPOINTS
+from tests.fuzz.http_bodies import BODIES
 from tests.fuzz.http_requests import HttpFuzzer, streamed
 from tests.ring import Ring
 from tests.waiting import until
@@ -32,3 +34,8 @@ async def test_damaged_requests_leave_nothing_behind_and_other_streams_alone(rin
     assert ring.process_lives("gateway"), "it was restarted"
     await until(lambda: all(ring.metric("gateway", series) == 0 for series in OPEN))
     assert files() <= before + 2
+
+
+def test_every_path_that_asks_the_ring_is_fuzzed() -> None:
+    asking = {endpoint.path for endpoint in ENDPOINTS if endpoint.method == "POST" and endpoint.asks_ring}
+    assert {path for bodies in BODIES.values() for path, _ in bodies} == asking
