@@ -167,6 +167,39 @@ class ServedModel:
         return generation_of(self.model)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownNames:
+    """The names of models that requests can use at one moment."""
+
+    names: Sequence[str]
+    num_missing_engines: int
+    """Known addresses at which no engine is attached."""
+
+    def refuse(self, name: str) -> Refused:
+        """The error for another ``name``, which may be that of an engine that is not attached yet."""
+        if missing := self.num_missing_engines:
+            message = (
+                f"model: {name[:200]!r} is not served by the engines that are attached, and {missing} "
+                f"{'is' if missing == 1 else 'are'} not attached: retry later"
+            )
+            return Refused(Code.UNAVAILABLE, message, retry_after_ms=1000, field="model")
+        return unknown_model(name, self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupModels:
+    """The models of ``Tokenize`` and ``Detokenize`` at one moment."""
+
+    served: Sequence[ServedModel]
+    """Not empty."""
+    known: KnownNames
+
+    def choose(self, name: str) -> tuple[ServedModel, Refused | None]:
+        """The model of that name, or else the first and the error that there is none of that name."""
+        model = find_model(name, self.served)
+        return model, self.known.refuse(name) if name and not model.limits.answers_to(name) else None
+
+
 class ServedModels:
     """The models that engines serve or requests still need; generations with the same tokenizer share it."""
 
@@ -293,18 +326,20 @@ class ServedModels:
         if model is None:
             return None, self.refuse_without_model() if self.newest is None else None
         if name and not model.limits.answers_to(name):
-            return None, self._refuse_unknown(name)
+            return None, self._names_now().refuse(name)
         return model, None
 
-    def _refuse_unknown(self, name: str) -> Refused:
-        """A name that none of the attached engines' models has may be that of an engine that is not attached yet."""
-        if missing := self._num_missing_engines():
-            message = (
-                f"model: {name[:200]!r} is not served by the engines that are attached, and {missing} "
-                f"{'is' if missing == 1 else 'are'} not attached: retry later"
-            )
-            return Refused(Code.UNAVAILABLE, message, retry_after_ms=1000, field="model")
-        return unknown_model(name, self.names())
+    def _names_now(self) -> KnownNames:
+        return KnownNames(self.names(), self._num_missing_engines())
+
+    def for_lookups(self) -> LookupModels:
+        """The models as they are now, for ``Tokenize`` and ``Detokenize``, which run in threads.
+
+        Raises ``Refused`` while no model is known.
+        """
+        if not (served := self.served()):
+            raise self.refuse_without_model()
+        return LookupModels(served, self._names_now())
 
     def for_new(self, name: str = "", suits: Suits = generates) -> ServedModel | None:
         """The model for a new request that asks for ``name``; None while no engine of it takes work.
@@ -321,7 +356,8 @@ class ServedModels:
         there = [each for each in taking if best and suits(each.model) == best]
         if any(each.pools and each.limits.name == name for each in known) or (best and not there):
             return None
-        return find_model(name, there or taking)
+        candidates = there or taking
+        return find_model(name, candidates) if candidates else None
 
     def names(self) -> list[str]:
         """Names that requests can use now."""
@@ -389,9 +425,9 @@ def _codec_with_archive(files: dict[str, bytes]) -> TextCodec:
     return replace(_codec_of(files), archive=archive_of(files))
 
 
-def find_model(name: str, models: Sequence[ServedModel]) -> ServedModel | None:
+def find_model(name: str, models: Sequence[ServedModel]) -> ServedModel:
     """The first model of that name, else the first, which has it as an alias, or which the error will quote."""
-    return next((each for each in models if each.limits.name == name), models[0] if models else None)
+    return next((each for each in models if each.limits.name == name), models[0])
 
 
 def _widest(limits: Iterable[MessageLimits]) -> MessageLimits:

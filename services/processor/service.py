@@ -23,7 +23,7 @@ from services.processor.admission.prompt_resolution import prompt_with_pictures,
 from services.processor.admission.request_resolution import resolve_sampling
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
-from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse
+from services.processor.admission.validation import check_text_size, check_token_ids, refuse
 from services.processor.client_stream import MAX_REFUSALS, ClientStream
 from services.processor.inference_messages import refusal
 from services.processor.intake import Intake, usable_id
@@ -37,7 +37,7 @@ from services.processor.media.chat_pictures import (
 from services.processor.metrics import ProcessorMetrics
 from services.processor.pooling.plan import PooledAnswer, PoolingMessage
 from services.processor.principal import Principal, authenticated, tenant_of
-from services.processor.served_models import ServedModel, ServedModels, find_model
+from services.processor.served_models import LookupModels, ServedModel, ServedModels
 from services.ring.errors import Code, Reason, Refused, Status
 from text_core.tokenizer_files import NEEDS_TOKENIZER
 
@@ -363,8 +363,7 @@ class InferenceService:
 
     async def _tokenize(self, data: bytes, tenant: str) -> inference_pb2.TokenizeResponse:
         """In two turns: pictures are prepared between them."""
-        limits = self._models.lookup_limits
-        work = partial(self._begin_to_tokenize, data, limits, tenant)
+        work = partial(self._begin_to_tokenize, data, self._models.lookup_limits, self._models.for_lookups(), tenant)
         begun = await self._queue.run_in_thread(work, tenant, len(data))
         if isinstance(begun, inference_pb2.TokenizeResponse):
             return begun
@@ -373,24 +372,24 @@ class InferenceService:
             return await self._queue.run_in_thread(rest, tenant, begun.size)
 
     def _begin_to_tokenize(
-        self, data: bytes, limits: MessageLimits, tenant: str
+        self, data: bytes, limits: MessageLimits, models: LookupModels, tenant: str
     ) -> inference_pb2.TokenizeResponse | _WithPictures:
         """The answer, or what waits for its pictures. Runs in a thread; raises ``Refused``."""
         request = parse(inference_pb2.TokenizeRequest, data, limits)
-        model = self._model_of(request.model, tenant)
+        model = self._model_of(request.model, models, tenant)
         sources = take_sources(request.chat)
         if not sources:
             return tokenize(request, model)
         check_sources(sources)
-        check_model(request.model, model.limits)
         check_pictures(request.chat, sources, model)
         return _WithPictures(request, model, sources, len(data))
 
-    def _model_of(self, name: str, tenant: str) -> ServedModel:
-        """The served model of that name, which the tenant may use. Raises ``Refused``."""
-        if (model := find_model(name, self._models.served())) is None:
-            raise self._models.refuse_without_model()
+    def _model_of(self, name: str, models: LookupModels, tenant: str) -> ServedModel:
+        """The model of that name, which the tenant may use. Raises ``Refused``."""
+        model, refused = models.choose(name)
         self._policies.check_model(tenant, model.limits.name)
+        if refused is not None:
+            raise refused
         return model
 
     async def Detokenize(
@@ -413,18 +412,13 @@ class InferenceService:
     ) -> _Response:
         """Run ``look_up`` off the event loop; a refusal becomes the RPC's status."""
         tenant = (await self.principal(context)).tenant
-        served, limits = self._models.served(), self._models.lookup_limits
-        no_model = None if served else self._models.refuse_without_model()
-
-        def work() -> _Response:
-            request = parse(kind, data, limits)
-            if (model := find_model(request.model, served)) is None:
-                assert no_model is not None
-                raise no_model
-            self._policies.check_model(tenant, model.limits.name)
-            return look_up(request, model)
-
         try:
+            models, limits = self._models.for_lookups(), self._models.lookup_limits
+
+            def work() -> _Response:
+                request = parse(kind, data, limits)
+                return look_up(request, self._model_of(request.model, models, tenant))
+
             return await self._queue.run_in_thread(work, tenant, len(data))
         except Refused as refused:
             await abort(context, refused.status)
@@ -456,7 +450,6 @@ def tokenize(
     request: inference_pb2.TokenizeRequest, model: ServedModel, pictures: ChatPictures | None = None
 ) -> inference_pb2.TokenizeResponse:
     """The ids of a text or chat, as a request would get them; ``pictures``: the chat's. Raises ``Refused``."""
-    check_model(request.model, model.limits)
     rendered = ""
     match request.WhichOneof("input"):
         case "text" | "chat" as field if model.tokenizer.is_empty:
@@ -484,7 +477,6 @@ def tokenize(
 
 def detokenize(request: inference_pb2.DetokenizeRequest, model: ServedModel) -> inference_pb2.DetokenizeResponse:
     """The text of ids, decoded as a whole. Raises ``Refused``."""
-    check_model(request.model, model.limits)
     if model.tokenizer.is_empty and not request.pieces:  # the pieces of ids that have none are empty
         raise refuse("token_ids", NEEDS_TOKENIZER)
     limits = model.limits

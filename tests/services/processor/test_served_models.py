@@ -215,6 +215,17 @@ def test_a_model_may_be_that_of_an_engine_that_is_not_attached_yet(missing: int,
     assert refused is not None
     assert refused.status.code is code
     assert words in refused.status.message
+    assert models.for_lookups().choose("text")[1] is None
+    other, also_refused = models.for_lookups().choose("pairs")
+    assert other.limits.name == "text"
+    assert also_refused is not None
+    assert also_refused.status == refused.status
+
+
+def test_a_look_up_without_any_model_is_retried() -> None:
+    with pytest.raises(Refused, match="no engine is attached") as caught:
+        ServedModels(4, list).for_lookups()
+    assert caught.value.status.code is Code.UNAVAILABLE
 
 
 def test_what_engines_of_one_model_have_together_and_the_fewest_choices_of_a_step() -> None:

@@ -303,6 +303,23 @@ async def test_a_deadline_without_an_engine_says_so(harness: ServiceHarness, stu
     assert failure.value.details() == words
 
 
+@pytest.mark.parametrize("missing", [0, 2])
+async def test_look_ups_of_an_unknown_model_end_as_requests_do(harness: ServiceHarness, stub, missing: int) -> None:
+    harness.models._num_missing_engines = lambda: missing
+    asked = {"model": "other"}
+    found = []
+    for call in (
+        stub.Tokenize(inference_pb2.TokenizeRequest(text="ab", **asked)),
+        stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[1], **asked)),
+        stub.Generate(inference_pb2.GenerateRequest(text="ab", **asked)),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await (read_to_the_end(call) if isinstance(call, grpc.aio.UnaryStreamCall) else call)
+        found.append((failure.value.code(), failure.value.details()))
+    assert {code for code, _ in found} == {grpc.StatusCode.UNAVAILABLE if missing else grpc.StatusCode.NOT_FOUND}
+    assert len(set(found)) == 1
+
+
 async def test_the_tenant_comes_from_the_metadata(harness: ServiceHarness, stub) -> None:
     calls = [stub.Session(metadata=metadata) for metadata in ((("x-tenant", "a" * 128),), (("y-tenant", "b"),), ())]
     await until(lambda: len(harness.intake.streams) == 3)
