@@ -474,7 +474,7 @@ def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
     try:
         return choice.model.read_config(config)
     except UnsupportedModelError as error:
-        if choice.impl == RINGLINE and fallback_may_run(config):
+        if fallback_may_run(choice, config):
             raise UnsupportedModelError(f"{error}; --model-impl transformers may run it") from error
         raise
 

@@ -310,10 +310,14 @@ def _why_unknown(fields: Mapping[str, Any]) -> str:
     return f"{_UNKNOWN}; it may be misspelt, or newer"
 
 
-def fallback_may_run(config: PretrainedConfig) -> bool:
-    """Whether ``config`` describes a decoder that transformers may run; a trial of its module may still refuse it."""
+def fallback_may_run(choice: ModelChoice, config: PretrainedConfig) -> bool:
+    """Whether ``config``, which Ringline's model in ``choice`` refuses, is a decoder's that transformers may run;
+    a trial of its module may still refuse it.
+    """
     from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
 
+    if choice.impl != RINGLINE or issubclass(choice.model, EncoderModel):
+        return False
     try:
         require_dense_decoder(config, architecture_of(config))
     except UnsupportedModelError:

@@ -150,20 +150,19 @@ def hidden_states(
     """
     lengths = [len(each) for each in inputs]
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
-    order = torch.randperm(sum(blocks) + 3, generator=torch.Generator().manual_seed(0)).int()
-    tables = torch.full((len(inputs), max(blocks)), 2**30, dtype=torch.int32)
-    for table, own in zip(tables, order[: sum(blocks)].split(blocks), strict=True):
-        table[: len(own)] = own
+    groups = 1 if isinstance(model, Pipeline) else len(model.kv_cache_groups)
+    order = torch.randperm(groups * sum(blocks) + 3, generator=torch.Generator().manual_seed(0)).int()
     allocate = model.allocate if isinstance(model, Pipeline) else model._factory.attention_backend.allocate
     caches = allocate(model.kv_cache_spec(BLOCK_SIZE), len(order), CPU)  # type: ignore[arg-type]
     for kv_cache in caches:
         kv_cache.fill_(torch.nan)
-    context = ForwardContext(
-        caches,
-        [AttentionMetadata.of_sequences(lengths, lengths, tables, BLOCK_SIZE)],
-        rows,
-        token_types=None if types is None else torch.cat(list(types)),
-    )
+    metadata = []
+    for group, places in enumerate(order[: groups * sum(blocks)].split(sum(blocks))):
+        tables = torch.full((len(inputs), max(blocks)), 2**30, dtype=torch.int32)
+        for table, own in zip(tables, places.split(blocks), strict=True):
+            table[: len(own)] = own
+        metadata.append(AttentionMetadata.of_sequences(lengths, lengths, tables, BLOCK_SIZE, group))
+    context = ForwardContext(caches, metadata, rows, token_types=None if types is None else torch.cat(list(types)))
     positions = torch.cat([torch.arange(length) for length in lengths])
     hidden = model.forward(torch.cat(list(inputs)), positions, context).clone()
     hidden = hidden[:, : model.config.hidden_size]

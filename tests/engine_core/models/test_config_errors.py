@@ -11,6 +11,7 @@ import pytest
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.models.model_config import positive_number, require_like_layers
 from tests.engine_core.model_loader.test_checkpoint import LLAMA, open_config
+from tests.engine_core.models.encoders import CASES
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
@@ -386,6 +387,15 @@ def test_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message) as caught:
         open_config(tmp_path, config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bert", "gemma3-encoder", "modernbert", "nomic-bert"])
+def test_an_encoder_that_is_refused_is_not_said_to_run_as_a_decoder(name: str, tmp_path: Path) -> None:
+    architecture, config = CASES[name]
+    field = "hidden_act" if hasattr(config, "hidden_act") else "hidden_activation"
+    with pytest.raises(UnsupportedModelError, match=f"{field} 'quick_gelu' is not supported") as caught:
+        open_config(tmp_path, config.to_dict() | {"architectures": [architecture], field: "quick_gelu"})
+    assert "--model-impl" not in str(caught.value)
 
 
 def test_transformers_before_it_knew_per_layer_config() -> None:
