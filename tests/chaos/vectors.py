@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 from pathlib import Path
 
 from ringline import AsyncClient, FinishReason
-from transformers import Qwen3Config
 
 from tests.chaos.outcome import Answer, Outcome
 from tests.chaos.workload import TOPICS, RequestSpec
-from tests.engine_core.pooling.checkpoints import lay_out, random_model
-from tests.ring import MODEL
-from text_core.tokenizer import Tokenizer
+from tests.pooling_models import embedder
 
 KIND, NAME = "vectors", "vectors"
 COUNT = 2
@@ -24,23 +20,9 @@ _CANCELLED_AFTER = 0.002
 """Seconds per token after which another request would be cancelled."""
 
 
-def make(directory: Path) -> Path:
-    """A random checkpoint of a decoder that pools its last token, with the bundled model's tokenizer."""
-    vocab_size = Tokenizer.from_directory(MODEL).vocab_size
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = Qwen3Config(vocab_size=vocab_size, num_hidden_layers=4, head_dim=16, tie_word_embeddings=True, **sizes)
-    config.max_position_embeddings = 512
-    random_model(directory, config=config)
-    lay_out(directory)
-    for file in MODEL.iterdir():
-        if file.name.startswith(("tokenizer", "special_tokens")):
-            shutil.copy(file, directory)
-    return directory
-
-
 def engines(directory: Path, before: int) -> dict[str, list[str]]:
     """Flags of the engines, by their names; ``before``: number of the other engines."""
-    flags = ["--kv-cache-memory-bytes", "32MiB", "--served-model-name", NAME, "--model", str(make(directory))]
+    flags = ["--kv-cache-memory-bytes", "32MiB", "--served-model-name", NAME, "--model", str(embedder(directory))]
     return {f"engine-{before + number}": flags for number in range(COUNT)}
 
 

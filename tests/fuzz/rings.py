@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,49 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ringline import AsyncClient
-from transformers import BertConfig, Qwen3Config
 
-from tests.engine_core.pooling.checkpoints import lay_out, random_model
 from tests.fuzz.http_requests import posted, streamed
+from tests.pooling_models import encoder, reranker
 from tests.ring import MODEL, Ring, running_ring
-from text_core.tokenizer import Tokenizer
 
 PROMPT = "Once upon a time"
 DOCUMENTS = ("A dog ran home.", "The king of the hill slept " + "very " * 20 + "well.")
-DIMENSIONS = 8
-"""Numbers to which vectors can be cut."""
 _ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
-_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def _tokens(_directory: Path) -> Path:
+def _bundled(_directory: Path) -> Path:
     return MODEL
-
-
-def _vectors(directory: Path) -> Path:
-    """A random encoder whose vectors can be cut, with prompts."""
-    config = BertConfig(**_SIZES, vocab_size=_take_tokenizer(directory), max_position_embeddings=512)
-    config.matryoshka_dimensions = [DIMENSIONS, 32]
-    random_model(directory, "BertModel", config)
-    lay_out(directory, {"pooling_mode": "mean"}, prompts={"query": "query: ", "document": ""})
-    return directory
-
-
-def _scores(directory: Path) -> Path:
-    """A random decoder that reads pairs."""
-    config = Qwen3Config(**_SIZES, vocab_size=_take_tokenizer(directory), num_key_value_heads=2, head_dim=16)
-    config.num_labels, config.pad_token_id, config.max_position_embeddings = 1, 0, 512
-    random_model(directory, "Qwen3ForSequenceClassification", config)
-    return directory
-
-
-def _take_tokenizer(directory: Path) -> int:
-    """The bundled model's, put into ``directory``; returns the size of its vocabulary."""
-    directory.mkdir(exist_ok=True)
-    for file in MODEL.iterdir():
-        if file.name.startswith(("tokenizer", "special_tokens")):
-            shutil.copy(file, directory)
-    return Tokenizer.from_directory(MODEL).vocab_size
 
 
 async def _generated(client: AsyncClient) -> object:
@@ -95,9 +63,9 @@ class RingKind:
 _POOLING = ("processor", "engine", "gateway")
 """Of models that pool: their detokenizer has nothing to do."""
 KINDS: Mapping[str, RingKind] = {
-    "tokens": RingKind(_tokens, ("processor", "engine", "detokenizer", "gateway"), _generated, _streamed),
-    "vectors": RingKind(_vectors, _POOLING, _embedded, _embedded_by_http),
-    "scores": RingKind(_scores, _POOLING, _scored, _scored_by_http),
+    "tokens": RingKind(_bundled, ("processor", "engine", "detokenizer", "gateway"), _generated, _streamed),
+    "vectors": RingKind(encoder, _POOLING, _embedded, _embedded_by_http),
+    "scores": RingKind(reranker, _POOLING, _scored, _scored_by_http),
 }
 """By what their engine makes, which is also the model's name; that of tokens is called tiny."""
 
