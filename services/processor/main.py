@@ -159,6 +159,7 @@ class _Processor:
             RateLimiter(policies),
             self._queue,
             self._pictures,
+            self._models,
             max_live_bytes=server.memory_budget // _BUDGET_PER_LIVE,
         )
         self._dispatcher = Dispatcher(self._peers, self._routes, route_timeout=settings.patience)

@@ -22,6 +22,8 @@ from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.media.chat_pictures import PictureSource, check_sources
 from services.processor.pooling.plan import PoolingMessage
 from services.processor.request import Request, RequestMessage, ResolvedRequest
+from services.processor.served_models import ServedModels
+from services.processor.suitability import SUITS, generates
 from services.ring.errors import Refused, retry_after_ms
 from services.ring.tenant_quota import TenantMemoryQuota
 
@@ -38,9 +40,11 @@ class Admission:
         rate_limiter: RateLimiter,
         queue: TokenizationQueue,
         pictures: PictureStage,
+        models: ServedModels,
         *,
         max_live_bytes: int = MAX_LIVE_BYTES,
     ) -> None:
+        self._models = models
         self._backlog = backlog
         self._rate_limiter = rate_limiter
         self._queue = queue
@@ -73,17 +77,23 @@ class Admission:
         ``on_resolved`` (``InFlightRequests.start``) is called with the outcome, unless the request has left by then.
         """
         timeout = None if request.deadline is None else request.deadline - now
-        tenant = request.tenant
-        self._backlog.check(tenant, timeout, _max_tokens(message))
+        tenant, model = request.tenant, self._model_of(message)
+        self._backlog.check(model, tenant, timeout, _max_tokens(message))
         self._rate_limiter.check(tenant, now)
         check_sources(sources)
-        request.message = _kept(message)
+        request.message, request.awaited_model = _kept(message), model
         if sources:
             self._pictures.add(request, sources, on_resolved, self._tokenize)
         else:
             self._queue.add(request, on_resolved)
-        self._backlog.enter(request.request_id, tenant, now)
+        self._backlog.enter(request.request_id, model, tenant, now)
         self._rate_limiter.enter(request.request_id, tenant, now)
+
+    def _model_of(self, message: inference_pb2.GenerateRequest | PoolingMessage) -> str:
+        """The name of the model whose engines a request will wait for; empty if it is not known yet."""
+        digest = message.resume.model_digest if isinstance(message, inference_pb2.GenerateRequest) else ""
+        model, _ = self._models.choose(message.model, digest, suits=SUITS.get(type(message), generates))
+        return "" if model is None else model.limits.name
 
     def admit(self, request: Request, resolved: ResolvedRequest) -> None:
         """Admit a tokenized request; raises ``Refused`` if it exceeds the quota of memory or queued tokens."""
@@ -134,7 +144,7 @@ class Admission:
 
         For the choices of a search, all of its beams were computed.
         """
-        self._backlog.computed(computed)
+        self._backlog.computed(request.awaited_model, computed)
         if request.resolved.beams:
             request.search_charged = True
             tokens = -(-tokens * request.resolved.beams // request.resolved.num_choices)
@@ -146,7 +156,8 @@ class Admission:
             self._memory.give_back(request.tenant, request.resolved.held_bytes)
             if request.computing_since is not None:
                 tokens = request.resolved.prompt_tokens + request.delivery.completion_tokens
-                self._backlog.ended(request.tenant, tokens, now - request.computing_since)
+                seconds = now - request.computing_since
+                self._backlog.ended(request.awaited_model, request.tenant, tokens, seconds)
         else:
             self._queue.remove(request)
         self._pictures.leave(request)

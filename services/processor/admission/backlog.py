@@ -3,13 +3,13 @@
 A request that would wait too long is refused before any work is done for it. The wait is estimated from the token
 throughput while requests wait, and the average tokens of a tenant's requests: the token rate is even, whereas requests
 begin and end in bursts. The measured rate includes everything that slows engines: full batches, a full KV cache, other
-processors' requests.
+processors' requests. Each model has engines of its own, so a flood for one says nothing about another.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 
 from services.processor.admission.throughput import Throughput
 from services.ring.errors import Code, Reason, Refused, retry_after_ms
@@ -21,6 +21,8 @@ _MARGIN = 1.25
 """A request is refused if this many times its estimated duration exceeds the time until its deadline."""
 _TENANTS_REMEMBERED = 1024
 """Maximum tenants with their own averages; others use the averages over all tenants."""
+_MODELS_REMEMBERED = 64
+"""Maximum models for which nothing waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,44 +48,88 @@ class _Averages:
         self.requests += 1 - _DECAY * self.requests
 
 
+@dataclass(slots=True)
+class _ModelQueue:
+    """What waits for a model's engines, and how fast these compute."""
+
+    waiting: Counter[str] = field(default_factory=Counter)
+    """Requests that no engine has begun, by tenant; each at least 1."""
+    throughput: Throughput = field(default_factory=Throughput)
+    fresh_tokens: int = 0
+    """Tokens computed since the last tick."""
+    all: _Averages = field(default_factory=_Averages)
+    by_tenant: OrderedDict[str, _Averages] = field(default_factory=OrderedDict)
+    """Recently active tenants' averages, so that large requests of others do not get small ones refused."""
+
+    def averages(self, tenant: str) -> _Averages:
+        return self.by_tenant.get(tenant, self.all)
+
+    def wait(self, tenant: str, more: int) -> float | None:
+        """Estimated seconds until a tenant's waiting requests and ``more`` have begun; None without an estimate."""
+        speed = self.throughput.per_second()
+        averages = self.averages(tenant)
+        if not self.waiting or not speed or not averages.requests:
+            return None
+        own = self.waiting.get(tenant, 0)
+        tenants = len(self.waiting) + (not own)
+        return (own + more) * tenants * averages.tokens / averages.requests / speed
+
+    def stay(self, tenant: str) -> float | None:
+        """Estimated seconds until a tenant's requests have all ended; None while there is no estimate."""
+        averages = self.averages(tenant)
+        if not averages.requests:
+            return None
+        return (self.wait(tenant, 0) or 0.0) + averages.seconds / averages.requests
+
+    def ended(self, tenant: str, tokens: int, seconds: float) -> None:
+        of_tenant = self.by_tenant.setdefault(tenant, _Averages())
+        self.by_tenant.move_to_end(tenant)
+        if len(self.by_tenant) > _TENANTS_REMEMBERED:
+            self.by_tenant.popitem(last=False)
+        for averages in (self.all, of_tenant):
+            averages.add(tokens, seconds)
+
+
 class Backlog:
-    """Counts waiting requests by tenant: engines serve tenants in turns, so a request queues behind its tenant's."""
+    """Counts waiting requests by model and tenant: engines serve tenants in turns, so a request queues behind its
+    tenant's.
+
+    A model is known by its name, which is empty while it is not known which one will be asked.
+    """
 
     def __init__(self, limits: BacklogLimits) -> None:
         self._limits = limits
         self._places = TenantQuota(limits.max_requests)
-        self._waiting: dict[str, str] = {}
-        """Tenants of waiting requests, keyed by request id."""
-        self._throughput = Throughput()
-        self._fresh_tokens = 0
-        """Tokens computed since the last tick."""
-        self._all = _Averages()
-        self._by_tenant: OrderedDict[str, _Averages] = OrderedDict()
-        """Recently active tenants' averages, so that large requests of others do not get small ones refused."""
+        self._waiting: dict[str, tuple[str, str]] = {}
+        """Models and tenants of waiting requests, keyed by request id."""
+        self._queues: OrderedDict[str, _ModelQueue] = OrderedDict()
+        """By model, those that were asked for last at the end."""
 
     @property
     def num_waiting(self) -> int:
         """Requests that no engine has begun."""
         return len(self._waiting)
 
-    def check(self, tenant: str, timeout: float | None, max_tokens: int | None) -> None:
+    def check(self, model: str, tenant: str, timeout: float | None, max_tokens: int | None) -> None:
         """Raise ``Refused`` if one more request of ``tenant`` would exceed a limit, or wait beyond its deadline.
 
-        ``timeout``: seconds until its deadline; ``max_tokens``: limit on its output; None: no limit.
+        ``timeout``: seconds until its deadline; ``max_tokens``: limit on its output; None: no limit. A tenant of which
+        nothing waits has its turn, however many others have theirs before: only a deadline can be too soon for it.
         """
+        queue = self._queue(model)
         if not self._places.has_room(tenant, 1):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
                 f"this tenant has {self._places.held(tenant)} requests waiting; a tenant may have no more than the "
                 f"queue has free places, now {self._limits.max_requests - self._places.total} of "
                 f"{self._limits.max_requests}; retry later",
-                retry_after_ms(self._wait(tenant, 0)),
+                retry_after_ms(queue.wait(tenant, 0)),
                 reason=Reason.QUOTA,
             )
-        seconds = self._wait(tenant, 1)
+        seconds = queue.wait(tenant, 1)
         if seconds is None:
             return
-        averages = self._averages(tenant)
+        averages = queue.averages(tenant)
         computing = averages.seconds / averages.requests
         if max_tokens is not None:
             computing *= min(1.0, max_tokens * averages.requests / averages.tokens)
@@ -92,59 +138,57 @@ class Backlog:
                 f"too little time: {timeout:.1f} s until the deadline, for an estimated {seconds:.1f} s of waiting and "
                 f"{computing:.1f} s of computing plus a margin of {_MARGIN - 1:.0%}; allow more time or retry later"
             )
-        elif seconds > self._limits.max_seconds:
+        elif seconds > self._limits.max_seconds and tenant in queue.waiting:
             limit = f"the limit of {self._limits.max_seconds:g} s"
             message = f"the estimated wait of {seconds:.1f} s for an engine exceeds {limit}; retry later"
         else:
             return
-        raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms(self._wait(tenant, 0)))
+        raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms(queue.wait(tenant, 0)))
 
-    def enter(self, request_id: str, tenant: str, now: float) -> None:
-        if not self._waiting:
-            self._throughput.begin(now)
-        self._waiting[request_id] = tenant
+    def enter(self, request_id: str, model: str, tenant: str, now: float) -> None:
+        queue = self._queue(model)
+        if not queue.waiting:
+            queue.throughput.begin(now)
+        queue.waiting[tenant] += 1
+        self._waiting[request_id] = model, tenant
         self._places.take(tenant, 1)
 
     def leave(self, request_id: str) -> None:
         """An engine has begun a request, or it has ended. Idempotent."""
-        if (tenant := self._waiting.pop(request_id, None)) is not None:
+        if (found := self._waiting.pop(request_id, None)) is not None:
+            model, tenant = found
+            waiting = self._queue(model).waiting
+            waiting[tenant] -= 1
+            if not waiting[tenant]:
+                del waiting[tenant]
             self._places.give_back(tenant, 1)
 
-    def computed(self, tokens: int) -> None:
-        """Count tokens of prompts and outputs that engines computed."""
-        self._fresh_tokens += tokens
+    def computed(self, model: str, tokens: int) -> None:
+        """Count tokens of prompts and outputs that a model's engines computed."""
+        self._queue(model).fresh_tokens += tokens
 
-    def ended(self, tenant: str, tokens: int, seconds: float) -> None:
+    def ended(self, model: str, tenant: str, tokens: int, seconds: float) -> None:
         """A request has ended, with ``tokens`` of prompt and output, ``seconds`` after an engine had begun it."""
-        of_tenant = self._by_tenant.setdefault(tenant, _Averages())
-        self._by_tenant.move_to_end(tenant)
-        if len(self._by_tenant) > _TENANTS_REMEMBERED:
-            self._by_tenant.popitem(last=False)
-        for averages in (self._all, of_tenant):
-            averages.add(tokens, seconds)
+        self._queue(model).ended(tenant, tokens, seconds)
 
     def tick(self, now: float) -> None:
         """Measure the throughput. Call a few times a second."""
-        if self._fresh_tokens:
-            self._throughput.add(self._fresh_tokens, now)
-            self._fresh_tokens = 0
+        for queue in self._queues.values():
+            if queue.fresh_tokens:
+                queue.throughput.add(queue.fresh_tokens, now)
+                queue.fresh_tokens = 0
 
     def stay(self, tenant: str) -> float | None:
         """Estimated seconds until a tenant's requests have all ended; None while there is no estimate."""
-        averages = self._averages(tenant)
-        if not averages.requests:
-            return None
-        return (self._wait(tenant, 0) or 0.0) + averages.seconds / averages.requests
+        stays = [stay for queue in self._queues.values() if (stay := queue.stay(tenant)) is not None]
+        return max(stays, default=None)
 
-    def _averages(self, tenant: str) -> _Averages:
-        return self._by_tenant.get(tenant, self._all)
-
-    def _wait(self, tenant: str, more: int) -> float | None:
-        """Estimated seconds until a tenant's waiting requests and ``more`` have begun; None without an estimate."""
-        speed = self._throughput.per_second()
-        averages = self._averages(tenant)
-        if not self._waiting or not speed or not averages.requests:
-            return None
-        requests = self._places.held(tenant) + more
-        tenants = len(self._places) + (not self._places.held(tenant))
-        return requests * tenants * averages.tokens / averages.requests / speed
+    def _queue(self, model: str) -> _ModelQueue:
+        """The queue of a model; those of models that nobody has asked for lately are forgotten."""
+        if (queue := self._queues.get(model)) is None:
+            queue = self._queues[model] = _ModelQueue()
+            idle = [name for name, each in self._queues.items() if not each.waiting and name != model]
+            for name in idle[: max(0, len(idle) - _MODELS_REMEMBERED)]:
+                del self._queues[name]
+        self._queues.move_to_end(model)
+        return queue

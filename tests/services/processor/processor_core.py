@@ -78,7 +78,7 @@ class ProcessorCore:
             route_timeout=route_timeout,
         )
         self.admission = Admission(
-            self.backlog, self.rate_limiter, self.queue, self.pictures, max_live_bytes=max_live_bytes
+            self.backlog, self.rate_limiter, self.queue, self.pictures, self.models, max_live_bytes=max_live_bytes
         )
         self.dispatcher = Dispatcher(self.peers, self.routes, route_timeout=route_timeout)
         self.in_flight = InFlightRequests(self.models, self.admission, self.dispatcher, self.metrics)

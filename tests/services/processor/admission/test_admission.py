@@ -12,6 +12,7 @@ from ringline.engine.v1 import engine_pb2
 
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
+from tests.services.processor.model_specs import served_model
 from tests.services.processor.queue_harness import QueueHarness
 from tests.services.processor.ring_requests import Ring, ask, expected
 from tests.services.ring.ring_simulation import MODEL_MESSAGE
@@ -21,8 +22,8 @@ def test_resumed_ids_count_as_computed(world: Ring, monkeypatch: pytest.MonkeyPa
     """Else engines look so slow, beside what requests take, that others are refused."""
     computed: list[int] = []
     ended: list[int] = []
-    monkeypatch.setattr(world.backlog, "computed", computed.append)
-    monkeypatch.setattr(world.backlog, "ended", lambda tenant, tokens, seconds: ended.append(tokens))
+    monkeypatch.setattr(world.backlog, "computed", lambda model, tokens: computed.append(tokens))
+    monkeypatch.setattr(world.backlog, "ended", lambda model, tenant, tokens, seconds: ended.append(tokens))
     request = ask()
     request.resume.choices.add(choice=0, token_ids=expected(15))
     request.resume.model_digest = MODEL_MESSAGE.model_digest
@@ -122,4 +123,17 @@ async def test_requests_in_flight_are_bounded_by_their_memory() -> None:
     again = core.ask("again", 10)
     await core.run()
     assert again.admitted
+    core.queue.close()
+
+
+async def test_a_request_waits_for_the_engines_of_its_model() -> None:
+    core = QueueHarness()
+    await asyncio.sleep(0)
+    assert core.ask("known", 10).awaited_model == served_model().limits.name
+    assert [*core.backlog._queues] == [served_model().limits.name]
+    core.served.clear()
+    assert core.ask("not known yet", 10).awaited_model == ""
+    assert core.backlog.num_waiting == 2
+    core.served.append(served_model().generation)
+    await core.run()
     core.queue.close()

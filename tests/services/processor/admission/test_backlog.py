@@ -20,24 +20,26 @@ class Clock:
         self.computing = 0.0
         """Seconds of each request."""
 
-    def take(self, count: int, tenant: str = "") -> list[str]:
+    def take(self, count: int, tenant: str = "", model: str = "m") -> list[str]:
         names = [f"{tenant}-{self.taken + number}" for number in range(count)]
         self.taken += count
         for name in names:
-            self.backlog.check(tenant, None, None)
-            self.backlog.enter(name, tenant, self.now)
+            self.backlog.check(model, tenant, None, None)
+            self.backlog.enter(name, model, tenant, self.now)
         return names
 
     def compute(self, seconds: float, speed: float, request_tokens: int = 50, tenant: str = "") -> None:
         for _ in range(round(seconds / TICK)):
             self.now += TICK
-            self.backlog.computed(round(speed * TICK))
-            self.backlog.ended(tenant, request_tokens, seconds=self.computing)
+            self.backlog.computed("m", round(speed * TICK))
+            self.backlog.ended("m", tenant, request_tokens, seconds=self.computing)
             self.backlog.tick(self.now)
 
-    def refusal(self, tenant: str = "", timeout: float | None = None, max_tokens: int | None = None) -> Status | None:
+    def refusal(
+        self, tenant: str = "", timeout: float | None = None, max_tokens: int | None = None, model: str = "m"
+    ) -> Status | None:
         try:
-            self.backlog.check(tenant, timeout, max_tokens)
+            self.backlog.check(model, tenant, timeout, max_tokens)
         except Refused as refused:
             return refused.status
         return None
@@ -124,8 +126,8 @@ def test_small_requests_are_not_refused_for_the_large_ones_of_others(clock: Cloc
     assert clock.refusal("flood", timeout=300.0) is not None, "4 requests, 100 s each"
     assert clock.refusal("new", timeout=20.0) is not None, "nothing is known of it: its requests may be as large"
     for number in range(2000):
-        clock.backlog.ended(f"tenant {number}", 1, 0.0)
-    assert len(clock.backlog._by_tenant) < 2000
+        clock.backlog.ended("m", f"tenant {number}", 1, 0.0)
+    assert len(clock.backlog._queues["m"].by_tenant) < 2000
     assert clock.refusal("other", timeout=60.0) is None, "and all others ask for little now"
 
 
@@ -142,6 +144,7 @@ def test_places_are_freed_once_and_tenants_are_forgotten(clock: Clock) -> None:
         for name in clock.take(1, f"tenant {number}"):
             clock.backlog.leave(name)
     assert not clock.backlog._waiting
+    assert not clock.backlog._queues["m"].waiting
     assert len(clock.backlog._places) == 0
 
 
@@ -152,3 +155,34 @@ def test_a_stay_is_the_wait_and_the_compute_time(clock: Clock) -> None:
     clock.compute(seconds=3, speed=1000)
     assert clock.backlog.stay("") == pytest.approx(4.0 + 2.5, rel=0.1)
     assert clock.backlog.stay("another") == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_flood_for_one_model_gets_no_request_for_another_refused(clock: Clock) -> None:
+    clock.take(150, "flood")
+    clock.compute(seconds=3, speed=500, tenant="flood")
+    clock.backlog.ended("other model", "flood", 50, 0.0)
+    for tenant in ("flood", "other"):
+        assert clock.refusal(tenant, timeout=0.1) is not None
+        assert clock.refusal(tenant, timeout=0.1, model="other model") is None
+    assert clock.refusal("flood") is not None
+    assert clock.refusal("flood", model="other model") is None
+
+
+def test_a_tenant_of_which_nothing_waits_has_its_turn_however_many_others_wait(clock: Clock) -> None:
+    for number in range(200):
+        clock.take(1, f"flood {number}")
+    clock.compute(seconds=3, speed=100, tenant="honest")
+    assert clock.refusal("honest") is None, "its fair share begins 100 s from now, as it would if it came later"
+    assert clock.refusal("honest", timeout=50.0) is not None
+    clock.take(1, "honest")
+    assert clock.refusal("honest") is not None
+
+
+def test_models_that_nobody_asks_for_are_forgotten(clock: Clock) -> None:
+    (name,) = clock.take(1, model="asked for")
+    for number in range(200):
+        clock.backlog.computed(f"model {number}", 1)
+    assert len(clock.backlog._queues) < 100
+    assert clock.backlog._queues["asked for"].waiting
+    clock.backlog.leave(name)
+    assert not clock.backlog.num_waiting
