@@ -83,7 +83,7 @@ async def _unread_answers(client: HostileClient) -> None:
     """Sessions with the largest possible answers, and too little window for them."""
     connection = await client.lasting_connection(window=client.rng.choice((0, TINY_WINDOW)), reads=False)
     for _ in range(2):
-        session = await connection.call(INFERENCE + "Session", _tenant(client))
+        session = await connection.call(INFERENCE + "Session", tenant_of(client))
         for number in range(2):
             request = inference_pb2.GenerateRequest(request_id=str(number), text="Once upon a time " * 20)
             request.sampling.n = 4
@@ -91,14 +91,14 @@ async def _unread_answers(client: HostileClient) -> None:
             request.output.prompt_logprobs = 20
             request.output.return_prompt_token_ids = True
             request.stopping.ignore_eos = True
-            await _send_message(connection, session, inference_pb2.SessionRequest(generate=request).SerializeToString())
+            await send_message(connection, session, inference_pb2.SessionRequest(generate=request).SerializeToString())
     await connection.wait_closed()
 
 
 async def _unread_refusals(client: HostileClient) -> None:
     """Sessions whose requests are all refused, while nobody reads the refusals."""
     connection = await client.lasting_connection(window=0, reads=False)
-    session = await connection.call(INFERENCE + "Session", _tenant(client))
+    session = await connection.call(INFERENCE + "Session", tenant_of(client))
     refused = message(b"\x0a\x02\x0a\x00") * 1000
     for _ in range(100):
         await connection.send(session, refused)
@@ -108,7 +108,7 @@ async def _unread_lookups(client: HostileClient) -> None:
     """Tokenize calls whose answers nobody reads."""
     connection = await client.lasting_connection(window=0, reads=False)
     for _ in range(STREAMS):
-        stream = await connection.call(INFERENCE + "Tokenize", _tenant(client))
+        stream = await connection.call(INFERENCE + "Tokenize", tenant_of(client))
         await connection.send(stream, message(_text(MEDIUM)), last=True)
 
 
@@ -141,7 +141,7 @@ def submit(client: HostileClient, number: int, hello: link_pb2.Hello) -> engine_
 async def attach(client: HostileClient, connection: Connection, hello: link_pb2.Hello) -> int:
     """Call Attach and send ``hello``; returns the stream."""
     stream = await connection.call(ENGINE + "Attach")
-    await _send_message(connection, stream, engine_pb2.AttachRequest(hello=hello).SerializeToString())
+    await send_message(connection, stream, engine_pb2.AttachRequest(hello=hello).SerializeToString())
     return stream
 
 
@@ -154,7 +154,7 @@ async def _unread_outputs(client: HostileClient) -> None:
         wanted = submit(client, number, hello)
         wanted.logprobs = wanted.prompt_logprobs = 20
         wanted.sampling.n = 4
-        await _send_command(connection, stream, engine_pb2.Command(submit=wanted))
+        await send_command(connection, stream, engine_pb2.Command(submit=wanted))
     await connection.wait_closed()
 
 
@@ -174,14 +174,14 @@ async def _large_submits(client: HostileClient) -> None:
                     wanted.sampling.logit_bias.update(dict.fromkeys(range(500_000), 1.0))
                 case _:
                     wanted.prompt_token_ids.extend([7] * 8_000_000)
-            await _send_command(connection, stream, engine_pb2.Command(submit=wanted))
+            await send_command(connection, stream, engine_pb2.Command(submit=wanted))
 
 
 async def _empty_commands(client: HostileClient) -> None:
     """Half a million empty commands, each answered by a rejection."""
     async with client.connection() as connection:
         stream = await attach(client, connection, new_hello(client))
-        await _send_message(connection, stream, b"\x12\x00" * (MEDIUM // 2))
+        await send_message(connection, stream, b"\x12\x00" * (MEDIUM // 2))
         await connection.wait_streams_ended(1)
 
 
@@ -211,7 +211,7 @@ async def _wide_contexts(client: HostileClient) -> None:
             )
             wanted = submit(client, number, hello)
             wanted.deliver_to, wanted.output_context = _DETOKENIZER_NAME, context.SerializeToString()
-            await _send_command(connection, stream, engine_pb2.Command(submit=wanted))
+            await send_command(connection, stream, engine_pb2.Command(submit=wanted))
         await asyncio.sleep(_DECODE_TIME)
 
 
@@ -232,7 +232,7 @@ async def _unread_texts(client: HostileClient) -> None:
             wanted = submit(client, number, hello)
             wanted.logprobs = 20
             wanted.deliver_to, wanted.output_context = _DETOKENIZER_NAME, context.SerializeToString()
-            await _send_command(connection, stream, engine_pb2.Command(submit=wanted))
+            await send_command(connection, stream, engine_pb2.Command(submit=wanted))
         await texts.wait_closed()
 
 
@@ -257,15 +257,15 @@ def _incomplete(method: str) -> Act:
     return act
 
 
-async def _send_message(connection: Connection, stream: int, data: bytes) -> None:
+async def send_message(connection: Connection, stream: int, data: bytes) -> None:
     await connection.send(stream, message(data))
 
 
-async def _send_command(connection: Connection, stream: int, command: engine_pb2.Command) -> None:
-    await _send_message(connection, stream, engine_pb2.AttachRequest(commands=[command]).SerializeToString())
+async def send_command(connection: Connection, stream: int, command: engine_pb2.Command) -> None:
+    await send_message(connection, stream, engine_pb2.AttachRequest(commands=[command]).SerializeToString())
 
 
-def _tenant(client: HostileClient) -> dict[str, str]:
+def tenant_of(client: HostileClient) -> dict[str, str]:
     return {"x-ringline-tenant": f"hostile-{client.number}"}
 
 

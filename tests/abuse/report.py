@@ -25,8 +25,8 @@ MIN_SAMPLE = 20
 """With fewer requests p99 is not checked."""
 _WIDE = max(len(f"{attack.service}: {attack.name}") for attack in ATTACKS)
 HEADING = (
-    f"{'':{_WIDE}}  load: requests wrong    p50    p99  first token p99 | "
-    "peak and final MiB: processor, engine, detokenizer | released"
+    f"{'':{_WIDE}}  load: requests wrong    p50    p99  first token p99 | vectors:  wrong    p50    p99 | released | "
+    "peak and final MiB: processor, engine, detokenizer, embedder, reranker"
 )
 
 
@@ -50,6 +50,8 @@ class Phase:
 
     name: str
     result: LoadResult
+    vectors: LoadResult | None
+    """Of requests for vectors; None if there were none."""
     services: dict[str, ServiceReading]
     made: AttackResult | None = None
     seconds_to_release: float = 0.0
@@ -58,18 +60,22 @@ class Phase:
 
     def show(self) -> None:
         """Print a line under ``HEADING``."""
-        result = self.result
+        result, vectors = self.result, self.vectors or LoadResult()
         memory = "  ".join(f"{one.peak // MIB:5} {one.final // MIB:5}" for one in self.services.values())
         print(
             f"{self.name:{_WIDE}}  {result.requests:14} {sum(result.defects.values()):5} "
             f"{1000 * quantile(result.latencies, 0.5):6.0f} {1000 * quantile(result.latencies, 0.99):6.0f} "
-            f"{1000 * quantile(result.first_tokens, 0.99):16.0f} | {memory:>50} | {self.seconds_to_release:6.1f} s",
+            f"{1000 * quantile(result.first_tokens, 0.99):16.0f} | "
+            f"{vectors.requests:8} {sum(vectors.defects.values()):6} "
+            f"{1000 * quantile(vectors.latencies, 0.5):6.0f} {1000 * quantile(vectors.latencies, 0.99):6.0f} | "
+            f"{self.seconds_to_release:6.1f} s | {memory}",
             flush=True,
         )
 
-    def problems(self, calm: LoadResult, full: LoadResult | None = None) -> Iterator[str]:
-        """``calm``: results without an attack; ``full``: beside an engine that honest requests fill."""
+    def problems(self, calm: Phase, full: Phase | None = None) -> Iterator[str]:
+        """``calm``: the phase without an attack; ``full``: beside engines that honest requests fill."""
         yield from self.result.details
+        yield from () if self.vectors is None else self.vectors.details
         for service, reading in self.services.items():
             if reading.peak > reading.budget:
                 yield f"{service} had {reading.peak // MIB} MiB of {reading.budget // MIB}"
@@ -79,17 +85,20 @@ class Phase:
                 yield f"{service} kept {reading.kept}"
         if self.made is not None:
             yield from (f"the attack is broken: {error}" for error in self.made.errors)
-        yield from self._slowness(calm, full)
+        yield from self._slowness(self.result, calm.result, None if full is None else full.result)
+        if self.vectors is not None and calm.vectors is not None:
+            for words in self._slowness(self.vectors, calm.vectors, None if full is None else full.vectors):
+                yield f"vectors: {words}"
 
-    def _slowness(self, calm: LoadResult, full: LoadResult | None) -> Iterator[str]:
+    def _slowness(self, result: LoadResult, calm: LoadResult, full: LoadResult | None) -> Iterator[str]:
         measures = [("calm", SLOWER, calm)]
         if self.fills and full is not None and len(full.latencies) >= MIN_SAMPLE:
             measures.append(("beside a full engine", SLOWER_THAN_FULL, full))
-        if min(len(self.result.latencies), len(calm.latencies)) < MIN_SAMPLE:
+        if min(len(result.latencies), len(calm.latencies)) < MIN_SAMPLE:
             return
-        p99s = {words: quantile(result.latencies, 0.99) for words, _, result in measures}
+        p99s = {words: quantile(each.latencies, 0.99) for words, _, each in measures}
         limit = max(SLOW, *(slower * p99s[words] for words, slower, _ in measures))
-        if (p99 := quantile(self.result.latencies, 0.99)) > limit:
+        if (p99 := quantile(result.latencies, 0.99)) > limit:
             yield f"p99 {p99:.2f} s, " + ", ".join(f"{words} {seconds:.2f} s" for words, seconds in p99s.items())
 
 
@@ -108,9 +117,8 @@ class Report:
     def problems(self) -> list[str]:
         """Empty if the run went well."""
         assert self.calm is not None
-        full = None if self.full is None else self.full.result
         phases = [*filter(None, (self.calm, self.full)), *self.phases]
-        found = [f"{phase.name}: {words}" for phase in phases for words in phase.problems(self.calm.result, full)]
+        found = [f"{phase.name}: {words}" for phase in phases for words in phase.problems(self.calm, self.full)]
         return found + [f"{name} died" for name in self.died] + _grouped(self.logs.errors)
 
     def write(self, path: Path) -> None:
@@ -138,17 +146,23 @@ def _grouped(lines: Sequence[str]) -> list[str]:
 
 
 def _phase_json(phase: Phase) -> dict[str, Any]:
-    result = phase.result
     return {
         "name": phase.name,
+        **_result_json(phase.result),
+        "vectors": phase.vectors and _result_json(phase.vectors),
+        "services": {name: vars(reading) for name, reading in phase.services.items()},
+        "attack": phase.made and asdict(phase.made),
+        "seconds_to_release": round(phase.seconds_to_release, 2),
+    }
+
+
+def _result_json(result: LoadResult) -> dict[str, Any]:
+    return {
         "requests": result.requests,
         "faults": dict(result.defects),
         "details": result.details,
         "latency_ms": {name: round(1000 * quantile(result.latencies, share)) for name, share in _SHARES.items()},
         "first_token_ms": {name: round(1000 * quantile(result.first_tokens, share)) for name, share in _SHARES.items()},
-        "services": {name: vars(reading) for name, reading in phase.services.items()},
-        "attack": phase.made and asdict(phase.made),
-        "seconds_to_release": round(phase.seconds_to_release, 2),
     }
 
 

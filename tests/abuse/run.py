@@ -19,12 +19,16 @@ from services.common.links.channels import Endpoint
 from tests.abuse.attackers import ATTACKS, AttackResult, Order, attackers
 from tests.abuse.client import Attack
 from tests.abuse.crowd import full_engine
-from tests.abuse.load import OpenLoop
+from tests.abuse.load import LoadResult, OpenLoop
+from tests.abuse.memory_attacks import honest_submit
+from tests.abuse.pooling_attacks import PAIRS, honest_pooling_submit
 from tests.abuse.report import Phase, Report, ServiceReading
 from tests.abuse.service import Probe, Service, excess_over
+from tests.chaos import vectors
 from tests.chaos.load import record_answers
 from tests.chaos.logs import read_logs
-from tests.chaos.workload import pool
+from tests.chaos.workload import RequestSpec, pool
+from tests.pooling_models import embedder, reranker
 from tests.processes import Process
 from tests.ring import MODEL
 
@@ -52,7 +56,7 @@ class Options:
     crowd: int = 300
     """Honest requests in flight that fill the engine."""
     kinds: int = 10
-    """Kinds of requests in the load."""
+    """Kinds of requests in the load, and requests for vectors beside it."""
     attacks: tuple[Attack, ...] = ATTACKS
     release: float = 10.0
     """Seconds in which services must release everything of an attack."""
@@ -93,25 +97,39 @@ class Target:
             return str(model.tokenizer_digest)
 
 
+_NAMES = {
+    "processor": "processor-0",
+    "engine": "engine-0",
+    "detokenizer": "detokenizer-0",
+    "embedder": "engine-1",
+    "reranker": "engine-2",
+}
+"""Of the processes, by the services' names here."""
+
+
 @asynccontextmanager
 async def fleet(directory: Path) -> AsyncIterator[Target]:
-    """Start one process of each service, on ports of this machine."""
-    addresses = {kind: f"127.0.0.1:{_free_port()}" for kind in ("processor", "engine", "detokenizer")}
-    ports = {kind: _free_port() for kind in addresses}
-    engines = ["--engines", addresses["engine"]]
+    """Start one process of each service, and engines that make vectors and scores, on ports of this machine."""
+    addresses = {service: f"127.0.0.1:{_free_port()}" for service in _NAMES}
+    ports = {service: _free_port() for service in addresses}
+    memory = ["--kv-cache-memory-bytes", "32MiB"]
+    models = {"embedder": embedder(directory / "embedder"), "reranker": reranker(directory / "reranker")}
+    engines = ["--engines", ",".join(addresses[service] for service in ("engine", *models))]
     flags = {
-        "engine": ["--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB"],
-        "detokenizer": engines,
+        "engine": ["--model", str(MODEL), *memory],
+        "embedder": ["--model", str(models["embedder"]), "--served-model-name", vectors.NAME, *memory],
+        "reranker": ["--model", str(models["reranker"]), "--served-model-name", PAIRS, *memory],
+        "detokenizer": ["--engines", addresses["engine"]],
         "processor": [*engines, "--detokenizers", addresses["detokenizer"], "--max-connection-age", "5"],
     }
     processes = {
-        kind: Process(
-            f"{kind}-0",
+        service: Process(
+            _NAMES[service],
             address,
-            directory / f"{kind}.log",
-            [*flags[kind], "--stall-timeout", str(STALL), "--metrics-port", str(ports[kind])],
+            directory / f"{service}.log",
+            [*flags[service], "--stall-timeout", str(STALL), "--metrics-port", str(ports[service])],
         )
-        for kind, address in addresses.items()
+        for service, address in addresses.items()
     }
     try:
         for process in processes.values():
@@ -119,8 +137,8 @@ async def fleet(directory: Path) -> AsyncIterator[Target]:
         for process in processes.values():
             await process.wait_serving()
         services = {
-            kind: Service(kind, process.address, process.pid, f"http://127.0.0.1:{ports[kind]}/metrics")
-            for kind, process in processes.items()
+            service: Service(process.kind, process.address, process.pid, f"http://127.0.0.1:{ports[service]}/metrics")
+            for service, process in processes.items()
         }
         yield Target(services, [process.log for process in processes.values()], processes)
     finally:
@@ -140,17 +158,13 @@ async def run_on(target: Target, options: Options, show: Callable[[Phase], None]
     """Attack services that already run."""
     report = Report(options.seed)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(
-            ringline.AsyncClient(
-                target.addresses["processor"], retry_overloaded=True, metadata={"x-ringline-tenant": "load"}
-            )
-        )
-        specs = pool(options.seed, per_kind=1)[: options.kinds]
-        answers = await record_answers(client, specs, CONCURRENCY)
-        load = OpenLoop(client, specs, answers, rate=options.rate, seed=options.seed)
+        load = await _load(stack, target, "load", pool(options.seed, per_kind=1), options)
+        embedding = None
+        if "embedder" in target.services:
+            embedding = await _load(stack, target, "embeds", vectors.pool(options.seed, options.kinds), options)
         make = await stack.enter_async_context(attackers(19))
         probes = {name: await stack.enter_async_context(Probe(service)) for name, service in target.services.items()}
-        runner = _PhaseRunner(target, options, load, make, probes, await target.tokenizer())
+        runner = _PhaseRunner(target, options, load, embedding, make, probes, await target.tokenizer())
         rounds = [[attack] for attack in options.attacks] + ([list(options.attacks)] if options.together else [])
         seconds = options.seconds / (len(rounds) + 1)
         baseline = max(seconds, BASELINE * min(1.0, options.seconds / 600))
@@ -174,12 +188,25 @@ async def run_on(target: Target, options: Options, show: Callable[[Phase], None]
     return report
 
 
+async def _load(
+    stack: AsyncExitStack, target: Target, tenant: str, specs: Sequence[RequestSpec], options: Options
+) -> OpenLoop:
+    """A load of a tenant of its own, whose right answers are recorded."""
+    metadata = {"x-ringline-tenant": tenant}
+    client = ringline.AsyncClient(target.addresses["processor"], retry_overloaded=True, metadata=metadata)
+    await stack.enter_async_context(client)
+    some = specs[: options.kinds]
+    answers = await record_answers(client, some, CONCURRENCY)
+    return OpenLoop(client, some, answers, rate=options.rate, seed=options.seed)
+
+
 class _PhaseRunner:
     def __init__(
         self,
         target: Target,
         options: Options,
         load: OpenLoop,
+        embedding: OpenLoop | None,
         make: Callable[[Order | None], Awaitable[AttackResult | None]],
         probes: dict[str, Probe],
         tokenizer: str,
@@ -187,40 +214,43 @@ class _PhaseRunner:
         self._target = target
         self._options = options
         self._load = load
+        self._embedding = embedding
         self._make = make
         self._probes = probes
         self._tokenizer = tokenizer
         self._rest: dict[str, dict[str, int]] = {}
         services = target.services
         self._budgets = {
-            name: services[name].resident() + ENGINE_SPARE if name == "engine" else BUDGET for name in services
+            name: each.resident() + ENGINE_SPARE if each.kind == "engine" else BUDGET for name, each in services.items()
         }
 
     async def calm(self, seconds: float) -> Phase:
         """The load alone. What services hold afterwards is what they hold at rest."""
-        self._reset_peaks()
-        self._load.start_phase()
+        self._start_loads()
         await asyncio.sleep(seconds)
-        result = await self._load.end_phase()
+        results = await self._end_loads()
         await asyncio.sleep(1.0)
         self._rest = {name: await service.held() for name, service in self._target.services.items()}
-        return Phase("calm", result, self._readings({}))
+        return Phase("calm", *results, self._readings({}))
 
     async def beside_full_engine(self, seconds: float) -> Phase:
-        """The load beside more honest requests than the engine computes at a time."""
-        self._reset_peaks()
-        async with full_engine(self._target.addresses["engine"], self._options.crowd, self._options.clients):
-            self._load.start_phase()
+        """The load beside more honest requests than the engines compute at a time."""
+        options, addresses = self._options, self._target.addresses
+        made = {"engine": lambda *of: honest_submit(*of, [7] * 8), "embedder": honest_pooling_submit}
+        async with AsyncExitStack() as stack:
+            for service in made.keys() & addresses.keys():
+                crowd = full_engine(addresses[service], options.crowd, options.clients, made[service])
+                await stack.enter_async_context(crowd)
+            self._start_loads()
             await asyncio.sleep(seconds)
-            result = await self._load.end_phase()
-        return Phase("a full engine", result, self._readings(await self._released(self._options.release)))
+            results = await self._end_loads()
+        return Phase("a full engine", *results, self._readings(await self._released(options.release)))
 
     async def attack(self, attacks: list[Attack], seconds: float, seed: int) -> Phase:
         """The load under ``attacks``, and what services still hold after them."""
         options = self._options
         name = f"{attacks[0].service}: {attacks[0].name}" if len(attacks) == 1 else "all together"
-        self._reset_peaks()
-        self._load.start_phase()
+        self._start_loads()
         order = Order(
             self._target.addresses,
             [(attack.name, attack.service) for attack in attacks],
@@ -230,7 +260,7 @@ class _PhaseRunner:
             self._tokenizer,
         )
         made = await self._make(order)
-        result = await self._load.end_phase()
+        results = await self._end_loads()
         lingering = {attack.service for attack in attacks if attack.lingers}
         kept: dict[str, dict[str, int]] = {}
         if len(attacks) == 1 and lingering:
@@ -240,11 +270,18 @@ class _PhaseRunner:
         kept = kept or await self._released(options.release)
         seconds = time.monotonic() - start
         fills = any(attack.fills for attack in attacks)
-        return Phase(name, result, self._readings(kept), made, seconds, fills)
+        return Phase(name, *results, self._readings(kept), made, seconds, fills)
 
-    def _reset_peaks(self) -> None:
+    def _start_loads(self) -> None:
         for service in self._target.services.values():
             service.reset_peak()
+        for load in filter(None, (self._load, self._embedding)):
+            load.start_phase()
+
+    async def _end_loads(self) -> tuple[LoadResult, LoadResult | None]:
+        """Results of the load and, if there is one, of that of vectors."""
+        of_vectors = None if self._embedding is None else await self._embedding.end_phase()
+        return await self._load.end_phase(), of_vectors
 
     async def _released(self, seconds: float, *, connections: bool = True) -> dict[str, dict[str, int]]:
         """Wait until services hold no more than at rest; returns the excess that is left after ``seconds``."""

@@ -41,7 +41,12 @@ async def test_a_few_attacks_disturb_nobody(ring: Ring) -> None:
 def test_every_attack_has_a_name_of_its_own_and_every_service_its_attacks() -> None:
     names = Counter((attack.name, attack.service) for attack in ATTACKS)
     assert set(names.values()) == {1}
-    assert Counter(attack.service for attack in ATTACKS).keys() == {"processor", "engine", "detokenizer"}
+    assert Counter(attack.service for attack in ATTACKS).keys() == {
+        "processor",
+        "engine",
+        "detokenizer",
+        "embedder",
+    }
 
 
 def reading(**changed: object) -> ServiceReading:
@@ -64,15 +69,18 @@ CALM = LoadResult(100, [0.1] * 100, [0.2] * 100)
     ],
 )
 def test_the_report_finds(result: LoadResult, service: ServiceReading, made: AttackResult | None) -> None:
-    assert not list(Phase("well", CALM, {"engine": reading()}, AttackResult(1, 1, 0, [])).problems(CALM))
-    assert list(Phase("badly", result, {"engine": service}, made).problems(CALM))
+    calm = Phase("calm", CALM, CALM, {})
+    assert not list(Phase("well", CALM, CALM, {"engine": reading()}, AttackResult(1, 1, 0, [])).problems(calm))
+    assert list(Phase("badly", result, CALM, {"engine": service}, made).problems(calm))
+    assert list(Phase("badly", CALM, result, {"engine": service}, made).problems(calm))
 
 
 def test_attacks_that_fill_the_engine_are_measured_beside_a_full_one() -> None:
     full, slow = LoadResult(100, [0.1] * 100, [8.0] * 100), LoadResult(100, [0.1] * 100, [12.0] * 100)
 
     def problems(result: LoadResult, *, fills: bool) -> list[str]:
-        return list(Phase("it", result, {}, AttackResult(1, 1, 0, []), fills=fills).problems(CALM, full))
+        phase = Phase("it", result, None, {}, AttackResult(1, 1, 0, []), fills=fills)
+        return list(phase.problems(Phase("calm", CALM, None, {}), Phase("full", full, None, {})))
 
     assert problems(slow, fills=False) == ["p99 12.00 s, calm 0.20 s"]
     assert not problems(slow, fills=True)

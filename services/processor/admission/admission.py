@@ -86,7 +86,7 @@ class Admission:
             self._pictures.add(request, sources, on_resolved, self._tokenize)
         else:
             self._queue.add(request, on_resolved)
-        self._backlog.enter(request.request_id, model, tenant, now)
+        self._backlog.enter(request.request_id, model, tenant)
         self._rate_limiter.enter(request.request_id, tenant, now)
 
     def _model_of(self, message: inference_pb2.GenerateRequest | PoolingMessage) -> str:
@@ -101,6 +101,7 @@ class Admission:
         self._rate_limiter.queue(request.request_id, request.tenant, resolved.prompt_tokens)
         self._memory.take(request.tenant, resolved.held_bytes)
         request.admit(resolved)
+        self._backlog.admit(request.request_id, time.monotonic())
         self._pictures.admitted(request)
 
     def _tokenize(self, request: Request, on_resolved: OnResolved) -> None:

@@ -54,6 +54,8 @@ class _ModelQueue:
 
     waiting: Counter[str] = field(default_factory=Counter)
     """Requests that no engine has begun, by tenant; each at least 1."""
+    admitted: int = 0
+    """Those of them that are tokenized, and wait for an engine alone: without any, engines are not what is slow."""
     throughput: Throughput = field(default_factory=Throughput)
     fresh_tokens: int = 0
     """Tokens computed since the last tick."""
@@ -68,7 +70,7 @@ class _ModelQueue:
         """Estimated seconds until a tenant's waiting requests and ``more`` have begun; None without an estimate."""
         speed = self.throughput.per_second()
         averages = self.averages(tenant)
-        if not self.waiting or not speed or not averages.requests:
+        if not self.admitted or not speed or not averages.requests:
             return None
         own = self.waiting.get(tenant, 0)
         tenants = len(self.waiting) + (not own)
@@ -90,6 +92,15 @@ class _ModelQueue:
             averages.add(tokens, seconds)
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A request that no engine has begun."""
+
+    model: str
+    tenant: str
+    is_admitted: bool = False
+
+
 class Backlog:
     """Counts waiting requests by model and tenant: engines serve tenants in turns, so a request queues behind its
     tenant's.
@@ -100,8 +111,8 @@ class Backlog:
     def __init__(self, limits: BacklogLimits) -> None:
         self._limits = limits
         self._places = TenantQuota(limits.max_requests)
-        self._waiting: dict[str, tuple[str, str]] = {}
-        """Models and tenants of waiting requests, keyed by request id."""
+        self._waiting: dict[str, _Waiting] = {}
+        """Requests that no engine has begun, keyed by request id."""
         self._queues: OrderedDict[str, _ModelQueue] = OrderedDict()
         """By model, those that were asked for last at the end."""
 
@@ -145,23 +156,29 @@ class Backlog:
             return
         raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms(queue.wait(tenant, 0)))
 
-    def enter(self, request_id: str, model: str, tenant: str, now: float) -> None:
-        queue = self._queue(model)
-        if not queue.waiting:
-            queue.throughput.begin(now)
-        queue.waiting[tenant] += 1
-        self._waiting[request_id] = model, tenant
+    def enter(self, request_id: str, model: str, tenant: str) -> None:
+        self._queue(model).waiting[tenant] += 1
+        self._waiting[request_id] = _Waiting(model, tenant)
         self._places.take(tenant, 1)
+
+    def admit(self, request_id: str, now: float) -> None:
+        """A waiting request is tokenized. Idempotent."""
+        if (found := self._waiting.get(request_id)) is not None and not found.is_admitted:
+            found.is_admitted = True
+            queue = self._queue(found.model)
+            if not queue.admitted:
+                queue.throughput.begin(now)
+            queue.admitted += 1
 
     def leave(self, request_id: str) -> None:
         """An engine has begun a request, or it has ended. Idempotent."""
         if (found := self._waiting.pop(request_id, None)) is not None:
-            model, tenant = found
-            waiting = self._queue(model).waiting
-            waiting[tenant] -= 1
-            if not waiting[tenant]:
-                del waiting[tenant]
-            self._places.give_back(tenant, 1)
+            queue = self._queue(found.model)
+            queue.admitted -= found.is_admitted
+            queue.waiting[found.tenant] -= 1
+            if not queue.waiting[found.tenant]:
+                del queue.waiting[found.tenant]
+            self._places.give_back(found.tenant, 1)
 
     def computed(self, model: str, tokens: int) -> None:
         """Count tokens of prompts and outputs that a model's engines computed."""

@@ -20,12 +20,14 @@ class Clock:
         self.computing = 0.0
         """Seconds of each request."""
 
-    def take(self, count: int, tenant: str = "", model: str = "m") -> list[str]:
+    def take(self, count: int, tenant: str = "", model: str = "m", *, admit: bool = True) -> list[str]:
         names = [f"{tenant}-{self.taken + number}" for number in range(count)]
         self.taken += count
         for name in names:
             self.backlog.check(model, tenant, None, None)
-            self.backlog.enter(name, model, tenant, self.now)
+            self.backlog.enter(name, model, tenant)
+            if admit:
+                self.backlog.admit(name, self.now)
         return names
 
     def compute(self, seconds: float, speed: float, request_tokens: int = 50, tenant: str = "") -> None:
@@ -176,6 +178,21 @@ def test_a_tenant_of_which_nothing_waits_has_its_turn_however_many_others_wait(c
     assert clock.refusal("honest", timeout=50.0) is not None
     clock.take(1, "honest")
     assert clock.refusal("honest") is not None
+
+
+def test_what_waits_to_be_tokenized_does_not_make_engines_look_slow(clock: Clock) -> None:
+    first = clock.take(150, admit=False)
+    clock.compute(seconds=3, speed=10)
+    assert clock.refusal(timeout=0.1) is None
+    for name in first:
+        clock.backlog.admit(name, clock.now)
+        clock.backlog.admit(name, clock.now)
+    clock.compute(seconds=3, speed=100)
+    assert clock.refusal() is not None
+    for name in first:
+        clock.backlog.leave(name)
+    clock.take(10, admit=False)
+    assert clock.refusal(timeout=0.1) is None
 
 
 def test_models_that_nobody_asks_for_are_forgotten(clock: Clock) -> None:
