@@ -42,6 +42,8 @@ STALL = 5.0
 BASELINE = 60.0
 """Seconds of each baseline, calm and beside a full engine, in a run of ten minutes."""
 CONCURRENCY = 4
+VECTORS_PER_TOKENS = 20
+"""So many requests for tokens fill an engine as one for vectors does, whose tenant has as many tokens at a turn."""
 _POLL = 0.25
 
 
@@ -234,17 +236,25 @@ class _PhaseRunner:
         return Phase("calm", *results, self._readings({}))
 
     async def beside_full_engine(self, seconds: float) -> Phase:
-        """The load beside more honest requests than the engines compute at a time."""
-        options, addresses = self._options, self._target.addresses
-        made = {"engine": lambda *of: honest_submit(*of, [7] * 8), "embedder": honest_pooling_submit}
-        async with AsyncExitStack() as stack:
-            for service in made.keys() & addresses.keys():
-                crowd = full_engine(addresses[service], options.crowd, options.clients, made[service])
-                await stack.enter_async_context(crowd)
+        """The load beside more honest requests than an engine computes at a time: of tokens at first, then of vectors,
+        which are larger.
+        """
+        options, of_vectors = self._options, None
+        crowd = options.crowd
+        result, _ = await self._beside_crowd("engine", crowd, lambda *of: honest_submit(*of, [7] * 8), seconds)
+        if self._embedding is not None:
+            crowd //= VECTORS_PER_TOKENS
+            _, of_vectors = await self._beside_crowd("embedder", crowd, honest_pooling_submit, seconds)
+        return Phase("a full engine", result, of_vectors, self._readings(await self._released(options.release)))
+
+    async def _beside_crowd(
+        self, service: str, requests: int, make: Callable[[str, str], engine_pb2.Submit], seconds: float
+    ) -> tuple[LoadResult, LoadResult | None]:
+        """What the loads get beside so many requests at an engine."""
+        async with full_engine(self._target.addresses[service], requests, self._options.clients, make):
             self._start_loads()
             await asyncio.sleep(seconds)
-            results = await self._end_loads()
-        return Phase("a full engine", *results, self._readings(await self._released(options.release)))
+            return await self._end_loads()
 
     async def attack(self, attacks: list[Attack], seconds: float, seed: int) -> Phase:
         """The load under ``attacks``, and what services still hold after them."""
