@@ -154,14 +154,7 @@ class _Processor:
         )
         self._pool = _picture_pool(settings)
         self._pictures = self._picture_stage(policies)
-        self._admission = Admission(
-            Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time)),
-            RateLimiter(policies),
-            self._queue,
-            self._pictures,
-            self._models,
-            max_live_bytes=server.memory_budget // _BUDGET_PER_LIVE,
-        )
+        self._admission = self._make_admission(policies)
         self._dispatcher = Dispatcher(self._peers, self._routes, route_timeout=settings.patience)
         self._in_flight = InFlightRequests(self._models, self._admission, self._dispatcher, self._metrics)
         self._failover = Failover(
@@ -222,6 +215,17 @@ class _Processor:
             self._metrics,
             max_bytes=self._settings.server.memory_budget // _BUDGET_PER_PICTURES,
             route_timeout=self._settings.patience,
+        )
+
+    def _make_admission(self, policies: TenantPolicies) -> Admission:
+        settings = self._settings
+        return Admission(
+            Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time)),
+            RateLimiter(policies),
+            self._queue,
+            self._pictures,
+            self._models,
+            max_live_bytes=settings.server.memory_budget // _BUDGET_PER_LIVE,
         )
 
     def _known_addresses(self) -> KnownAddresses:
