@@ -179,8 +179,8 @@ class KnownNames:
         """The error for another ``name``, which may be that of an engine that is not attached yet."""
         if missing := self.num_missing_engines:
             message = (
-                f"model: {name[:200]!r} is not served by the engines that are attached, and {missing} "
-                f"{'is' if missing == 1 else 'are'} not attached: retry later"
+                f"model: {name[:200]!r} is not served by the engines that are attached, and {_not_attached(missing)}: "
+                "retry later"
             )
             return Refused(Code.UNAVAILABLE, message, retry_after_ms=1000, field="model")
         return unknown_model(name, self.names)
@@ -191,7 +191,7 @@ class LookupModels:
     """The models of ``Tokenize`` and ``Detokenize`` at one moment."""
 
     served: Sequence[ServedModel]
-    """Not empty."""
+    """Not empty; those that generate come first, as for requests without a name."""
     known: KnownNames
 
     def choose(self, name: str) -> tuple[ServedModel, Refused | None]:
@@ -327,6 +327,9 @@ class ServedModels:
             return None, self.refuse_without_model() if self.newest is None else None
         if name and not model.limits.answers_to(name):
             return None, self._names_now().refuse(name)
+        if not name and not suits(model.model) and (missing := self._num_missing_engines()):
+            message = f"no attached engine's model is for this request, and {_not_attached(missing)}: retry later"
+            return None, Refused(Code.UNAVAILABLE, message, retry_after_ms=1000)
         return model, None
 
     def _names_now(self) -> KnownNames:
@@ -339,7 +342,7 @@ class ServedModels:
         """
         if not (served := self.served()):
             raise self.refuse_without_model()
-        return LookupModels(served, self._names_now())
+        return LookupModels(sorted(served, key=lambda each: each.pools), self._names_now())
 
     def for_new(self, name: str = "", suits: Suits = generates) -> ServedModel | None:
         """The model for a new request that asks for ``name``; None while no engine of it takes work.
@@ -379,6 +382,10 @@ class ServedModels:
             if held.model.tokenizer_digest == model.tokenizer_digest:
                 return TextCodec(held.tokenizer, held.chat, held.tokenizer_archive)
         return None
+
+
+def _not_attached(missing: int) -> str:
+    return f"{missing} {'is' if missing == 1 else 'are'} not attached"
 
 
 def unknown_model(name: str, served: Sequence[str]) -> Refused:

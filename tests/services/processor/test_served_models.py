@@ -222,6 +222,27 @@ def test_a_model_may_be_that_of_an_engine_that_is_not_attached_yet(missing: int,
     assert also_refused.status == refused.status
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_request_without_a_name_waits_for_an_engine_that_may_be_for_it(missing: int) -> None:
+    models = ServedModels(4, lambda: [generation_of(VECTORS)], num_missing_engines=lambda: missing)
+    models.add(VECTORS, codec())
+    model, refused = models.choose("")
+    if missing:
+        assert refused is not None
+        assert refused.status.code is Code.UNAVAILABLE
+        assert "1 is not attached: retry later" in refused.status.message
+    else:
+        assert model is not None, "whoever resolves the request says what the model is for"
+    assert models.choose("", suits=SUITS[inference_pb2.EmbedRequest])[0] is not None
+
+
+def test_a_look_up_without_a_name_is_of_the_model_that_generates() -> None:
+    models = ServedModels(4, lambda: [generation_of(VECTORS), generation_of(TEXT)])
+    for model in (TEXT, VECTORS):
+        models.add(model, codec())
+    assert models.for_lookups().choose("")[0].limits.name == "text"
+
+
 def test_a_look_up_without_any_model_is_retried() -> None:
     with pytest.raises(Refused, match="no engine is attached") as caught:
         ServedModels(4, list).for_lookups()
