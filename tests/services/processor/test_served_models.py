@@ -238,7 +238,7 @@ def test_a_request_without_a_name_waits_for_an_engine_that_may_be_for_it(missing
 
 def test_a_look_up_without_a_name_is_of_the_model_that_generates() -> None:
     models = ServedModels(4, lambda: [generation_of(VECTORS), generation_of(TEXT)])
-    for model in (TEXT, VECTORS):
+    for model in (VECTORS, TEXT):
         models.add(model, codec())
     assert models.for_lookups().choose("")[0].limits.name == "text"
 
