@@ -18,6 +18,8 @@ log = structlog.get_logger(__name__)
 
 TURN_SIZE = 32 << 10
 """Characters that are encoded at a turn."""
+QUICK_BYTES = 1 << 10
+"""Of a message whose texts are encoded in less than a millisecond."""
 
 
 class PoolingJob(Job):
@@ -45,6 +47,11 @@ class PoolingJob(Job):
         """Raised by ``run`` if no model is known, or none of that name."""
         self._resolution: PoolingResolution | None = None
         """As far as it has come."""
+
+    @property
+    def is_quick(self) -> bool:  # type: ignore[override]
+        """A few sentences; pairs may be shown by a chat template, which may take longer."""
+        return self.held <= QUICK_BYTES and self._message.kind is not inference_pb2.ScoreRequest
 
     def is_ready(self) -> bool:
         self._model, self._refused = self._models.choose(self._message.model, suits=SUITS[self._message.kind])

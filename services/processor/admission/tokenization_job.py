@@ -38,6 +38,8 @@ class Job(ABC):
     ``is_ready`` and ``finish`` are called on the event loop.
     """
 
+    is_quick = False
+    """Whether ``run`` takes less than a millisecond: then it may be called on the event loop, too."""
     __slots__ = ("held", "is_constrained", "key", "size", "tenant")
 
     def __init__(self, key: str, tenant: str, size: int, *, is_constrained: bool = False) -> None:
