@@ -76,6 +76,8 @@ class EngineLink:
         self._stall_timeout = stall_timeout
         self._commands: list[bytes] = []
         """Serialized frames of one command each; concatenated, they form one frame with all commands."""
+        self._later: list[bytes] = []
+        """The same, of commands that go behind others."""
         self.media = MediaUploads()
         """Pictures, which go between other commands."""
         self._wake = asyncio.Event()
@@ -89,13 +91,19 @@ class EngineLink:
         """The engine's zone; known once the link is up."""
 
     def send(self, commands: Iterable[engine_pb2.Command], *, hurries: bool = True) -> None:
-        """Send commands in order, at once or, unless it ``hurries``, within ``SOON``; dropped if the stream ends first."""
+        """Send commands in order; dropped if the stream ends first.
+
+        Unless it ``hurries``, behind those that do, within ``SOON``.
+        """
         if not self.up:
             return
-        self._commands += (engine_pb2.AttachRequest(commands=(one,)).SerializeToString() for one in commands)
+        packed = [engine_pb2.AttachRequest(commands=(one,)).SerializeToString() for one in commands]
         if hurries:
+            self._commands += packed
             self._wake.set()
-        elif self._timer is None:
+            return
+        self._later += packed
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON, self._wake.set)
 
     def submit(self, submit: engine_pb2.Submit, pictures: Sequence[PreparedItem]) -> None:
@@ -149,7 +157,7 @@ class EngineLink:
         self.max_command_bytes = first.welcome.max_message_bytes - _FRAME_BYTES
         self.media.clear()
         self._owner.engine_up(self, engine, model)
-        self._commands, self.up = [], True
+        self._commands, self._later, self.up = [], [], True
         writer = asyncio.create_task(self._write())
         writer.add_done_callback(self._writer_ended)
         try:
@@ -170,6 +178,8 @@ class EngineLink:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+            self._commands += self._later
+            self._later = []
             while self._commands or self.media:
                 frames = [b"".join(self._next_batch())] if self._commands else []
                 if (frame := self.media.next()) is not None:  # one after each batch: neither waits for all of the other
