@@ -35,7 +35,10 @@ class PoolingJob(Job):
         models: ServedModels,
         policies: TenantPolicies,
     ) -> None:
-        super().__init__(request.request_id, request.tenant, len(message.packed))
+        size = len(message.packed)
+        # Pairs may be shown by a chat template, which may take longer.
+        is_quick = size <= QUICK_BYTES and message.kind is not inference_pb2.ScoreRequest
+        super().__init__(request.request_id, request.tenant, size, is_quick=is_quick)
         self.size = min(self.size, TURN_SIZE)
         self._request = request
         self._message = message
@@ -47,11 +50,6 @@ class PoolingJob(Job):
         """Raised by ``run`` if no model is known, or none of that name."""
         self._resolution: PoolingResolution | None = None
         """As far as it has come."""
-
-    @property
-    def is_quick(self) -> bool:  # type: ignore[override]
-        """A few sentences; pairs may be shown by a chat template, which may take longer."""
-        return self.held <= QUICK_BYTES and self._message.kind is not inference_pb2.ScoreRequest
 
     def is_ready(self) -> bool:
         self._model, self._refused = self._models.choose(self._message.model, suits=SUITS[self._message.kind])
