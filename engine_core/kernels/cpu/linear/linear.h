@@ -107,7 +107,7 @@ public:
           inputs_(inputs),
           stride_(stride),
           panel_(inputs * kPanel),
-          part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))) {}
+          part_(equal_parts(inputs)) {}
 
     TileProducts(const RinglineLinear& args, const FactorRows<F>& rows, int)
         : TileProducts(args.weight, args.in_features, rows.stride()) {}
@@ -132,6 +132,13 @@ private:
     // Inputs between which memory is read ahead, and the lines of a panel that hold their weights.
     static constexpr long kInputs = kAheadSteps * F::kPack < kPanel ? kAheadSteps * F::kPack : kPanel;
     static constexpr long kLines = kInputs * kPanel * static_cast<long>(sizeof(Element)) / kCacheLine;
+
+    // Inputs per part: parts of at most kPartBytes and of nearly equal size, since a short one gains less from the cache.
+    static long equal_parts(long inputs) {
+        constexpr long kMost = kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)));
+        const long count = (inputs + kMost - 1) / kMost, equal = (inputs + count - 1) / count;
+        return (equal + kInputs - 1) / kInputs * kInputs;
+    }
 
     template <int kRows, int kColumns>
     void compute_parts(const Unit<F>& unit, const Element* following, float* sums) const {
