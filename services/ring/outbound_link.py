@@ -108,7 +108,7 @@ class OutboundLink:
 
     @property
     def hurries(self) -> bool:
-        """Whether ``take`` would return more than that requests have come: their peers may learn that a little later."""
+        """Whether ``take`` would return more than that requests have come, which may be told a little later."""
         return bool(self._has_news or self._closed or self._rejections or self.peers.pending)
 
     @property

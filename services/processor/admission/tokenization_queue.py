@@ -3,10 +3,9 @@
 Requests and look-ups (``Tokenize``, ``Detokenize``, large messages to parse) share the threads in deficit round-robin,
 and a request goes ahead only when engines may soon need it (``TenantWindow``). A batch of small messages takes one hop
 to a thread, and a short text to embed none while all are free; a large message does not hold up later ones, because
-there are several threads. Requests with a constraint,
-whose grammar may take long to check, come one by one and never occupy all threads. While no engine takes work, requests
-are parked, because their model is not known yet. A tenant may hold at most as much of the room as it leaves free, so
-its flood neither holds up nor turns away others.
+there are several threads. Requests with a constraint, whose grammar may take long to check, come one by one and never
+occupy all threads. While no engine takes work, requests are parked, because their model is not known yet. A tenant may
+hold at most as much of the room as it leaves free, so its flood neither holds up nor turns away others.
 
 Waiting messages are held as bytes, their smallest form. Tokenizing a text takes up to 220 times its size, so few large
 ones are in threads at a time; if a client leaves, its text counts until its thread is done.
