@@ -88,9 +88,9 @@ class EncoderModel(LayeredModel):
         self, given: IntermediateTensors, positions: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         [metadata] = context.metadata
-        whole = seeing_whole_inputs(metadata, len(positions))
+        ends = ends_of_inputs(metadata, len(positions))
         of_windows = [
-            replace(whole, group=place, visible_until=_within(whole, positions, window))
+            replace(metadata, group=place, visible_until=_within(ends, positions, window))
             for place, window in enumerate(self._windows)
         ]
         return super().forward_stage(given, positions, replace(context, metadata=of_windows))
@@ -114,18 +114,14 @@ def _as_it_is(hidden: torch.Tensor) -> torch.Tensor:
     return hidden
 
 
-def seeing_whole_inputs(metadata: AttentionMetadata, rows: int) -> AttentionMetadata:
-    """The same, with each of a step's ``rows`` seeing all of its sequence."""
-    ends = metadata.seq_lens.repeat_interleave(metadata.query_starts.diff(), output_size=rows)
-    return replace(metadata, visible_until=ends)
+def ends_of_inputs(metadata: AttentionMetadata, rows: int) -> torch.Tensor:
+    """[T] int32: the end of the sequence of each of a step's ``rows``, which sees all of it."""
+    return metadata.seq_lens.repeat_interleave(metadata.query_starts.diff(), output_size=rows)
 
 
-def _within(metadata: AttentionMetadata, positions: torch.Tensor, window: int | None) -> torch.Tensor | None:
+def _within(ends: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
     """[T] int32: the end of what each row sees of its sequence, in layers with this window."""
-    until = metadata.visible_until
-    if window is None or until is None:
-        return until
-    return torch.minimum(until, positions.int() + window)
+    return ends if window is None else torch.minimum(ends, positions.int() + window)
 
 
 def encoder_fields(

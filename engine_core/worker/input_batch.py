@@ -266,6 +266,8 @@ class InputBatch:
             self._media.set(slot, sequence.media)
         if isinstance(sequence, NewSequence):
             self._second_texts[slot] = known if sequence.second_text is None else sequence.second_text
+            if sequence.pooling is not None:
+                return  # nothing is sampled
         self.sampling.add(slot, sequence.params, sequence.choice, known - sequence.num_prompt_tokens)
         if sequence.params.beam_search is not None:
             self._of_beams[slot] = sequence.params, sequence.media

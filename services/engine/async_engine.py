@@ -37,6 +37,10 @@ from text_core.grammar.grammar_text import Marker
 
 log = structlog.get_logger(__name__)
 
+OPENING_DELAY = 0.005
+"""Seconds that the news of a request's arrival wait for others, such as its first step, which begins at once if the
+engine is idle: peers get one frame, not two, while the processors have more to do than to read it."""
+
 
 class LinkWaker:
     """Wakes the writer of one link: ``Attachment`` waits for ``event``, then takes frames from ``link``."""
@@ -54,6 +58,11 @@ class LinkWaker:
     def pending(self) -> bool:
         """Whether there is something new to write."""
         return self.link.pending or bool(self.media)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether some of it should be written at once."""
+        return self.link.hurries or bool(self.media)
 
 
 class AsyncEngine:
@@ -90,6 +99,8 @@ class AsyncEngine:
         self.failure: str | None = None
         """Why the engine has stopped computing; None while it works."""
         self._wakers: dict[OutboundLink, LinkWaker] = {}
+        self._openings: asyncio.TimerHandle | None = None
+        """Wakes the writers that have only openings."""
         self._last_queue_seconds: float | None = None
         """Seconds that the most recently scheduled request had been queued."""
         self.metrics = EngineMetrics(self._read)
@@ -157,9 +168,20 @@ class AsyncEngine:
 
     def wake(self) -> None:
         """Wake every writer whose link has something new."""
+        if self._openings is not None:
+            self._openings.cancel()
+            self._openings = None
         for waker in self._wakers.values():
             if waker.pending:
                 waker.event.set()
+
+    def wake_soon(self) -> None:
+        """Like ``wake``, but openings wait for other news, for ``OPENING_DELAY`` at most."""
+        for waker in self._wakers.values():
+            if waker.hurries:
+                waker.event.set()
+            elif waker.pending and self._openings is None:
+                self._openings = asyncio.get_running_loop().call_later(OPENING_DELAY, self.wake)
 
     def push_load(self) -> None:
         """Make every writer send the load."""

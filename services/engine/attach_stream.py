@@ -158,7 +158,7 @@ class Attachment:
                 count = len(frame.commands)
                 done = await self._execute_from(frame, done, waker, ordinal)
                 del frame
-            self._engine.wake()
+            self._engine.wake_soon()
             if done == count:
                 return count
             while waker.link.num_rejections > MAX_PENDING_REJECTIONS:
@@ -178,7 +178,7 @@ class Attachment:
             except Refused as refused:
                 waker.link.reject(_rejection(command, ordinal + done, refused.status))
             if done % COMMANDS_PER_TURN == 0 or len(command.media.data) > SMALL_CHUNK_BYTES:
-                self._engine.wake()
+                self._engine.wake_soon()
                 await asyncio.sleep(0)
         return done
 

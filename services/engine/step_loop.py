@@ -256,9 +256,9 @@ class StepLoop:
         del commands  # frees cancelled requests, which are no longer charged to any tenant, before the step
         if self._core.has_work():
             self._step(report)
-        self._refresh_stats()
         if report.outputs or report.refused or report.cancelled or report.tokens:
             self._loop.call_soon_threadsafe(self._report, report)
+        self._refresh_stats()
 
     def _execute(self, core_id: str, commands: RequestCommands, report: StepReport) -> None:
         if commands.request is not None:

@@ -109,7 +109,7 @@ class Dispatcher:
         """Tell the engine on the present route to forget a request."""
         if request.route is not None:
             done = engine_pb2.Done(request_id=request.request_id, epoch=request.delivery.epoch)
-            self._peers.done(request.route.engine, done)
+            self._peers.done(request.route.engine, done, hurries=not request.delivery.is_computed)
 
     def clear_route(self, request: Request) -> None:
         """Take a request off its route."""

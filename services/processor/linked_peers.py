@@ -114,11 +114,14 @@ class LinkedPeers:
         if (node := self.engines.get(engine)) is not None:
             node.link.submit(submit, pictures)
 
-    def done(self, engine: PeerId, done: engine_pb2.Done) -> None:
-        """Send Done, and no Submit of the request that still waits for its pictures."""
+    def done(self, engine: PeerId, done: engine_pb2.Done, *, hurries: bool = True) -> None:
+        """Send Done, and no Submit of the request that still waits for its pictures.
+
+        ``hurries``: the engine may still compute the request.
+        """
         if (node := self.engines.get(engine)) is not None:
             node.link.media.withdraw(done.request_id)
-            node.link.send((engine_pb2.Command(done=done),))
+            node.link.send((engine_pb2.Command(done=done),), hurries=hurries)
 
     def pictures_missed(self, engine: PeerId, digests: Iterable[bytes]) -> None:
         """The engine does not hold these pictures, as it says."""

@@ -49,11 +49,18 @@ class Delivery:
         self.choices = {choice: ChoiceDelivery(ids) for choice, ids in choices.items()}
         self.num_unfinished = len(self.choices)
         """Choices that have not ended."""
+        self.is_cut_short = False
+        """Whether choices were ended here, and not by their engine, which may go on with them."""
 
     @property
     def finished(self) -> bool:
         """Whether every choice has ended."""
         return self.num_unfinished == 0
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the engine has ended every choice: it computes nothing more."""
+        return self.finished and not self.is_cut_short
 
     @property
     def completion_tokens(self) -> int:
@@ -130,6 +137,7 @@ class Delivery:
                 parts = None if reasoning is None else TypedParts(reasoning_tokens=reasoning)
                 state.end = ends[choice] = ChoiceEnd(finish_reason, len(state.ids), error=error, parts=parts)
         self.num_unfinished = 0
+        self.is_cut_short |= bool(ends)
         return ends
 
     def _unfinished_choice(self, epoch: int, choice: int) -> ChoiceDelivery | None:

@@ -96,6 +96,8 @@ class OutboundLink:
         self.peers = PeerListSender(attached)
         self._cursors: dict[str, _Cursor] = {}
         self._dirty: dict[str, None] = {}
+        self._has_news = False
+        """Whether a request in ``_dirty`` has more to tell than that it has come."""
         self._closed: dict[str, int] = {}
         self._rejections: list[RejectedCommand] = []
 
@@ -103,6 +105,11 @@ class OutboundLink:
     def pending(self) -> bool:
         """Whether ``take`` would return a frame."""
         return bool(self._dirty or self._closed or self._rejections or self.peers.pending)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether ``take`` would return more than that requests have come, which may be told a little later."""
+        return bool(self._has_news or self._closed or self._rejections or self.peers.pending)
 
     @property
     def num_rejections(self) -> int:
@@ -117,11 +124,13 @@ class OutboundLink:
             earlier_epoch = old.epoch_at_peer
         self._cursors[entry.request_id] = _Cursor(entry, earlier_epoch=earlier_epoch)
         self._dirty[entry.request_id] = None
+        self._has_news |= earlier_epoch is not None or entry.prefill is not None
 
     def mark(self, request_id: str) -> None:
         """The request's ledger entry has something new."""
         if request_id in self._cursors:
             self._dirty[request_id] = None
+            self._has_news = True
 
     def drop(self, request_id: str) -> None:
         """Stop sending a request. The peer gets a ``Closed``, unless it does not know the request or has every end."""
@@ -144,6 +153,7 @@ class OutboundLink:
         """Free everything at the end of the stream: gRPC may keep this object until the peer has read its frames."""
         self._cursors.clear()
         self._dirty.clear()
+        self._has_news = False
         self._closed.clear()
         self._rejections.clear()
         self.peers.clear()
@@ -169,6 +179,7 @@ class OutboundLink:
             size += used
             if rest:
                 self._dirty[request_id] = None
+        self._has_news &= bool(self._dirty)
         return frame
 
     def _take_rejections(self, frame: OutputFrame, room: int) -> int:

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from engine_core.forward_context import ForwardContext
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.classifiers import DenseClassifier
-from engine_core.models.encoder_model import seeing_whole_inputs
+from engine_core.models.encoder_model import ends_of_inputs
 from engine_core.models.fallback.model import FallbackConfig, TransformersModel, read_outline
 from engine_core.models.fallback.rules import ENCODERS, encoder_of, require_static_ropes
 from engine_core.pooling.config import PoolingType
@@ -65,7 +65,8 @@ class TransformersEncoder(TransformersModel):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         [metadata] = context.metadata
-        seeing = replace(context, metadata=[seeing_whole_inputs(metadata, len(positions))])
+        whole = replace(metadata, visible_until=ends_of_inputs(metadata, len(positions)))
+        seeing = replace(context, metadata=[whole])
         return super().forward(input_ids, positions, seeing)
 
     def _inputs(self, input_ids: torch.Tensor, context: ForwardContext) -> dict[str, Any]:

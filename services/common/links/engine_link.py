@@ -28,6 +28,8 @@ log = structlog.get_logger(__name__)
 WELCOME_TIMEOUT = 10.0
 MAX_FRAME_BYTES = 128 << 10
 """Limit on a frame of several commands: an engine executes one frame at a time."""
+SOON = 0.005
+"""Seconds that a command which nothing waits for may wait for others, to go in one frame with them."""
 _FRAME_BYTES = 64
 """Bytes that the frame around a single command may add."""
 
@@ -74,9 +76,13 @@ class EngineLink:
         self._stall_timeout = stall_timeout
         self._commands: list[bytes] = []
         """Serialized frames of one command each; concatenated, they form one frame with all commands."""
+        self._later: list[bytes] = []
+        """The same, of commands that go behind others."""
         self.media = MediaUploads()
         """Pictures, which go between other commands."""
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        """Wakes the writer for commands that may wait."""
         self._call: Any = None
         self.up = False
         self.max_command_bytes = 0
@@ -84,11 +90,21 @@ class EngineLink:
         self.zone: str | None = None
         """The engine's zone; known once the link is up."""
 
-    def send(self, commands: Iterable[engine_pb2.Command]) -> None:
-        """Send commands in order; dropped if the stream ends first."""
-        if self.up:
-            self._commands += (engine_pb2.AttachRequest(commands=(one,)).SerializeToString() for one in commands)
+    def send(self, commands: Iterable[engine_pb2.Command], *, hurries: bool = True) -> None:
+        """Send commands in order; dropped if the stream ends first.
+
+        Unless it ``hurries``, behind those that do, within ``SOON``.
+        """
+        if not self.up:
+            return
+        packed = [engine_pb2.AttachRequest(commands=(one,)).SerializeToString() for one in commands]
+        if hurries:
+            self._commands += packed
             self._wake.set()
+            return
+        self._later += packed
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SOON, self._wake.set)
 
     def submit(self, submit: engine_pb2.Submit, pictures: Sequence[PreparedItem]) -> None:
         """Send a Submit, behind those of its ``pictures`` that the engine lacks; dropped if the stream ends first."""
@@ -141,7 +157,7 @@ class EngineLink:
         self.max_command_bytes = first.welcome.max_message_bytes - _FRAME_BYTES
         self.media.clear()
         self._owner.engine_up(self, engine, model)
-        self._commands, self.up = [], True
+        self._commands, self._later, self.up = [], [], True
         writer = asyncio.create_task(self._write())
         writer.add_done_callback(self._writer_ended)
         try:
@@ -159,6 +175,11 @@ class EngineLink:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._commands += self._later
+            self._later = []
             while self._commands or self.media:
                 frames = [b"".join(self._next_batch())] if self._commands else []
                 if (frame := self.media.next()) is not None:  # one after each batch: neither waits for all of the other

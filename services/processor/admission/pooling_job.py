@@ -18,6 +18,8 @@ log = structlog.get_logger(__name__)
 
 TURN_SIZE = 32 << 10
 """Characters that are encoded at a turn."""
+QUICK_BYTES = 1 << 10
+"""Of a message whose texts are encoded in less than a millisecond."""
 
 
 class PoolingJob(Job):
@@ -33,7 +35,10 @@ class PoolingJob(Job):
         models: ServedModels,
         policies: TenantPolicies,
     ) -> None:
-        super().__init__(request.request_id, request.tenant, len(message.packed))
+        size = len(message.packed)
+        # Pairs may be shown by a chat template, which may take longer.
+        is_quick = size <= QUICK_BYTES and message.kind is not inference_pb2.ScoreRequest
+        super().__init__(request.request_id, request.tenant, size, is_quick=is_quick)
         self.size = min(self.size, TURN_SIZE)
         self._request = request
         self._message = message

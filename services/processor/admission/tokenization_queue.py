@@ -2,10 +2,10 @@
 
 Requests and look-ups (``Tokenize``, ``Detokenize``, large messages to parse) share the threads in deficit round-robin,
 and a request goes ahead only when engines may soon need it (``TenantWindow``). A batch of small messages takes one hop
-to a thread; a large message does not hold up later ones, because there are several threads. Requests with a constraint,
-whose grammar may take long to check, come one by one and never occupy all threads. While no engine takes work, requests
-are parked, because their model is not known yet. A tenant may hold at most as much of the room as it leaves free, so
-its flood neither holds up nor turns away others.
+to a thread, and a short text to embed none while all are free; a large message does not hold up later ones, because
+there are several threads. Requests with a constraint, whose grammar may take long to check, come one by one and never
+occupy all threads. While no engine takes work, requests are parked, because their model is not known yet. A tenant may
+hold at most as much of the room as it leaves free, so its flood neither holds up nor turns away others.
 
 Waiting messages are held as bytes, their smallest form. Tokenizing a text takes up to 220 times its size, so few large
 ones are in threads at a time; if a client leaves, its text counts until its thread is done.
@@ -242,19 +242,30 @@ class TokenizationQueue:
                 self._throughput.add(job.held, now)
             if not batch:
                 continue
+            loop, is_idle = asyncio.get_running_loop(), self._free_threads == THREADS
             self._free_threads -= 1
             self._checking += batch[0].is_constrained
-            loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._pool, _run_batch, batch)
-            future.add_done_callback(partial(self._batch_done, batch))
+            if is_idle and len(batch) == 1 and batch[0].is_quick:
+                loop.call_soon(self._run_here, batch)
+            else:
+                future = loop.run_in_executor(self._pool, _run_batch, batch)
+                future.add_done_callback(partial(self._batch_done, batch))
+
+    def _run_here(self, batch: list[Job]) -> None:
+        """Run a quick job on the event loop: to hand it to a thread, and back, would take as long."""
+        self._batch_ended(batch, _run_batch(batch))
 
     def _batch_done(self, batch: list[Job], done: asyncio.Future[list[object]]) -> None:
+        self._batch_ended(batch, [] if done.cancelled() else done.result())
+
+    def _batch_ended(self, batch: list[Job], outcomes: list[object]) -> None:
+        """``outcomes``: of all jobs, or none as the queue is closed."""
         self._free_threads += 1
         self._checking -= batch[0].is_constrained
         self._begun_bytes -= sum(job.size for job in batch)
-        if done.cancelled():
+        if not outcomes:
             return
-        for job, outcome in zip(batch, done.result(), strict=True):
+        for job, outcome in zip(batch, outcomes, strict=True):
             if not job.finish(outcome):
                 self._bytes.take(job.tenant, job.held)
                 self._append(job)

@@ -179,3 +179,38 @@ async def test_a_grammar_that_cannot_be_used_is_a_refusal() -> None:
     assert (rejection.request_id, rejection.in_reply_to) == ("1-1", 1)
     assert rejection.status.message == "constraint: is bad"
     assert rejection.status.code == Code.INVALID_ARGUMENT
+
+
+class Told:
+    """An engine with one request, of which nothing was told yet, and the writer of its peer."""
+
+    def __init__(self) -> None:
+        self.engine, peer = AsyncEngine(orphan_grace=1.0, max_ledgers=1), PeerId("p", 1)
+        self.engine.step_loop = self.loop = RecordingLoop()
+        self.waker = self.engine.attach(peer)
+        self.waker.link.take()
+        self.waker.event.clear()
+        request = EngineRequest(Request("1-1", (1, 2), SamplingParams(max_tokens=4)))
+        self.engine.registry.submit(peer, submission("1-1", 1, core_request=request))
+        self.engine.wake_soon()
+
+    def frame(self) -> tuple[int, int]:
+        """Openings and beginnings of the next frame."""
+        frame = self.waker.link.take()
+        assert frame is not None
+        return len(frame.opened), len(frame.prefills)
+
+
+async def test_an_idle_engine_tells_of_a_request_and_of_its_first_step_in_one_frame() -> None:
+    told = Told()
+    assert not told.waker.event.is_set()
+    told.engine.starting(list(told.loop.added))
+    assert told.waker.event.is_set()
+    assert told.frame() == (1, 1)
+
+
+async def test_a_busy_engine_tells_soon_of_a_request_that_waits() -> None:
+    told = Told()
+    async with asyncio.timeout(30):
+        await told.waker.event.wait()
+    assert told.frame() == (1, 0)

@@ -246,7 +246,7 @@ class AttachStream:
     def __repr__(self) -> str:
         return f"{self.peer.name} at {self.engine.me.name}"
 
-    def send(self, commands: Iterable[engine_pb2.Command]) -> None:
+    def send(self, commands: Iterable[engine_pb2.Command], *, hurries: bool = True) -> None:
         request = engine_pb2.AttachRequest(commands=list(commands))
         if request.commands:
             self.commands.append(request.SerializeToString())

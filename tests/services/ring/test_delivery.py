@@ -121,3 +121,16 @@ def test_accepted_drafts_are_no_more_than_the_tokens_that_were_delivered() -> No
     delivery.delta(epoch, 2, 0, [7])
     delivery.abort(FinishReason.CANCELLED)
     assert (delivery.accepted_drafts, delivery.rejected_drafts) == (2 + 3, 5 + 1)
+
+
+def test_what_is_cut_short_may_still_be_computed() -> None:
+    whole, cut = Delivery({0: (), 1: ()}), Delivery({0: (), 1: ()})
+    for delivery in (whole, cut):
+        epoch = delivery.next_epoch()
+        delivery.end(epoch, 0, ChoiceEnd(FinishReason.STOP, 0))
+        assert not delivery.is_computed
+    whole.end(epoch, 1, ChoiceEnd(FinishReason.STOP, 0))
+    cut.abort(FinishReason.CANCELLED)
+    assert (whole.is_computed, cut.is_computed) == (True, False)
+    whole.abort(FinishReason.CANCELLED)  # too late: it has ended
+    assert whole.is_computed

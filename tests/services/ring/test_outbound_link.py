@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.engine.engine_messages import response_of
 from services.ring.errors import Code, Status
-from services.ring.events import ChoiceEnd, FinishReason, Pooled
+from services.ring.events import ChoiceEnd, FinishReason, Pooled, Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
 from services.ring.outbound_link import OutboundLink, RejectedCommand
@@ -183,3 +183,47 @@ def test_results_go_out_in_frames_of_which_each_exceeds_its_room_by_one_at_most(
             assert finished.pooled.values == bytes([finished.choice]) * 1000
             ended.append(finished.choice)
     assert ended == list(range(40))
+
+
+def test_that_a_request_has_come_does_not_hurry_until_there_is_more_to_tell() -> None:
+    link = OutboundLink(PEER)
+    link.take()  # the list of peers
+    link.add(one := entry("1-1", {0: []}))
+    link.add(entry("1-2", {0: []}))
+    assert (link.pending, link.hurries) == (True, False)
+    one.prefill = Prefill(3, 0, 0)
+    link.mark("1-1")
+    assert link.hurries
+    frame = link.take()
+    assert frame is not None
+    assert [opened.request_id for opened in frame.opened] == ["1-1", "1-2"]
+    assert [name for name, _, _ in frame.prefills] == ["1-1"]
+    assert not link.hurries
+
+
+def test_whoever_waits_for_a_replay_gets_it_at_once() -> None:
+    """The peer has seen a part under the epoch before; or the request has begun."""
+    link = OutboundLink(PEER)
+    link.add(one := entry("1-1", {0: [5]}))
+    link.take()
+    one.epoch = 2
+    link.add(one)
+    assert link.hurries
+    link = OutboundLink(PEER)
+    link.take()
+    begun = entry("1-2", {0: []})
+    begun.prefill = Prefill(3, 3, 0)
+    link.add(begun)
+    assert link.hurries
+
+
+def test_rejections_and_closings_hurry() -> None:
+    link = OutboundLink(PEER)
+    link.take()
+    link.reject(RejectedCommand("1-1", 1, 1, Status(Code.INVALID_ARGUMENT, "no")))
+    assert link.hurries
+    link.add(entry("1-2", {0: []}))
+    link.take()
+    assert not link.hurries
+    link.drop("1-2")
+    assert link.hurries

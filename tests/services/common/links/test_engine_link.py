@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from ringline.engine.v1 import engine_pb2
 from structlog.testing import capture_logs
 
 from services.common.links.channels import Endpoint
@@ -72,6 +73,38 @@ async def test_whoever_welcomes_must_be_who_was_asked() -> None:
             await end(task)
     assert owner.events.empty()
     assert any("answered: expected engine-0 with incarnation" in entry.get("reason", "") for entry in logs)
+
+
+class ListeningEngine(FakeEngine):
+    """Keeps the frames of commands that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: list[list[str]] = []
+        """The ids of the requests that each frame is about."""
+
+    async def Attach(self, request_iterator, context):
+        async for response in super().Attach(request_iterator, context):
+            yield response
+            async for frame in request_iterator:
+                self.frames.append([command.done.request_id for command in frame.commands])
+
+
+async def test_commands_that_may_wait_go_behind_others_and_soon_even_without_any() -> None:
+    engine, owner = ListeningEngine(), Owner()
+    async with serving(engine, "127.0.0.1") as (port, _), asyncio.timeout(20):
+        link, task = dial(owner, PeerDedup(), f"127.0.0.1:{port}")
+        await owner.until("engine-0")
+
+        def send(name: str, *, hurries: bool) -> None:
+            link.send((engine_pb2.Command(done=engine_pb2.Done(request_id=name, epoch=1)),), hurries=hurries)
+
+        send("a", hurries=False)
+        send("b", hurries=True)
+        await until(lambda: engine.frames == [["b", "a"]], 20)
+        send("c", hurries=False)
+        await until(lambda: engine.frames == [["b", "a"], ["c"]], 20)
+        await end(task)
 
 
 async def test_a_link_over_which_nothing_can_be_sent_is_dialled_again() -> None:

@@ -332,6 +332,47 @@ async def threads_idle(core: QueueHarness) -> None:
     await until(lambda: not core.queue._waiting and core.queue._free_threads == THREADS)
 
 
+class Quick(Job):
+    """Tells where it ran."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key, "", 10, is_quick=True)
+        self.where: threading.Thread | None = None
+
+    def is_ready(self) -> bool:
+        return True
+
+    def run(self) -> threading.Thread:
+        return threading.current_thread()
+
+    def finish(self, outcome: threading.Thread) -> bool:
+        self.where = outcome
+        return True
+
+
+async def test_a_quick_job_takes_no_thread_unless_others_do(core: QueueHarness) -> None:
+    def ask(key: str) -> Quick:
+        job = Quick(key)
+        core.queue._reserve(job.tenant, job.held)
+        core.queue._append(job)
+        return job
+
+    behind = ask("behind")
+    core.free_threads()
+    await threads_idle(core)
+    await until(lambda: behind.where is not None, 20)
+    assert behind.where is not threading.main_thread()
+    alone, second = ask("alone"), ask("second")
+    assert alone.where is None, "later"
+    await until(lambda: second.where is not None, 20)
+    assert alone.where is threading.main_thread()
+    assert second.where is not threading.main_thread()
+    await threads_idle(core)
+    assert not core.queue._begun_bytes
+
+
 async def test_a_flood_leaves_room_and_waits_behind_itself(core: QueueHarness) -> None:
     for index in range(3):
         core.ask(f"flood {index}", 3 * BATCH_BYTES // 5, "flood")
