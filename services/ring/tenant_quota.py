@@ -61,6 +61,13 @@ class TenantMemoryQuota(TenantQuota):
         self._field, self._who, self._what = field, who, what
         self._retry_after_ms = retry_after_ms
 
+    def has_room(self, tenant: str, amount: int, freed: int = 0) -> bool:
+        """As for places; but a request's bytes may be much of all, so they count as taken: the last request that finds
+        room must not take what is left to the last byte.
+        """
+        total = self.total - freed
+        return total == 0 or amount == 0 or self.held(tenant) - freed + amount <= self.most - total - amount
+
     def check(self, tenant: str, wanted: int, freed: int = 0) -> None:
         """Raise ``Refused`` unless a tenant may hold ``wanted`` more bytes after giving back ``freed``."""
         if not self.has_room(tenant, wanted, freed):
@@ -68,8 +75,8 @@ class TenantMemoryQuota(TenantQuota):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
                 f"{self._field}: this request takes {wanted} bytes of {self._what}, and this tenant's others "
-                f"{self.held(tenant) - freed}; together they may take no more than {self._who} has free, "
-                f"now {free} of {self.most} bytes; retry later or ask for less",
+                f"{self.held(tenant) - freed}; a tenant may take no more than it leaves free, and {self._who} has "
+                f"{free} of {self.most} bytes free now; retry later or ask for less",
                 retry_after_ms=self._retry_after_ms(tenant),
                 reason=Reason.QUOTA,
             )

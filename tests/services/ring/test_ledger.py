@@ -141,7 +141,7 @@ def test_results_of_inputs_are_charged_until_their_request_is_done() -> None:
     assert refused.code is Code.RESOURCE_EXHAUSTED
     assert "pooling: this request takes 600 bytes of results of inputs" in refused.message
     ring.submit("1-1", 2, pooled_bytes=300)  # takes the place of its own
-    ring.submit("1-2", pooled_bytes=300)
+    ring.submit("1-2", pooled_bytes=200)
     ring.done("1-1", 2)
     ring.done("1-2")
     refused = ring.refusal("1-3", pooled_bytes=1001)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.ring.tenant_quota import TenantQuota
+from services.ring.errors import Refused
+from services.ring.tenant_quota import TenantMemoryQuota, TenantQuota
 
 
 def fill(threshold: TenantQuota, *tenants: str) -> None:
@@ -60,3 +61,14 @@ def test_what_is_given_back_is_forgotten() -> None:
     for number in range(50):
         threshold.give_back(f"tenant {number}", 1)
     assert (len(threshold), threshold.total) == (0, 0)
+
+
+def test_large_requests_of_many_leave_room_for_a_small_one() -> None:
+    memory = TenantMemoryQuota("prompt", "this engine", "results", 512, lambda tenant: 100)
+    for number in range(20):
+        if memory.has_room(f"tenant {number}", 32):
+            memory.take(f"tenant {number}", 32)
+    assert memory.total == 512 - 32
+    memory.check("late", 16)
+    with pytest.raises(Refused, match=r"takes 17 bytes of results.* has 32 of 512 bytes free now"):
+        memory.check("late", 17)
