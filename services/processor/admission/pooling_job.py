@@ -18,8 +18,10 @@ log = structlog.get_logger(__name__)
 
 TURN_SIZE = 32 << 10
 """Characters that are encoded at a turn."""
-QUICK_BYTES = 1 << 10
-"""Of a message whose texts are encoded in less than a millisecond."""
+QUICK_SIZE = 1 << 10
+"""Characters that are encoded in less than a millisecond."""
+_LEAST_INPUT = 2
+"""Bytes of an empty input in a message."""
 
 
 class PoolingJob(Job):
@@ -35,10 +37,7 @@ class PoolingJob(Job):
         models: ServedModels,
         policies: TenantPolicies,
     ) -> None:
-        size = len(message.packed)
-        # Pairs may be shown by a chat template, which may take longer.
-        is_quick = size <= QUICK_BYTES and message.kind is not inference_pb2.ScoreRequest
-        super().__init__(request.request_id, request.tenant, size, is_quick=is_quick)
+        super().__init__(request.request_id, request.tenant, len(message.packed))
         self.size = min(self.size, TURN_SIZE)
         self._request = request
         self._message = message
@@ -53,7 +52,14 @@ class PoolingJob(Job):
 
     def is_ready(self) -> bool:
         self._model, self._refused = self._models.choose(self._message.model, suits=SUITS[self._message.kind])
+        self.is_quick = self._model is not None and self._is_quick_for(self._model)
         return self._model is not None or self._refused is not None
+
+    def _is_quick_for(self, model: ServedModel) -> bool:
+        """False for pairs, as a chat template may show them; a model's prompt may stand before each input."""
+        size, prompts = len(self._message.packed), model.model.pooling.prompts.values()
+        put_before = size // _LEAST_INPUT * max(map(len, prompts), default=0)
+        return self._message.kind is not inference_pb2.ScoreRequest and size + put_before <= QUICK_SIZE
 
     def run(self) -> ResolvedRequest | None:
         """None: there are more inputs to encode."""

@@ -40,16 +40,14 @@ class Job(ABC):
 
     __slots__ = ("held", "is_constrained", "is_quick", "key", "size", "tenant")
 
-    def __init__(
-        self, key: str, tenant: str, size: int, *, is_constrained: bool = False, is_quick: bool = False
-    ) -> None:
+    def __init__(self, key: str, tenant: str, size: int, *, is_constrained: bool = False) -> None:
         self.key = key
         self.tenant = tenant
         self.held = max(size, MIN_BYTES)
         """Bytes of its message."""
         self.is_constrained = is_constrained
-        self.is_quick = is_quick
-        """Whether ``run`` takes less than a millisecond: then it may be called on the event loop, too."""
+        self.is_quick = False
+        """Whether ``run`` takes about a millisecond at most: then it may be called on the event loop, too."""
         self.size = self.held + (CONSTRAINT_CHARGE if is_constrained else 0)
         """Bytes charged in deficit round-robin."""
 

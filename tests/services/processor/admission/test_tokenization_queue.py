@@ -338,7 +338,8 @@ class Quick(Job):
     __slots__ = ("where",)
 
     def __init__(self, key: str) -> None:
-        super().__init__(key, "", 10, is_quick=True)
+        super().__init__(key, "", 10)
+        self.is_quick = True
         self.where: threading.Thread | None = None
 
     def is_ready(self) -> bool:
