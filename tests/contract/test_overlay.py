@@ -60,8 +60,8 @@ def later_peers(monkeypatch: pytest.MonkeyPatch) -> None:
         attach_write(self, *arguments)
         grow(self.responses, engine_pb2.AttachResponse)
 
-    def send(self: AttachStream, commands) -> None:
-        attach_send(self, commands)
+    def send(self: AttachStream, commands, *, hurries: bool = True) -> None:
+        attach_send(self, commands, hurries=hurries)
         grow(self.commands, engine_pb2.AttachRequest)
 
     def write_text(self: Detokenizer, *arguments: int) -> None:

@@ -46,7 +46,7 @@ async def test_no_message_fails_a_service(service: str, ring: Ring) -> None:
     assert after.text == before.text
 
 
-@pytest.mark.long
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 async def test_no_message_fails_a_ring_that_makes_vectors(tmp_path: Path) -> None:
     with running("vectors", tmp_path) as ring:
