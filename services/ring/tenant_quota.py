@@ -71,12 +71,12 @@ class TenantMemoryQuota(TenantQuota):
     def check(self, tenant: str, wanted: int, freed: int = 0) -> None:
         """Raise ``Refused`` unless a tenant may hold ``wanted`` more bytes after giving back ``freed``."""
         if not self.has_room(tenant, wanted, freed):
-            free = max(0, self.most - self.total + freed)
+            held, free = self.held(tenant) - freed, max(0, self.most - self.total + freed)
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self._field}: this request takes {wanted} bytes of {self._what}, and this tenant's others "
-                f"{self.held(tenant) - freed}; a tenant may take no more than it leaves free, and {self._who} has "
-                f"{free} of {self.most} bytes free now; retry later or ask for less",
+                f"{self._field}: this request takes {wanted} bytes of {self._what}; {self._who} has room for "
+                f"{max(0, free - held) // 2} more of this tenant's now ({free} of {self.most} bytes are free, and its "
+                f"other requests hold {held}); retry later or ask for less",
                 retry_after_ms=self._retry_after_ms(tenant),
                 reason=Reason.QUOTA,
             )

@@ -70,5 +70,5 @@ def test_large_requests_of_many_leave_room_for_a_small_one() -> None:
             memory.take(f"tenant {number}", 32)
     assert memory.total == 512 - 32
     memory.check("late", 16)
-    with pytest.raises(Refused, match=r"takes 17 bytes of results.* has 32 of 512 bytes free now"):
+    with pytest.raises(Refused, match=r"takes 17 bytes of results.* has room for 16 more .*32 of 512 bytes are free"):
         memory.check("late", 17)
