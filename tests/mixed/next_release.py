@@ -60,7 +60,7 @@ def _with_unknown_events(message: inference_pb2.SessionResponse) -> inference_pb
     for response in message.responses:
         if response.HasField("delta"):
             unknown = inference_pb2.GenerateResponse(request_id=response.request_id)
-            unknown.embedding.values.append(0.5)  # type: ignore[attr-defined]
+            unknown.preempted.choices = 1  # type: ignore[attr-defined]
             responses.append(unknown)
         responses.append(response)
     copy: inference_pb2.SessionResponse = _copy(message)
