@@ -3,7 +3,7 @@
 One ring generates tokens, one makes vectors, and one scores and labels. A gateway is sent damaged HTTP requests, a
 tenth as many, and its client asks by HTTP. Prints per service the status codes of calls, its memory before and after,
 and the client's latency with and without fuzzing, measured in turns. Exit code 1 if a service failed, hung or died, or
-logged an error, the client got a wrong answer, or its p99 latency more than doubled and grew by over 100 ms.
+logged an error, the client got a wrong answer, or its p99 latency more than doubled.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ ALONE = 2.0
 """Seconds of each turn in which the client is measured without fuzzing."""
 MAX_SLOWDOWN = 2.0
 """Limit of the client's p99 latency, as a multiple of that without fuzzing."""
-COMPUTING = 100.0
-"""Milliseconds that it may be longer in any case: among the messages are good ones, which are computed, too."""
 HELD = ("ringline_http_open_requests", "ringline_http_connections")
 """What a gateway holds nothing of when nobody asks."""
 
@@ -112,9 +110,8 @@ async def _fuzz_one(
     latencies: dict[str, Any] = {"alone": LatencySummary.of(alone), "beside": LatencySummary.of(beside)}
     for when, one in latencies.items():
         print(f"  {when:6} p50 {one.p50:6.1f} ms   p99 {one.p99:6.1f} ms")
-    alone_p99, beside_p99 = latencies["alone"].p99, latencies["beside"].p99
-    print(f"  p99 beside it {beside_p99 / alone_p99:.2f} times as long", flush=True)
-    is_slow: bool = beside_p99 > max(MAX_SLOWDOWN * alone_p99, alone_p99 + COMPUTING)
+    slower = latencies["beside"].p99 / latencies["alone"].p99
+    print(f"  p99 beside it {slower:.2f} times as long", flush=True)
     failures = [*result.failures, *([] if ring.process_lives(service) else [f"the {service} was restarted"])]
     if service == "gateway":
         await asyncio.sleep(1.0)
@@ -122,9 +119,9 @@ async def _fuzz_one(
         failures += [f"{series} is {value:g}, not 0" for series, value in kept.items() if value]
     for line in failures[:20]:
         print("  " + line)
-    if is_slow:
-        print(f"  p99: expected at most {MAX_SLOWDOWN:g} times as long, or {COMPUTING:g} ms longer")
-    return len(failures) + is_slow
+    if slower > MAX_SLOWDOWN:
+        print(f"  p99: expected at most {MAX_SLOWDOWN:g} times as long")
+    return len(failures) + (slower > MAX_SLOWDOWN)
 
 
 def _mib(ring: Ring, service: str) -> int:
