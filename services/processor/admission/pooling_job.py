@@ -57,9 +57,11 @@ class PoolingJob(Job):
 
     def _is_quick_for(self, model: ServedModel) -> bool:
         """False for pairs, as a chat template may show them; a model's prompt may stand before each input."""
-        size, prompts = len(self._message.packed), model.model.pooling.prompts.values()
-        put_before = size // _LEAST_INPUT * max(map(len, prompts), default=0)
-        return self._message.kind is not inference_pb2.ScoreRequest and size + put_before <= QUICK_SIZE
+        size = len(self._message.packed)
+        if size > QUICK_SIZE or self._message.kind is inference_pb2.ScoreRequest:
+            return False
+        longest = max(map(len, model.model.pooling.prompts.values()), default=0)
+        return size + size // _LEAST_INPUT * longest <= QUICK_SIZE
 
     def run(self) -> ResolvedRequest | None:
         """None: there are more inputs to encode."""

@@ -30,9 +30,9 @@ class OneModel:
 
 
 def is_quick(message: PoolingMessage, **prompts: str) -> bool:
-    packed, nowhere = message.SerializeToString(), None
-    request = Request("r", "c", 1, "tenant", nowhere, 0.0)  # type: ignore[arg-type]
-    kept = RequestMessage(packed, "", "", 0, kind=type(message))
+    stream: Any = None
+    request = Request("r", "c", 1, "tenant", stream, 0.0)
+    kept = RequestMessage(message.SerializeToString(), "", "", 0, kind=type(message))
     models: Any = OneModel(**prompts)
     job = PoolingJob(request, kept, lambda *_: None, models, TenantPolicies(None))
     assert job.is_ready()
