@@ -5,6 +5,7 @@ EngineError
 │   └── UnknownOptionError     there is no such option
 ├── CheckpointError        a checkpoint is missing, damaged, or needs a feature that the engine lacks
 │   └── UnsupportedModelError
+├── AdapterError           an adapter is missing, damaged, or not one of this model
 ├── OutOfMemoryError       the model or its KV cache does not fit the budget (names the numbers and the flag)
 ├── RequestError           one request is refused; no other is affected
 │   ├── InvalidRequestError    a field has an unacceptable value (names the field and accepted values)
@@ -92,6 +93,10 @@ class CheckpointError(EngineError):
 
 class UnsupportedModelError(CheckpointError):
     """The checkpoint needs a feature (architecture, rope type, …) that the engine lacks."""
+
+
+class AdapterError(EngineError):
+    """An adapter is missing, damaged, needs a feature that the engine lacks, or is not one of this model."""
 
 
 class OutOfMemoryError(EngineError):

@@ -19,6 +19,7 @@ from engine_core.activation import Activation
 from engine_core.attention.base import RotaryOp
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.forward_context import ForwardContext
+from engine_core.ops.lora import LoRAOps, TorchLoRAOps
 from engine_core.ops.states import StateOps
 from engine_core.ops.streams import StreamOps
 from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights, QuantizedExpertWeights
@@ -346,6 +347,10 @@ class OpsBackend(ABC):
     def state_ops(self) -> StateOps:
         """Ops of layers that keep a state per sequence."""
         return StateOps()
+
+    def lora_ops(self) -> LoRAOps:
+        """Ops of one model's layers that add what adapters add."""
+        return TorchLoRAOps()
 
     # Elementwise ops: by torch here, by a kernel where a backend has one.
 

@@ -1,0 +1,199 @@
+"""What adapters add to the outputs of layers (LoRA; Hu et al., 2021, https://arxiv.org/abs/2106.09685).
+
+To a row of a layer's outputs, its adapter adds scales · (x · Aᵀ) · Bᵀ. A row's chain of additions depends on its own
+adapter alone, whichever rows are beside it; rows without an adapter stay as they are.
+
+Symbols in shapes: M rows, K inputs and N outputs of a layer, padded; R ranks, G adapters of a step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoRAOutputs:
+    """What some of an adapter's ranks add to some of a layer's outputs."""
+
+    ranks: range
+    """Rows of ``LoRAWeights.a``."""
+    columns: torch.Tensor
+    """[n] int64, ascending: the outputs."""
+    b: torch.Tensor
+    """[n, r]"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoRAWeights:
+    """An adapter's weights for a layer, which may be several projections side by side, each with ranks of its own."""
+
+    a: torch.Tensor
+    """[R, K]"""
+    scales: torch.Tensor
+    """[R] float32: factors of x · Aᵀ."""
+    outputs: tuple[LoRAOutputs, ...]
+    """No output is in two of them."""
+
+
+class PackedAdapter(Protocol):
+    """An adapter's weights for all layers of a model, in the layout of the kernels. Nothing writes to it."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsByAdapter:
+    """Rows that have adapters, grouped by adapter."""
+
+    starts: npt.NDArray[np.int32]
+    """[G + 1]: where the rows of each adapter begin; an adapter may have none."""
+    rows: npt.NDArray[np.int32]
+    """The rows of the adapters, each adapter's ascending."""
+
+    @classmethod
+    def of(cls, places: npt.NDArray[np.intp], count: int) -> RowsByAdapter:
+        """Group rows by their adapters' ``places`` [M] among ``count``; −1: the row has none."""
+        order = np.argsort(places, kind="stable").astype(np.int32)
+        starts = np.searchsorted(places[order], np.arange(count + 1)).astype(np.int32)
+        return cls(starts - starts[0], order[starts[0] :])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepAdapters:
+    """The adapters of a step, and its rows that have them."""
+
+    adapters: tuple[PackedAdapter, ...]
+    """[G]"""
+    num_rows: int
+    of_all: RowsByAdapter
+    """Rows of the step."""
+    of_wanted: RowsByAdapter
+    """Rows among those whose results are needed, which alone are computed behind the last layer's attention."""
+
+    def of(self, rows: int) -> RowsByAdapter:
+        """Those of a computation of ``rows`` rows: all, or the wanted ones."""
+        return self.of_all if rows == self.num_rows else self.of_wanted
+
+
+class LoRAOp(ABC):
+    """Adds to the outputs of one layer."""
+
+    def __init__(self, layer: int) -> None:
+        """``layer``: its number among all of the model's."""
+        self.layer = layer
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
+        """Add to ``y`` [M, N], the outputs for ``x`` [M, K], what the rows' adapters add, times ``scale``.
+
+        The rows of ``y``, of the type of ``x`` or float32, may be strided. Outside of a step nothing is added.
+        """
+
+
+class LoRAOps(ABC):
+    """The ops of one model's layers, and the adapters of the step under way."""
+
+    def __init__(self) -> None:
+        self.num_layers = 0
+
+    @abstractmethod
+    def linear(self, inputs: int, outputs: int) -> LoRAOp:
+        """Adds to a linear layer's outputs; both widths are padded."""
+
+    @abstractmethod
+    def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
+        """An adapter of these weights, by ``LoRAOp.layer``, rounded to ``dtype``, the model's. From any thread."""
+
+    @abstractmethod
+    def begin(self, step: StepAdapters) -> None:
+        """Let ops add what these adapters add, until ``end``."""
+
+    @abstractmethod
+    def end(self) -> None: ...
+
+    @contextmanager
+    def computing(self, step: StepAdapters | None) -> Iterator[None]:
+        """The adapters of a step while it is computed; None: no row has one."""
+        if step is not None:
+            self.begin(step)
+        try:
+            yield
+        finally:
+            if step is not None:
+                self.end()
+
+    def _next_layer(self) -> int:
+        self.num_layers += 1
+        return self.num_layers - 1
+
+
+class _TorchAdapter:
+    def __init__(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> None:
+        def rounded(x: torch.Tensor) -> torch.Tensor:
+            return x.to(dtype).float()
+
+        self.layers = {
+            layer: LoRAWeights(
+                rounded(weights.a),
+                weights.scales,
+                tuple(LoRAOutputs(each.ranks, each.columns, rounded(each.b)) for each in weights.outputs),
+            )
+            for layer, weights in layers.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.a.nbytes + sum(some.b.nbytes for some in each.outputs) for each in self.layers.values())
+
+
+class _TorchLoRA(LoRAOp):
+    def __init__(self, ops: TorchLoRAOps) -> None:
+        super().__init__(ops.num_layers)
+        self._ops = ops
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
+        step = self._ops.step
+        if step is None:
+            return
+        groups = step.of(len(x))
+        for place, adapter in enumerate(step.adapters):
+            assert isinstance(adapter, _TorchAdapter)
+            rows = torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]]).long()
+            if (weights := adapter.layers.get(self.layer)) is None or not len(rows):
+                continue
+            inner = (x[rows].float() @ weights.a.T) * weights.scales
+            for each in weights.outputs:
+                added = inner[:, each.ranks.start : each.ranks.stop] @ each.b.T * scale
+                here = rows[:, None], each.columns[None, :]
+                y[here] = (y[here].float() + added).to(y.dtype)
+
+
+class TorchLoRAOps(LoRAOps):
+    """Computes by torch, one adapter after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step: StepAdapters | None = None
+
+    def linear(self, inputs: int, outputs: int) -> LoRAOp:
+        op = _TorchLoRA(self)
+        self._next_layer()
+        return op
+
+    def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
+        return _TorchAdapter(layers, dtype)
+
+    def begin(self, step: StepAdapters) -> None:
+        self.step = step
+
+    def end(self) -> None:
+        self.step = None
