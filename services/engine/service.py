@@ -15,11 +15,11 @@ from services.common.rpc.handlers import Context, RequestStream
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
 from services.common.rpc.output_stream import write_in_time
 from services.engine.async_engine import AsyncEngine
-from services.engine.attach_stream import ATTACHERS, Attachment
+from services.engine.attach_stream import ATTACHERS, SUBMITTERS, Attachment
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
 from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
 from services.engine.tokenizer import chunks
-from services.ring.errors import Code, Refused, invalid_field
+from services.ring.errors import Code, Reason, Refused, invalid_field
 from services.ring.identity import PeerId
 from services.ring.roles import Role
 
@@ -31,6 +31,9 @@ METHOD_ROLES = {
     "Drain": {Role.OPERATOR},
     "ResetPrefixCache": {Role.OPERATOR},
     "Profile": {Role.OPERATOR},
+    "LoadAdapter": SUBMITTERS,
+    "UnloadAdapter": SUBMITTERS,
+    "ListAdapters": SUBMITTERS,
 }
 """Roles that may call each method."""
 _CALL_TIMEOUT = 60.0
@@ -148,6 +151,15 @@ class EngineService:
                 with suppress(TooManyCalls):  # then the profile ends after its last step
                     loop.call(finish)  # the caller is gone
 
+    async def LoadAdapter(self, data: bytes, context: Context) -> engine_pb2.LoadAdapterResponse:
+        raise _no_adapters()
+
+    async def UnloadAdapter(self, data: bytes, context: Context) -> engine_pb2.UnloadAdapterResponse:
+        raise _no_adapters()
+
+    async def ListAdapters(self, data: bytes, context: Context) -> engine_pb2.ListAdaptersResponse:
+        raise _no_adapters()
+
     def load(self) -> engine_pb2.Load:
         """The load now, without waiting for the current step."""
         loop = self._engine.step_loop
@@ -195,3 +207,8 @@ class EngineService:
         except TimeoutError:
             message = f"the current step did not end within {_CALL_TIMEOUT:g} s; retry later"
             raise Refused(Code.DEADLINE_EXCEEDED, message) from None
+
+
+def _no_adapters() -> Refused:
+    message = "this engine serves no adapters: start it with --enable-lora"
+    return Refused(Code.FAILED_PRECONDITION, message, reason=Reason.CAPABILITY_MISSING)

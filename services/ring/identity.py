@@ -17,6 +17,7 @@ MAX_REQUEST_ID_LENGTH = 64
 CONSTRAINT, FORM_BESIDE_TOOLS, REASONING_BUDGET = "constraint", "form_beside_tools", "reasoning_budget"
 MEDIA, NO_REPEAT_NGRAM, BEAM_SEARCH = "media", "no_repeat_ngram", "beam_search"
 POOLING = "pooling"
+ADAPTERS = "adapters"
 PARSE, ANSWER_STOPS, CONTENT_TOKENS = "parse", "answer_stops", "content_tokens"
 FORMAT_CAPABILITIES = (
     "calls.apertus",
@@ -71,7 +72,8 @@ ENGINE_CAPABILITIES = (
     BEAM_SEARCH,
     *GRAMMAR_CAPABILITIES,
 )
-"""Capabilities of engines of this version; an engine whose model sees pictures has ``MEDIA``, too."""
+"""Capabilities of engines of this version; an engine whose model sees pictures has ``MEDIA``, too,
+and one that serves adapters ``ADAPTERS``."""
 DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS, BEAM_SEARCH, *FORMAT_CAPABILITIES)
 """Capabilities of every detokenizer of this version."""
 PROCESSOR_CAPABILITIES = ("resume", "pieces", PARSE, ANSWER_STOPS, CONTENT_TOKENS)
