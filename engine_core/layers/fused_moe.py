@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.layers.linear import ColumnParallelLinear
+from engine_core.layers.lora import LoRALayers
 from engine_core.layers.part import Part, StepWeights
 from engine_core.layers.shares import Shares
 from engine_core.ops.base import ExpertsOp, OpsBackend, Routing
@@ -111,12 +112,13 @@ class FusedMoE(RoutedExperts):
         quant_method: QuantMethod,
         shares: Shares,
         router_method: QuantMethod,
+        lora: LoRALayers | None = None,
     ) -> None:
         """Every rank has the router and its share of the experts."""
         super().__init__(shape, tensors, backend, quant_method, shares)
         inputs, outputs = Features(1, router.inputs or shape.hidden_size), Features(1, shape.num_experts, fixed=True)
         gate = LinearShape.of(router.gate, inputs, outputs, bias=router.bias)
-        self.gate = ColumnParallelLinear(gate, backend, router_method.expanding)
+        self.gate = ColumnParallelLinear(gate, backend, router_method.expanding, lora)
         self._routing = routing
         self._router = router
         self._of_experts: dict[str, torch.Tensor] = {}

@@ -28,7 +28,7 @@ class LoRAOutputs:
     columns: torch.Tensor
     """[n] int64, ascending: the outputs."""
     b: torch.Tensor
-    """[n, r]"""
+    """[n, r]; of grouped layers [G, n, r], or [1, n, r], the same for all groups."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class LoRAWeights:
     """An adapter's weights for a layer, which may be several projections side by side, each with ranks of its own."""
 
     a: torch.Tensor
-    """[R, K]"""
+    """[R, K]; of grouped layers [G, R, K], or [1, R, K], the same for all groups."""
     scales: torch.Tensor
     """[R] float32: factors of x · Aᵀ."""
     outputs: tuple[LoRAOutputs, ...]
@@ -95,7 +95,8 @@ class LoRAOp(ABC):
     def __call__(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
         """Add to ``y`` [M, N], the outputs for ``x`` [M, K], what the rows' adapters add, times ``scale``.
 
-        The rows of ``y``, of the type of ``x`` or float32, may be strided. Outside of a step nothing is added.
+        Of grouped layers, ``x`` is [M, G, K] and ``y`` [M, G, N]. Rows and groups of both may be strided; ``y`` is of
+        the type of ``x``, or float32. Outside of a step nothing is added.
         """
 
 
@@ -108,6 +109,10 @@ class LoRAOps(ABC):
     @abstractmethod
     def linear(self, inputs: int, outputs: int) -> LoRAOp:
         """Adds to a linear layer's outputs; both widths are padded."""
+
+    @abstractmethod
+    def grouped_linear(self, groups: int, inputs: int, outputs: int) -> LoRAOp:
+        """Adds to the outputs of linear layers side by side."""
 
     @abstractmethod
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
@@ -136,10 +141,15 @@ class LoRAOps(ABC):
         return self.num_layers - 1
 
 
+def grouped(x: torch.Tensor) -> torch.Tensor:
+    """``LoRAWeights.a`` or ``LoRAOutputs.b`` with a dimension of groups, where there are none one."""
+    return x if x.ndim == 3 else x[None]
+
+
 class _TorchAdapter:
     def __init__(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> None:
         def rounded(x: torch.Tensor) -> torch.Tensor:
-            return x.to(dtype).float()
+            return grouped(x).to(dtype).float()
 
         self.layers = {
             layer: LoRAWeights(
@@ -165,16 +175,18 @@ class _TorchLoRA(LoRAOp):
         if step is None:
             return
         groups = step.of(len(x))
+        inputs, outputs = (each if each.ndim == 3 else each[:, None] for each in (x, y))
+        groups_of_layer = torch.arange(inputs.shape[1])[:, None]
         for place, adapter in enumerate(step.adapters):
             assert isinstance(adapter, _TorchAdapter)
             rows = torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]]).long()
             if (weights := adapter.layers.get(self.layer)) is None or not len(rows):
                 continue
-            inner = (x[rows].float() @ weights.a.T) * weights.scales
+            inner = (inputs[rows].float().transpose(0, 1) @ weights.a.mT) * weights.scales
             for each in weights.outputs:
-                added = inner[:, each.ranks.start : each.ranks.stop] @ each.b.T * scale
-                here = rows[:, None], each.columns[None, :]
-                y[here] = (y[here].float() + added).to(y.dtype)
+                added = inner[..., each.ranks.start : each.ranks.stop] @ each.b.mT * scale
+                here = rows[:, None, None], groups_of_layer, each.columns
+                outputs[here] = (outputs[here].float() + added.transpose(0, 1)).to(y.dtype)
 
 
 class TorchLoRAOps(LoRAOps):
@@ -188,6 +200,9 @@ class TorchLoRAOps(LoRAOps):
         op = _TorchLoRA(self)
         self._next_layer()
         return op
+
+    def grouped_linear(self, groups: int, inputs: int, outputs: int) -> LoRAOp:
+        return self.linear(inputs, outputs)
 
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         return _TorchAdapter(layers, dtype)
