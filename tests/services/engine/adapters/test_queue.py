@@ -1,4 +1,4 @@
-"""Requests that wait for their adapters: each goes on or ends, once, and no bound is exceeded, whatever happens when."""
+"""Requests that wait for their adapters: each goes on or ends, once, and no bound is exceeded, whatever happens."""
 
 from __future__ import annotations
 
