@@ -237,7 +237,7 @@ async def test_an_engine_without_adapters_refuses_them_and_tells_nothing() -> No
         assert ADAPTERS not in peer.read_frames.welcome.capabilities
 
 
-async def test_a_replaced_adapter_stays_for_those_who_have_it_and_for_those_who_began_with_it() -> None:
+async def test_a_replaced_adapter_stays_for_those_who_have_it_or_began_with_it() -> None:
     engine = Engine()
     engine.go.set()
     old, new = adapter_file("a").digest, adapter_file("new").digest
