@@ -132,7 +132,7 @@ def assert_close(x: torch.Tensor, y: torch.Tensor, factors: torch.dtype) -> None
 
 
 def places_of(rows: int, count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(-1, count, rows).tolist()
+    return [int(place) for place in np.random.default_rng(seed).integers(-1, count, rows)]
 
 
 @by_layer
