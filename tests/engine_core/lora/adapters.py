@@ -12,8 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine_core.lora.adapter import Adapter, LoRALimits, LoRAMatrices, read_adapter
-from engine_core.lora.layout import Table
-from engine_core.lora.targets import ExpertsTarget, LinearTarget, LoRATargets, Projection, TableTarget
+from engine_core.lora.targets import ExpertsTarget, LinearTarget, LoRATargets, Projection, Table, TableTarget
 
 LIMITS = LoRALimits(max_lora_rank=64, max_bytes=2**30)
 _SIZES = {

@@ -15,10 +15,17 @@ from safetensors.torch import load_file, save_file
 
 from engine_core.lora.adapter import open_adapter, read_adapter
 from engine_core.lora.files import WEIGHTS
-from engine_core.lora.layout import Table
 from engine_core.lora.peft_config import CONFIG
-from engine_core.lora.targets import Projection
-from tests.engine_core.lora.adapters import LIMITS, assert_same, make_adapter, targets_of, tiny_model, with_experts
+from engine_core.lora.targets import Projection, Table
+from tests.engine_core.lora.adapters import (
+    LIMITS,
+    assert_same,
+    make_adapter,
+    save_adapter,
+    targets_of,
+    tiny_model,
+    with_experts,
+)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +91,17 @@ def test_gate_and_up_of_one_parameter_share_their_ranks(tmp_path: Path) -> None:
     for experts in read_adapter(tmp_path, targets, LIMITS).experts.values():
         for of_expert in experts.values():
             assert of_expert[Projection.GATE].a is of_expert[Projection.UP].a
+
+
+def test_experts_of_earlier_versions(tmp_path: Path) -> None:
+    """Before 0.19, PEFT took the outputs of every parameter of experts for its inputs, as now if the module says so."""
+    models = [tiny_model("qwen3_moe") for _ in range(2)]
+    targets = targets_of(models[0])
+    for model in models:
+        for layer in model.model.layers:
+            layer.mlp.experts.is_transposed = True
+    save_adapter(models[0], tmp_path, target_modules=[], target_parameters=["gate_up_proj", "down_proj"])
+    assert_same(PeftModel.from_pretrained(models[1], tmp_path), tmp_path, targets)
 
 
 def test_experts_one_by_one_of_older_checkpoints(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from peft.utils.other import get_pattern_key
 
 from engine_core.errors import AdapterError
 from engine_core.lora import peft_config
-from engine_core.lora.name_regex import Steps
 from engine_core.lora.peft_config import LayerScale, LayerScales, read_peft_config
 
 LORA = {"peft_type": "LORA"}
@@ -146,7 +145,16 @@ def test_patterns_of_other_syntax_are_refused_by_name() -> None:
 
 
 def test_patterns_take_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peft_config, "Steps", lambda: Steps(30_000))
+    monkeypatch.setattr(peft_config, "_MOST_STEPS", 30_000)
     scales = LayerScales(read_peft_config(LORA | {"alpha_pattern": {"(a|b)*a" + "(a|b)" * 400: 1}}))
-    with pytest.raises(AdapterError, match="alpha_pattern and others take more than 500000 steps"):
+    with pytest.raises(AdapterError, match="alpha_pattern and others take more than 30000 steps"):
         _ = [scales.of("ab" * 200 + str(place)) for place in range(1_000)]
+
+
+def test_keys_without_syntax_take_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peft_config, "_MOST_COMPARISONS", 1_000)
+    scales = LayerScales(
+        read_peft_config(LORA | {"rank_pattern": {f"layers.{place}.q_proj": 2 for place in range(100)}})
+    )
+    with pytest.raises(AdapterError, match="rank_pattern and others take more than 1000 steps"):
+        _ = [scales.of(f"layers.{place}.k_proj") for place in range(100)]
