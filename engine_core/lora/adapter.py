@@ -16,9 +16,9 @@ import torch
 
 from engine_core.errors import AdapterError
 from engine_core.lora.files import WEIGHTS, StoredTensor, TensorFile, open_tensors, read_config
-from engine_core.lora.layout import ExpertPlace, Layout, LinearPlace, Pair, StackedPlace, Table, lay_out
+from engine_core.lora.layout import ExpertPlace, Layout, LinearPlace, Pair, StackedPlace, lay_out
 from engine_core.lora.peft_config import read_peft_config
-from engine_core.lora.targets import LoRALimits, LoRATargets, Projection
+from engine_core.lora.targets import LoRALimits, LoRATargets, Projection, Table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
