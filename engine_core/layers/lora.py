@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.lora.adapter import Adapter, LoRAMatrices
-from engine_core.lora.layout import Table
-from engine_core.lora.targets import LinearTarget, LoRATargets, TableTarget
+from engine_core.lora.targets import LinearTarget, LoRATargets, Table, TableTarget
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.ops.lora import LoRAOp, LoRAOutputs, LoRAWeights, PackedAdapter, RowsByAdapter, StepAdapters
 from engine_core.weights.features import Features, LinearShape

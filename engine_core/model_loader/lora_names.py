@@ -1,4 +1,4 @@
-"""The names that modules of transformers' model have in adapters, and what they are called in the model's checkpoint."""
+"""The names of modules of transformers' model, as adapters have them, in the model's checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from transformers.conversion_mapping import WeightRenaming, get_checkpoint_conversion_mapping
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.multimodal import is_of_text, text_name
@@ -48,7 +49,7 @@ class ModuleNames:
 def _renamed_modules(model_type: str) -> tuple[tuple[str, str], ...]:
     """Parts of names: a checkpoint's, and that of the module in transformers' model."""
     found = []
-    for each in get_checkpoint_conversion_mapping(model_type) or []:
+    for each in get_checkpoint_conversion_mapping(model_type) or []:  # type: ignore[no-untyped-call]
         if type(each) is not WeightRenaming:
             continue
         for ours, theirs in zip(each.source_patterns, each.target_patterns, strict=False):

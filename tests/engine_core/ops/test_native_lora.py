@@ -132,7 +132,7 @@ def assert_close(x: torch.Tensor, y: torch.Tensor, factors: torch.dtype) -> None
 
 
 def places_of(rows: int, count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(-1, count, rows).tolist()
+    return [int(place) for place in np.random.default_rng(seed).integers(-1, count, rows)]
 
 
 @by_layer
@@ -148,7 +148,7 @@ def test_is_right(kernels: Kernels, layer: str, dtype: torch.dtype) -> None:
         for each, y in zip((native, by_torch), results, strict=True):
             with each.ops.computing(each.step(places)):
                 each.op(x, y[..., 3:-4], 0.75)
-        assert_close(*results, factor_type(kernels, dtype))
+        assert_close(results[0], results[1], factor_type(kernels, dtype))
         assert not torch.equal(results[0], kept)
         untouched = torch.from_numpy((results[1] == kept).numpy())
         assert_same_bits(results[0][untouched], kept[untouched])

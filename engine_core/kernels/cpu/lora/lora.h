@@ -27,7 +27,7 @@ public:
           following_(static_cast<const char*>(following)),
           left_(bytes - kLoraAhead) {}
 
-    // `bytes`, whole cache lines, are about to be read.
+    // So many bytes are about to be read.
     inline __attribute__((always_inline)) void pass(long bytes) {
         if (left_ <= 0 && following_) {
             ahead_ = following_;
@@ -51,7 +51,7 @@ struct PanelSums {
 
     Block<F, Rows, kVectors> block;
 
-    // Add `steps` products, at most 16 numbers.
+    // Add `steps` products of kPack factors each.
     inline __attribute__((always_inline)) void add(const typename F::Factor* left, long stride, const Element* panel, long steps) {
 #pragma GCC unroll 2
         for (long step = 0; step < steps; ++step) {
@@ -167,7 +167,11 @@ public:
         for (long panel = unit.part * kTogether; panel < end; ++span) {
             const long until = span->panels_end < end ? span->panels_end : end;
             with_constant<kMostRows>(unit.rows, [&](auto rows) {
-                add_ranks<rows.value>(unit, *span, panel, until, until == end ? following : (span + 1)->b);
+                const void* const then = until == end ? following : (span + 1)->b;
+                if (args_.wide)
+                    add_ranks<Float32, rows.value>(unit, *span, panel, until, then);
+                else
+                    add_ranks<F, rows.value>(unit, *span, panel, until, then);
             });
             panel = until;
         }
@@ -186,49 +190,45 @@ private:
         return static_cast<const Element*>(span.b) + group * span.b_group_stride + (panel - first_panel(span)) * kPanel * span.ranks;
     }
 
-    // Add the products with panels `first` … `end` − 1, of one span.
-    template <int Rows>
+    // Add the products with panels `first` … `end` − 1, of one span, to numbers of type Y.
+    template <class Y, int Rows>
     __attribute__((noinline)) void add_ranks(
         const LoraUnit& unit, const RinglineLoraSpan& span, long first, long end, const void* following) const {
-        const long stride = args_.groups * ranks_, ranks = span.ranks;
-        const Factor* const inner = inner_ + ((unit.adapter->place + unit.first) * args_.groups + unit.group) * ranks_ + span.rank;
+        const long place = (unit.adapter->place + unit.first) * args_.groups + unit.group;
+        const long stride = args_.groups * ranks_, ranks = span.ranks, passed = (first - first_panel(span)) * kPanel;
+        const Factor* const inner = inner_ + place * ranks_ + span.rank;
         const Element* b = panel_of(span, unit.group, first);
-        const int32_t* const rows = unit.adapter->rows + unit.first;
-        long column = (first - first_panel(span)) * kPanel;
+        typename Y::Element* y[Rows];
+        for (int r = 0; r < Rows; ++r)
+            y[r] = static_cast<typename Y::Element*>(args_.y) + unit.adapter->rows[unit.first + r] * args_.y_stride +
+                   unit.group * args_.y_group_stride + span.column + passed;
+        const Vec scale = splat(args_.scale);
         LoraAhead ahead(b, (end - first) * kPanel * ranks * static_cast<long>(sizeof(Element)), following);
-        for (long panel = first; panel < end; ++panel, column += kPanel, b += kPanel * ranks) {
+        long left = span.columns - passed;
+        for (long panel = first; panel < end; ++panel, left -= kPanel, b += kPanel * ranks) {
             ahead.pass(kPanel * ranks * sizeof(Element));
             PanelSums<F, Rows> sums;
             sums.block.clear();
             sums.add(inner, stride, b, ranks / F::kPack);
-            const long left = span.columns - column;
-            for (int r = 0; r < Rows; ++r)
-                put(sums.block.sums[r], rows[r] * args_.y_stride + unit.group * args_.y_group_stride + span.column + column,
-                    left < kPanel ? left : kPanel);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r, y[r - 1] += kPanel)
+                if (left >= kPanel) {
+                    add_to<Y>(y[r], sums.block.sums[r], scale);
+                } else {
+                    typename Y::Element some[kPanel] = {};  // others stay as they are, and other threads may write them
+                    std::memcpy(some, y[r], left * sizeof *some);
+                    add_to<Y>(some, sums.block.sums[r], scale);
+                    std::memcpy(y[r], some, left * sizeof *some);
+                }
         }
     }
 
-    // Add to `count` outputs from `at` on.
-    inline __attribute__((always_inline)) void put(const Vec (&sums)[kPanel / kLanes], long at, long count) const {
-        if (args_.wide)
-            put_to<Float32>(sums, static_cast<float*>(args_.y) + at, count);
-        else
-            put_to<F>(sums, static_cast<Element*>(args_.y) + at, count);
-    }
     template <class Y>
-    inline __attribute__((always_inline)) void put_to(
-        const Vec (&sums)[kPanel / kLanes], typename Y::Element* to, long count) const {
-        if (count == kPanel) return add_to<Y>(sums, to);
-        typename Y::Element some[kPanel] = {};
-        std::memcpy(some, to, count * sizeof *to);
-        add_to<Y>(sums, some);
-        std::memcpy(to, some, count * sizeof *to);
-    }
-    template <class Y>
-    inline __attribute__((always_inline)) void add_to(const Vec (&sums)[kPanel / kLanes], typename Y::Element* to) const {
+    static inline __attribute__((always_inline)) void add_to(
+        typename Y::Element* y, const Vec (&sums)[kPanel / kLanes], Vec scale) {
 #pragma GCC unroll 8
         for (int c = 0; c < kPanel / kLanes; ++c)
-            Y::narrow(to + c * kLanes, add(Y::widen(to + c * kLanes), multiply(sums[c], splat(args_.scale))));
+            Y::narrow(y + c * kLanes, add(Y::widen(y + c * kLanes), multiply(sums[c], scale)));
     }
 
     const RinglineLora& args_;
