@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from typing import Protocol
 
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import adapter_pb2
@@ -10,11 +11,15 @@ from ringline.types.v1 import adapter_pb2
 from services.engine.adapters.registry import AdapterNews, AdapterRegistry, Generation
 from services.ring.identity import ADAPTERS, check_requires
 
-FindAdapter = Callable[[str, str], Generation]
-"""An adapter by name and digest; raises ``Refused``."""
+
+class FindAdapter(Protocol):
+    """Finds a request's adapter."""
+
+    def __call__(self, name: str, digest: str, *, is_new: bool) -> Generation:
+        """``is_new``: the request has not begun elsewhere. Raises ``Refused``."""
 
 
-def no_adapter(name: str, digest: str) -> Generation:
+def no_adapter(name: str, digest: str, *, is_new: bool) -> Generation:
     """Raises ``Refused``: this engine serves none."""
     check_requires([ADAPTERS], ())
     raise AssertionError
@@ -25,7 +30,7 @@ def adapter_of(submit: engine_pb2.Submit, capabilities: Collection[str], find: F
     if not submit.HasField("adapter"):
         return None
     check_requires([ADAPTERS], capabilities)
-    return find(submit.adapter.name, submit.adapter.digest)
+    return find(submit.adapter.name, submit.adapter.digest, is_new=submit.epoch <= 1 and not submit.resume)
 
 
 def adapter_message(generation: Generation) -> adapter_pb2.Adapter:

@@ -122,14 +122,18 @@ class AdapterRegistry:
         """One that is current or retired."""
         return self._all.get((name, digest))
 
-    def wanted(self, name: str, digest: str) -> Generation:
-        """As ``get``, for a request. Raises ``Refused``."""
+    def wanted(self, name: str, digest: str, *, is_new: bool = True) -> Generation:
+        """As ``get``, for a request; ``is_new``: it has not begun elsewhere. Raises ``Refused``.
+
+        A new request may be of an adapter that was just replaced, whose name it was admitted under; not of one that was
+        unloaded.
+        """
         check_adapter_name("adapter.name", name)
         if ADAPTER_DIGEST.fullmatch(digest) is None:
             raise invalid_field("adapter.digest", f"{digest[:80]!r}: expected SHA-256 as 64 digits of 0-9 and a-f")
-        if (generation := self.get(name, digest)) is not None:
+        generation, now = self.get(name, digest), self.find(name)
+        if generation is not None and not (is_new and now is None):
             return generation
-        now = self.find(name)
         other = "no adapter of that name" if now is None else f"{now.file.digest[:16]}… under that name"
         message = f"adapter: {name!r} of digest {digest[:16]}… is not known here; this engine has {other}"
         raise Refused(Code.FAILED_PRECONDITION, message, reason=Reason.ADAPTER_GONE, field="adapter")

@@ -158,6 +158,18 @@ def test_a_request_gets_the_digest_that_it_names_or_none(name: str, digest: str,
     assert (refusal.value.status.code, refusal.value.status.reason) == (code, reason)
 
 
+def test_what_was_unloaded_serves_no_new_request_but_those_that_began() -> None:
+    registry = AdapterRegistry("base")
+    registry.put("a", adapter_file("x"), "/a")
+    registry.put("a", adapter_file("y"), "/a")
+    assert registry.wanted("a", adapter_file("x").digest).path == "/a", "it was admitted before the replacement"
+    registry.remove("a")
+    for contents in "xy":
+        with pytest.raises(Refused, match="this engine has no adapter of that name"):
+            registry.wanted("a", adapter_file(contents).digest)
+        assert registry.wanted("a", adapter_file(contents).digest, is_new=False)
+
+
 def test_names_are_bounded() -> None:
     registry = AdapterRegistry("base")
     for number in range(MAX_ADAPTERS):
