@@ -34,8 +34,8 @@ MAX_CALLS = 64
 POLL_SECONDS = 1.0
 """Between two scans of the folder."""
 _T = TypeVar("_T")
-_POLL_SHARE = 50
-"""Scans take at most this part of the time."""
+_POLL_SHARE, _MOST_SECONDS = 50, 30.0
+"""Scans take at most one part in 50 of the time; but the next one comes after 30 s at the latest."""
 
 
 class AdapterControl:
@@ -92,7 +92,7 @@ class AdapterControl:
             self.registry.complete()
             self._hurry.clear()
             try:
-                async with asyncio.timeout(max(POLL_SECONDS, _POLL_SHARE * seconds)):
+                async with asyncio.timeout(max(POLL_SECONDS, min(_POLL_SHARE * seconds, _MOST_SECONDS))):
                     await self._hurry.wait()
             except TimeoutError:
                 pass
