@@ -197,6 +197,12 @@ class AdapterRegistry:
             self.is_complete = True
             self._on_change()
 
+    def tell_again(self, generation: Generation) -> None:
+        """Tell peers of an adapter as if it had changed."""
+        if self._all.get(generation.key) is generation:
+            self._tell(generation)
+            self._on_change()
+
     def use(self, core_id: str, generation: Generation) -> None:
         """A request has it, until ``release``."""
         self._used[core_id] = generation
