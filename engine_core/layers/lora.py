@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.layers.lora_latents import LatentsShape, LoRALatents
 from engine_core.lora.adapter import Adapter, LoRAMatrices
 from engine_core.lora.layout import Table
 from engine_core.lora.targets import LinearTarget, LoRATargets, TableTarget
@@ -93,6 +94,7 @@ class LoRALayers:
         self._backend = backend
         self._dtype = dtype
         self._linear: list[_Linear] = []
+        self._latents: list[LoRALatents] = []
         self._head: _Linear | None = None
         self._embedding: _Embedding | None = None
         self._computing: RowAdapters | None = None
@@ -102,6 +104,11 @@ class LoRALayers:
         op = self._ops.linear(self._width(shape.inputs), self._width(shape.outputs))
         self._linear.append(_Linear(op, shape))
         return op
+
+    def latents(self, shape: LatentsShape) -> LoRALatents:
+        """What adds to keys and values made from latents."""
+        self._latents.append(LoRALatents(shape, self._ops, self._backend.padded))
+        return self._latents[-1]
 
     def head(self, shape: LinearShape) -> LoRAOp:
         """What adds to the logits of a head of ``shape``."""
@@ -124,6 +131,7 @@ class LoRALayers:
             for each in self._linear
             for piece in each.shape.pieces
         }
+        linear |= {each.shape.rows.name: each.shape.target for each in self._latents}
         embedding = head = None
         if (table := self._embedding) is not None:
             name = table.rows.name.removesuffix(".weight")
@@ -140,6 +148,7 @@ class LoRALayers:
         for each in self._linear:
             names, shape = len(each.shape.names), each.shape
             numbers += rank * (names * self._width(shape.inputs) + self._width(shape.outputs))
+        numbers += sum(each.most_numbers(rank) for each in self._latents)
         return numbers * self._dtype.itemsize
 
     def load(self, adapter: Adapter) -> LoadedAdapter:
@@ -148,6 +157,9 @@ class LoRALayers:
         for each in self._linear:
             if (weights := self._of_linear(each.shape, adapter.linear)) is not None:
                 layers[each.op.layer] = weights
+        for latents in self._latents:
+            if (matrices := adapter.linear.get(latents.shape.rows.name)) is not None:
+                layers |= {op.layer: weights for op, weights in latents.weights(matrices)}
         head = None
         if self._head is not None:
             [piece] = self._head.shape.pieces

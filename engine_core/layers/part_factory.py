@@ -280,7 +280,7 @@ class PartFactory:
         """
         heads, method = self.shares.groups(shape.num_heads), self._quantization.method((name,))
         return self._add(
-            MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend, method)
+            MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend, method, self.lora)
         )
 
     def rows_linear(
