@@ -12,8 +12,7 @@ import torch
 
 from engine_core.layers.lora_latents import LatentsShape, LoRALatents
 from engine_core.lora.adapter import Adapter, LoRAMatrices
-from engine_core.lora.layout import Table
-from engine_core.lora.targets import LinearTarget, LoRATargets, TableTarget
+from engine_core.lora.targets import LinearTarget, LoRATargets, Table, TableTarget
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.ops.lora import LoRAOp, LoRAOutputs, LoRAWeights, PackedAdapter, RowsByAdapter, StepAdapters
 from engine_core.weights.features import Features, LinearShape

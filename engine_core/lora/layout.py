@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 from engine_core.errors import AdapterError
 from engine_core.lora.files import WEIGHTS, StoredTensor
 from engine_core.lora.peft_config import CONFIG, MERGE, LayerScale, LayerScales, PEFTConfig
-from engine_core.lora.targets import ExpertsTarget, LinearTarget, LoRATargets, Projection
+from engine_core.lora.targets import ExpertsTarget, LinearTarget, LoRATargets, Projection, Table
 
 _NAME = re.compile(
     r"base_model\.model\.(?P<module>.+?)(?P<inner>(?:\.base_layer)*)\."
@@ -18,6 +17,7 @@ _NAME = re.compile(
     r"|(?P<saved>(?:modules_to_save\.(?:default\.)?)?weight))"
 )
 _LONGEST_NAME = 512
+_INDEX = re.compile("0|[1-9][0-9]{0,5}")
 _SWAPS = (0, 20)
 """The first version of PEFT that surely takes the last dimension of experts' parameters for their inputs, if their
 module does not say otherwise; from (0, 19) some did.
@@ -52,13 +52,6 @@ class StackedPlace:
     """Of gates and ups: ``UP``."""
     flipped: bool
     """Whether A is over the outputs, and B over the inputs."""
-
-
-class Table(Enum):
-    """A table of a row for each token."""
-
-    EMBEDDING = "embedding"
-    HEAD = "head"
 
 
 Place = LinearPlace | ExpertPlace | StackedPlace | Table
@@ -159,10 +152,19 @@ class _Reader:
             pair = self._pair(module, both)
             if (same := pairs.setdefault(pair.name, pair)) is not pair:
                 raise _twice(same.a, pair.a)
+        self._check_experts(pairs.values())
         if not pairs and not saved:
             raise AdapterError(f"{WEIGHTS} has no tensors: save the adapter again")
         self._check_saved(saved)
         return Layout(tuple(pairs.values()), tuple(saved.values()))
+
+    @staticmethod
+    def _check_experts(pairs: Iterable[Pair]) -> None:
+        """Refuse matrices for experts one by one beside those for all together."""
+        stacked = {pair.place.prefix: pair for pair in pairs if isinstance(pair.place, StackedPlace)}
+        for pair in pairs:
+            if isinstance(pair.place, ExpertPlace) and (other := stacked.get(pair.place.prefix)) is not None:
+                raise _twice(other.a, pair.a)
 
     def _check_saved(self, saved: dict[Table, Saved]) -> None:
         """Refuse an adapter whose own head or embedding has been lost."""
@@ -219,7 +221,7 @@ class _Reader:
         prefix, expert, projection = (*name.rsplit(".", 2), "", "")[:3]
         experts = self._targets.experts.get(prefix)
         found = None if experts is None else experts.named(projection)
-        if experts is None or found is None or expert not in map(str, range(experts.num_experts)):
+        if experts is None or found is None or not _INDEX.fullmatch(expert) or int(expert) >= experts.num_experts:
             raise self._unknown(tensor, name)
         return ExpertPlace(prefix, int(expert), found), experts.shape_of(found)
 
@@ -315,7 +317,7 @@ class _Reader:
 def _parse(name: str) -> tuple[_Module, str]:
     """The module that a tensor is for, and which of its tensors it is: ``A``, ``B`` or ``saved``."""
     found = _NAME.fullmatch(name) if len(name) <= _LONGEST_NAME and name.isascii() else None
-    if found is None:
+    if found is None or (found["saved"] and ".lora_" in name):
         raise AdapterError(f"{name!r:.200} in {WEIGHTS} {_problem(name)}")
     inner = found["inner"].count(".")
     role = found["matrix"] or found["table"] or "saved"

@@ -15,24 +15,24 @@ _MOST_CHARACTERS = 10_000
 _MOST_SIZE = 5_000
 """Characters, classes and branches, with all repetitions written out."""
 _MOST_DEPTH = 50
-MOST_STEPS = 2_000_000
-"""Of all expressions of an adapter: about a second."""
 
 
 class NameRegexError(ValueError):
     """An expression cannot be used; the text says why."""
 
 
-@dataclass(slots=True)
 class Steps:
-    """The steps left."""
+    """Those that all expressions of an adapter may take together."""
 
-    left: int = MOST_STEPS
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.left = most
 
     def take(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            raise NameRegexError(f"and others take more than {MOST_STEPS} steps to match: use fewer repetitions")
+            problem = f"and others take more than {self._most} steps to match"
+            raise NameRegexError(f"{problem}: use fewer of them, with fewer repetitions")
 
 
 def _mask(characters: str) -> int:

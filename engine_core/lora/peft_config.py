@@ -115,9 +115,9 @@ class LayerScales:
     def __init__(self, config: PEFTConfig) -> None:
         """Raises ``AdapterError``, as does ``of``, about patterns."""
         self._config = config
-        steps = Steps()
-        self._ranks = [(key, _matcher("rank_pattern", key, steps)) for key in config.rank_pattern]
-        self._alphas = [(key, _matcher("alpha_pattern", key, steps)) for key in config.alpha_pattern]
+        matchers = _Matchers()
+        self._ranks = [(key, matchers.make("rank_pattern", key)) for key in config.rank_pattern]
+        self._alphas = [(key, matchers.make("alpha_pattern", key)) for key in config.alpha_pattern]
 
     def of(self, name: str) -> LayerScale:
         """``name``: PEFT's, of a module or a parameter."""
@@ -130,45 +130,53 @@ class LayerScales:
 
 _Matches = Callable[[str], bool]
 _PLAIN = re.compile(r"\^?[A-Za-z0-9_.]+")
+_MOST_STEPS = 500_000
+_MOST_COMPARISONS = 5_000_000
+"""Of keys without syntax. Both limits take about a second."""
 
 
 def _first(patterns: list[tuple[str, _Matches]], name: str) -> str:
     return next((key for key, matches in patterns if matches(name)), name)
 
 
-def _matcher(field: str, key: str, steps: Steps) -> _Matches:
-    """Whether a name is, or ends with a dot and, what ``key`` matches."""
-    if _PLAIN.fullmatch(key):
-        return _plain_matcher(key)
+class _Matchers:
+    """Makes functions: whether a name is, or ends with a dot and, what a pattern matches."""
 
-    def refused(error: NameRegexError) -> AdapterError:
-        return AdapterError(f"{CONFIG}: {key!r:.80} in {field} {error}")
+    def __init__(self) -> None:
+        self._steps = Steps(_MOST_STEPS)
+        self._comparisons = Steps(_MOST_COMPARISONS)
 
-    try:
-        pattern = NameRegex(rf"(.*\.)?({key})$", steps)
-    except NameRegexError as error:
-        raise refused(error) from error
-
-    def matches(name: str) -> bool:
+    def make(self, field: str, key: str) -> _Matches:
+        """Raises ``AdapterError``, as does the function."""
         try:
-            return pattern.matches(name)
+            matches = self._plain(key) if _PLAIN.fullmatch(key) else NameRegex(rf"(.*\.)?({key})$", self._steps).matches
         except NameRegexError as error:
-            raise refused(error) from error
+            raise _bad_pattern(field, key, error) from error
 
-    return matches
+        def checked(name: str) -> bool:
+            try:
+                return matches(name)
+            except NameRegexError as error:
+                raise _bad_pattern(field, key, error) from error
+
+        return checked
+
+    def _plain(self, key: str) -> _Matches:
+        """For a key without other syntax than dots: some adapters have one for each module."""
+        whole, text = key.startswith("^"), key.removeprefix("^")
+
+        def matches(name: str) -> bool:
+            self._comparisons.take(1)
+            before, end = name[: -len(text)], name[-len(text) :]
+            if before and (whole or not before.endswith(".")):
+                return False
+            return end == text or (len(end) == len(text) and all(b in (a, ".") for a, b in zip(end, text, strict=True)))
+
+        return matches
 
 
-def _plain_matcher(key: str) -> _Matches:
-    """Of a key without other syntax than dots: some adapters have one for each module."""
-    whole, text = key.startswith("^"), key.removeprefix("^")
-
-    def matches(name: str) -> bool:
-        before, end = name[: -len(text)], name[-len(text) :]
-        if before and (whole or not before.endswith(".")):
-            return False
-        return end == text or (len(end) == len(text) and all(b in (a, ".") for a, b in zip(end, text, strict=True)))
-
-    return matches
+def _bad_pattern(field: str, key: str, error: NameRegexError) -> AdapterError:
+    return AdapterError(f"{CONFIG}: {key!r:.80} in {field} {error}")
 
 
 def read_peft_config(raw: Mapping[str, Any]) -> PEFTConfig:
@@ -189,7 +197,7 @@ def read_peft_config(raw: Mapping[str, Any]) -> PEFTConfig:
         },
         modules_to_save=_names("modules_to_save", raw),
         target_parameters=_names("target_parameters", raw),
-        base_model=base if isinstance(base := raw.get("base_model_name_or_path"), str) else "",
+        base_model=base if isinstance(base := raw.get("base_model_name_or_path"), str) and base.isprintable() else "",
         peft_version=_version(raw.get("peft_version")),
     )
 

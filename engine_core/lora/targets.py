@@ -61,9 +61,16 @@ class ExpertsTarget:
         return LinearTarget(self.intermediate_size, self.hidden_size)
 
 
+class Table(Enum):
+    """A table with a row for each token."""
+
+    EMBEDDING = "embedding"
+    HEAD = "head"
+
+
 @dataclass(frozen=True, slots=True)
 class TableTarget:
-    """A table with a row for each token."""
+    """The embedding, or the head."""
 
     name: str
     rows: int
