@@ -376,7 +376,7 @@ class PartFactory:
     def routed_experts(self, shape: ExpertsShape, tensors: ExpertTensors) -> RoutedExperts:
         """Experts without a router."""
         method = self._quantization.method((tensors.prefix,))
-        return self._add(RoutedExperts(shape, tensors, self.backend, method, self.shares))
+        return self._add(RoutedExperts(shape, tensors, self.backend, method, self.shares, self.lora))
 
     def _add(self, part: AnyPart) -> AnyPart:
         self.parts.append(part)
