@@ -93,27 +93,41 @@ def _read(
     directory: Path, targets: LoRATargets, limits: LoRALimits, keep: Callable[[str, torch.Tensor], None]
 ) -> tuple[AdapterFile, Layout]:
     """``keep`` gets each tensor by its name in the file."""
-    config = read_peft_config(read_config(directory))
-    dtype: torch.dtype = getattr(torch, targets.dtype)
-    with open_tensors(directory, targets.most_tensors) as file:
-        layout = lay_out(file.tensors, config, targets)
-        if layout.rank > limits.max_lora_rank:
-            raise AdapterError(
-                f"{directory} has matrices of rank {layout.rank}, above the limit of {limits.max_lora_rank}: start the "
-                f"engine with --max-lora-rank {layout.rank}"
-            )
-        if (nbytes := layout.num_numbers * dtype.itemsize) > limits.max_bytes:
-            raise AdapterError(
-                f"{directory} needs {nbytes} bytes, above the limit of {limits.max_bytes} for adapters: give the "
-                "engine more memory for them, or train it with a lower rank or for fewer layers"
-            )
-        digest = _digest(file, layout, dtype, keep)
+    try:
+        config = read_peft_config(read_config(directory))
+        with open_tensors(directory, targets.most_tensors) as file:
+            layout = lay_out(file.tensors, config, targets)
+            nbytes = _check_limits(layout, targets, limits)
+            digest = _digest(file, layout, targets, keep)
+    except AdapterError as error:
+        raise AdapterError(f"{directory}: {error}") from error
     return AdapterFile(digest, nbytes, layout.rank, config.base_model), layout
 
 
-def _digest(file: TensorFile, layout: Layout, dtype: torch.dtype, keep: Callable[[str, torch.Tensor], None]) -> str:
+def _check_limits(layout: Layout, targets: LoRATargets, limits: LoRALimits) -> int:
+    """The adapter's size in bytes. Raises ``AdapterError``."""
+    if layout.rank > limits.max_lora_rank:
+        raise AdapterError(
+            f"it has matrices of rank {layout.rank}, above the limit of {limits.max_lora_rank}: start the engine with "
+            f"--max-lora-rank {layout.rank}"
+        )
+    if (nbytes := layout.num_numbers * _dtype(targets).itemsize) > limits.max_bytes:
+        raise AdapterError(
+            f"it needs {nbytes} bytes, above the limit of {limits.max_bytes} for adapters: give the engine more memory "
+            "for them, or train it with a lower rank or for fewer layers"
+        )
+    return nbytes
+
+
+def _dtype(targets: LoRATargets) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, targets.dtype)
+    return dtype
+
+
+def _digest(file: TensorFile, layout: Layout, targets: LoRATargets, keep: Callable[[str, torch.Tensor], None]) -> str:
     """Read all tensors; the digest is the same in whichever order they are, and under whichever names."""
     meanings = {tensor.name: meaning for tensor, meaning in _meanings(layout)}
+    dtype = _dtype(targets)
     digests = []
     for tensor in file.tensors:
         numbers, content = file.read(tensor)

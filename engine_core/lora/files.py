@@ -54,7 +54,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     with _regular(path, _missing(directory, CONFIG)) as (file, size):
         if size > _MOST_OF_CONFIG:
-            raise AdapterError(f"{path} has {size} bytes, above the limit of {_MOST_OF_CONFIG}: {_AGAIN}")
+            raise AdapterError(f"{path.name} has {size} bytes, above the limit of {_MOST_OF_CONFIG}: {_AGAIN}")
         return _object(path, _bytes(path, file, size))
 
 
@@ -90,28 +90,29 @@ def _regular(path: Path, missing: str) -> Iterator[tuple[FileIO, int]]:
     """An open file and its size in bytes. What may block, as a pipe, or has no end, as a device, is refused."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise AdapterError(f"{path} is not a regular file: {_AGAIN}")
+            raise AdapterError(f"{path.name} is not a regular file: {_AGAIN}")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise AdapterError(missing) from error
     except (OSError, ValueError) as error:
-        raise AdapterError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise AdapterError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     with FileIO(descriptor) as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise AdapterError(f"{path} is not a regular file: {_AGAIN}")
+            raise AdapterError(f"{path.name} is not a regular file: {_AGAIN}")
         yield file, found.st_size
 
 
 def _missing(directory: Path, name: str) -> str:
+    expected = f"expected {CONFIG} and {WEIGHTS}, as PEFT's save_pretrained writes them"
     if not directory.is_dir():
-        return f"{directory} is not a directory: expected one with {CONFIG} and {WEIGHTS}, as PEFT writes it"
+        return f"there is no such directory: {expected}"
     if name == WEIGHTS and (directory / _PICKLED).exists():
         return (
-            f"{directory} has its tensors in {_PICKLED}, which loading may execute and is not read: load the adapter "
-            f"with PEFT, and save_pretrained writes {WEIGHTS}"
+            f"the tensors are in {_PICKLED}, which loading may execute and is not read: load the adapter with PEFT, "
+            f"and save_pretrained writes {WEIGHTS}"
         )
-    return f"{directory} has no {name}: expected an adapter as PEFT's save_pretrained writes it"
+    return f"there is no {name}: {expected}"
 
 
 def _bytes(path: Path, file: FileIO, size: int) -> bytearray:
@@ -126,9 +127,9 @@ def _fill(path: Path, file: FileIO, content: memoryview) -> None:
         try:
             count = file.readinto(content[done:])
         except OSError as error:
-            raise AdapterError(f"{path} cannot be read: {error.strerror}") from error
+            raise AdapterError(f"{path.name} cannot be read: {error.strerror}") from error
         if not count:
-            raise AdapterError(f"{path} ends too early, or has been cut while it was read: {_AGAIN}")
+            raise AdapterError(f"{path.name} ends too early, or has been cut while it was read: {_AGAIN}")
         done += count
 
 
@@ -146,9 +147,9 @@ def _object(path: Path, content: bytearray) -> dict[str, Any]:
         found = json.loads(content.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         problem = "it is a pointer of Git LFS: run git lfs pull" if content.startswith(_LFS) else f"{error}: {_AGAIN}"
-        raise AdapterError(f"{path} is not JSON: {problem}") from error
+        raise AdapterError(f"{path.name} is not JSON: {problem}") from error
     if not isinstance(found, dict):
-        raise AdapterError(f"{path} does not hold a JSON object: {_AGAIN}")
+        raise AdapterError(f"{path.name} does not hold a JSON object: {_AGAIN}")
     return found
 
 
@@ -157,21 +158,21 @@ def _tensors(path: Path, file: FileIO, size: int, most_tensors: int) -> tuple[St
     start = _bytes(path, file, min(size, 8))
     if len(start) < 8 or start.startswith(_LFS[:8]):
         problem = "a pointer of Git LFS: run git lfs pull" if start.startswith(_LFS[:8]) else f"too short: {_AGAIN}"
-        raise AdapterError(f"{path} is no safetensors file, but {problem}")
+        raise AdapterError(f"{path.name} is no safetensors file, but {problem}")
     length = int.from_bytes(start, "little")
     if length > (most := _MOST_METADATA + _MOST_PER_TENSOR * most_tensors):
         raise AdapterError(
-            f"{path} has a header of {length} bytes, above the limit of {most} for adapters of this model: it is "
+            f"{path.name} has a header of {length} bytes, above the limit of {most} for adapters of this model: it is "
             "damaged, or of another model"
         )
     if length > size - 8:
-        raise AdapterError(f"{path} ends too early: it has {size} bytes, and a header of {length}: {_AGAIN}")
+        raise AdapterError(f"{path.name} ends too early: it has {size} bytes, and a header of {length}: {_AGAIN}")
     header = _object(path, _bytes(path, file, length))
     header.pop("__metadata__", None)
     if len(header) > most_tensors:
         raise AdapterError(
-            f"{path} has {len(header)} tensors, above the limit of {most_tensors} for adapters of this model: it is of "
-            "another model"
+            f"{path.name} has {len(header)} tensors, above the limit of {most_tensors} for adapters of this model: "
+            "it is of another model"
         )
     found = sorted(
         (_stored(path, name, entry, 8 + length) for name, entry in header.items()), key=lambda each: each.start
@@ -179,10 +180,12 @@ def _tensors(path: Path, file: FileIO, size: int, most_tensors: int) -> tuple[St
     end = 8 + length
     for each in found:
         if each.start != end:
-            raise AdapterError(f"{path}: {each.name!r:.200} does not begin where the tensor before it ends: {_AGAIN}")
+            raise AdapterError(
+                f"{path.name}: {each.name!r:.200} does not begin where the tensor before it ends: {_AGAIN}"
+            )
         end += each.nbytes
     if end != size:
-        raise AdapterError(f"{path} has {size} bytes, and its tensors need {end}: {_AGAIN}")
+        raise AdapterError(f"{path.name} has {size} bytes, and its tensors need {end}: {_AGAIN}")
     return tuple(found)
 
 
@@ -195,11 +198,13 @@ def _stored(path: Path, name: str, entry: object, first: int) -> StoredTensor:
         ):
             pass
         case _:
-            raise AdapterError(f"{path}: the header's entry of {name!r:.200} is damaged: {_AGAIN}")
+            raise AdapterError(f"{path.name}: the header's entry of {name!r:.200} is damaged: {_AGAIN}")
     if (dtype := _TYPES.get(type_name)) is None:
-        raise AdapterError(f"{path}: {name!r:.200} is of type {type_name!r:.40}; expected one of {', '.join(_TYPES)}")
+        raise AdapterError(
+            f"{path.name}: {name!r:.200} is of type {type_name!r:.40}; expected one of {', '.join(_TYPES)}"
+        )
     if math.prod(shape) * dtype.itemsize != end - start:
         raise AdapterError(
-            f"{path}: {name!r:.200} has {end - start} bytes, which are not those of its shape {shape!r:.80}: {_AGAIN}"
+            f"{path.name}: {name!r:.200} has {end - start} bytes, which its shape {shape!r:.80} does not need: {_AGAIN}"
         )
     return StoredTensor(name, dtype, tuple(shape), first + start, end - start)

@@ -152,10 +152,19 @@ class _Reader:
             pair = self._pair(module, both)
             if (same := pairs.setdefault(pair.name, pair)) is not pair:
                 raise _twice(same.a, pair.a)
+        self._check_experts(pairs.values())
         if not pairs and not saved:
             raise AdapterError(f"{WEIGHTS} has no tensors: save the adapter again")
         self._check_saved(saved)
         return Layout(tuple(pairs.values()), tuple(saved.values()))
+
+    @staticmethod
+    def _check_experts(pairs: Iterable[Pair]) -> None:
+        """Refuse matrices for experts one by one beside those for all together."""
+        stacked = {pair.place.prefix: pair for pair in pairs if isinstance(pair.place, StackedPlace)}
+        for pair in pairs:
+            if isinstance(pair.place, ExpertPlace) and (other := stacked.get(pair.place.prefix)) is not None:
+                raise _twice(other.a, pair.a)
 
     def _check_saved(self, saved: dict[Table, Saved]) -> None:
         """Refuse an adapter whose own head or embedding has been lost."""
