@@ -71,10 +71,7 @@ OF_OPS = "norm_of_groups_scaled or several_ranks or stays_quantized"
 @pytest.mark.parametrize(
     "tests",
     [
-        (
-            "-k",
-            f"test_engine or test_libraries or test_random_steps or test_lora or (test_ops and bfloat16 and ({OF_OPS}))",
-        ),
+        ("-k", f"test_engine or test_libraries or test_lora or test_random_steps or (bfloat16 and ({OF_OPS}))"),
         pytest.param((f"--ignore={INTERPRETED}/test_engine.py",), marks=pytest.mark.wide),
         pytest.param(("--wide",), marks=pytest.mark.wide),
     ],

@@ -37,7 +37,7 @@ def ops() -> TritonLoRAOps:
     return TritonLoRAOps(3, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("layer", ["linear", "shared A", pytest.param("shared B", marks=WIDE)])
+@pytest.mark.parametrize("layer", ["linear", *(pytest.param(each, marks=WIDE) for each in ("shared A", "shared B"))])
 @by_dtype
 def test_is_right(layer: str, dtype: torch.dtype) -> None:
     """Strided rows and groups, mixed ranks, rows without adapters, and outputs in float32."""
