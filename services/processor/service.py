@@ -403,6 +403,21 @@ class InferenceService:
         tenant = (await self.principal(context)).tenant
         return list_models([each for each in self._models.served() if self._policies.permits(tenant, each.limits.name)])
 
+    async def LoadAdapter(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.LoadAdapterResponse:
+        raise _no_adapters()
+
+    async def UnloadAdapter(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.UnloadAdapterResponse:
+        raise _no_adapters()
+
+    async def ListAdapters(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.ListAdaptersResponse:
+        raise _no_adapters()
+
     async def _look_up(
         self,
         look_up: Callable[[_Request, ServedModel], _Response],
@@ -422,6 +437,10 @@ class InferenceService:
             return await self._queue.run_in_thread(work, tenant, len(data))
         except Refused as refused:
             await abort(context, refused.status)
+
+
+def _no_adapters() -> Refused:
+    return Refused(Code.UNIMPLEMENTED, "adapters are not served here")
 
 
 def _parse_and_take(
