@@ -18,6 +18,7 @@ from services.common.rpc.handlers import RequestStream
 from services.common.rpc.message_limits import MessageLimits, is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import abort, status_from_proto
+from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.prompt_resolution import prompt_with_pictures, render_chat
 from services.processor.admission.request_resolution import resolve_sampling
@@ -89,8 +90,10 @@ class InferenceService:
         limits: SessionLimits,
         tenant_header: str,
         policies: TenantPolicies,
+        choices: ModelChoices,
     ) -> None:
         self._models = models
+        self._choices = choices
         self._intake = intake
         self._queue = queue
         self._pictures = pictures
@@ -376,21 +379,13 @@ class InferenceService:
     ) -> inference_pb2.TokenizeResponse | _WithPictures:
         """The answer, or what waits for its pictures. Runs in a thread; raises ``Refused``."""
         request = parse(inference_pb2.TokenizeRequest, data, limits)
-        model = self._model_of(request.model, models, tenant)
+        model = self._choices.for_lookup(request.model, models, tenant)
         sources = take_sources(request.chat)
         if not sources:
             return tokenize(request, model)
         check_sources(sources)
         check_pictures(request.chat, sources, model)
         return _WithPictures(request, model, sources, len(data))
-
-    def _model_of(self, name: str, models: LookupModels, tenant: str) -> ServedModel:
-        """The model of that name, which the tenant may use. Raises ``Refused``."""
-        model, refused = models.choose(name)
-        self._policies.check_model(tenant, model.limits.name)
-        if refused is not None:
-            raise refused
-        return model
 
     async def Detokenize(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -432,7 +427,7 @@ class InferenceService:
 
             def work() -> _Response:
                 request = parse(kind, data, limits)
-                return look_up(request, self._model_of(request.model, models, tenant))
+                return look_up(request, self._choices.for_lookup(request.model, models, tenant))
 
             return await self._queue.run_in_thread(work, tenant, len(data))
         except Refused as refused:

@@ -143,9 +143,15 @@ def write_end(message: detokenizer_pb2.TextFinished | inference_pb2.ChoiceFinish
         message.accepted_draft_tokens, message.rejected_draft_tokens = end.drafts
 
 
-def hello_message(me: PeerId) -> link_pb2.Hello:
-    """The first frame of a link."""
-    return link_pb2.Hello(name=me.name, incarnation=me.incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION)
+def hello_message(me: PeerId, capabilities: Iterable[str] = ()) -> link_pb2.Hello:
+    """The first frame of a link; ``capabilities``: what ``me`` can do beyond the version."""
+    return link_pb2.Hello(
+        name=me.name,
+        incarnation=me.incarnation,
+        min_version=MIN_VERSION,
+        max_version=MAX_VERSION,
+        capabilities=capabilities,
+    )
 
 
 def welcome_message(

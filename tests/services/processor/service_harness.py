@@ -46,7 +46,15 @@ class ServiceHarness(ProcessorCore):
             max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0, max_age=600.0
         )
         self.service = InferenceService(
-            self.models, self.intake, self.queue, self.pictures, self.metrics, limits, "x-tenant", self.policies
+            self.models,
+            self.intake,
+            self.queue,
+            self.pictures,
+            self.metrics,
+            limits,
+            "x-tenant",
+            self.policies,
+            self.choices,
         )
         self.go = threading.Event()
 
