@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from services.ring.errors import Code, Reason, Refused, invalid_field
 
 PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/+-]{0,127}")
+ADAPTER_DIGEST = re.compile(r"[0-9a-f]{64}")
 GATEWAY_HEADER = "x-ringline-gateway"
 """Metadata key under which a gateway tells processors its name."""
 MIN_VERSION, MAX_VERSION = 1, 1
@@ -94,6 +96,13 @@ class PeerId:
 def ring_id(incarnation: int, counter: int) -> str:
     """A request's id on the ring; unique as long as incarnations are."""
     return f"{incarnation}-{counter}"
+
+
+def check_adapter_name(field: str, name: str) -> None:
+    """Raise ``Refused`` for what is no name of an adapter, given in ``field``."""
+    if ADAPTER_NAME.fullmatch(name) is None:
+        accepted = "1 to 128 characters of [A-Za-z0-9._@/+-], the first a letter or a digit"
+        raise invalid_field(field, f"{name[:200]!r} is not a name: expected {accepted}")
 
 
 def is_ring_id_of(request_id: str, incarnation: int) -> bool:
