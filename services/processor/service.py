@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import grpc
 import structlog
 from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import adapter_pb2
 
 from services.common.rpc.handlers import RequestStream
 from services.common.rpc.message_limits import MessageLimits, is_cheap_to_parse, parse
@@ -21,7 +23,7 @@ from services.common.rpc.shared_messages import abort, status_from_proto
 from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.prompt_resolution import prompt_with_pictures, render_chat
-from services.processor.admission.request_resolution import resolve_sampling
+from services.processor.admission.request_resolution import adapter_message, resolve_sampling
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.admission.validation import check_text_size, check_token_ids, refuse
@@ -38,7 +40,9 @@ from services.processor.media.chat_pictures import (
 from services.processor.metrics import ProcessorMetrics
 from services.processor.pooling.plan import PooledAnswer, PoolingMessage
 from services.processor.principal import Principal, authenticated, tenant_of
+from services.processor.request import SEPARATOR
 from services.processor.served_models import LookupModels, ServedModel, ServedModels
+from services.ring.adapters import Adapter
 from services.ring.errors import Code, Reason, Refused, Status
 from text_core.tokenizer_files import NEEDS_TOKENIZER
 
@@ -49,6 +53,8 @@ _Response = TypeVar("_Response")
 _Message = TypeVar("_Message", bound=Message)
 _Received = TypeVar("_Received", inference_pb2.GenerateRequest, inference_pb2.SessionRequest)
 _T = TypeVar("_T")
+MAX_LISTED_WITH_ADAPTER = 256
+"""Adapters of a model that its caller may not use by itself, which are listed as models; ListAdapters has all."""
 Pack = Callable[[inference_pb2.SessionResponse], Iterable[tuple[bytes | None, Status | None]]]
 """Converts a frame to serialized messages of a one-request call, each with the error that ends its request or choice
 (None: no error); an error may come without a message."""
@@ -396,7 +402,9 @@ class InferenceService:
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
         tenant = (await self.principal(context)).tenant
-        return list_models([each for each in self._models.served() if self._policies.permits(tenant, each.limits.name)])
+        policy = self._policies.of(tenant)
+        adapters_of = partial(self._choices.adapters_of, policy=policy)
+        return list_models(self._models.served(), adapters_of, policy.permits)
 
     async def LoadAdapter(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -519,15 +527,34 @@ def _pieces(ids: Sequence[int], model: ServedModel) -> list[bytes]:
     return pieces
 
 
-def list_models(served: Sequence[ServedModel]) -> inference_pb2.ListModelsResponse:
-    """The newest model of each name, those that generate first; the first one under its further names, too."""
+def list_models(
+    served: Sequence[ServedModel],
+    adapters_of: Callable[[ServedModel], Iterable[Adapter]] = lambda model: (),
+    permits: Callable[[str], bool] = lambda name: True,
+) -> inference_pb2.ListModelsResponse:
+    """The newest model of each name, those that generate first; the first one under its further names, too.
+
+    ``adapters_of``: the adapters of a model that the caller may use; ``permits``: whether it may use a model by itself.
+    A model that it may use with an adapter only is listed under the names of both.
+    """
     by_name: dict[str, ServedModel] = {}
     for each in sorted(served, key=lambda each: each.pools):
         by_name.setdefault(each.limits.name, each)
-    for each in list(by_name.values())[:1]:
-        for alias in each.limits.aliases:
-            by_name.setdefault(alias, each)
-    return inference_pb2.ListModelsResponse(models=[_described(name, each) for name, each in by_name.items()])
+    permitted = {name: each for name, each in by_name.items() if permits(name)}
+    listed = inference_pb2.ListModelsResponse()
+    for name, each in permitted.items():
+        described = _described(name, each)
+        described.adapters.extend(filter(None, map(adapter_message, adapters_of(each))))
+        listed.models.append(described)
+    for each in list(permitted.values())[:1]:
+        others = (alias for alias in dict.fromkeys(each.limits.aliases) if alias not in permitted)
+        listed.models.extend(_described(alias, each) for alias in others)
+    for name, each in by_name.items():
+        for adapter in () if name in permitted else islice(adapters_of(each), MAX_LISTED_WITH_ADAPTER):
+            described = _described(f"{name}{SEPARATOR}{adapter.name}", each)
+            described.adapters.append(adapter_pb2.Adapter(name=adapter.name, digest=adapter.digest))
+            listed.models.append(described)
+    return listed
 
 
 def _described(name: str, served_model: ServedModel) -> inference_pb2.Model:

@@ -7,17 +7,15 @@ engine which told it as news, or else of the engine that was started last.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from services.ring.identity import PeerId
+from services.ring.identity import ADAPTER_DIGEST, ADAPTER_NAME, PeerId
+from services.ring.limits import MAX_ADAPTERS
 from services.ring.model_generations import Generation
 
-MAX_ADAPTERS = 20_000
-"""Adapters that an engine may know at a time: 10,000 names, and as many earlier ones that requests keep."""
-ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/+-]{0,127}")
-ADAPTER_DIGEST = re.compile(r"[0-9a-f]{64}")
+MAX_TOLD = 2 * MAX_ADAPTERS
+"""Adapters that an engine may tell of at a time: those of all names, and as many earlier ones that requests keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +117,8 @@ class AdapterBook:
                 since = now if told.complete else engine.incarnation
             told.adapters[adapter] = _Known(state, since)
             self._names[adapter.name] = self._names.get(adapter.name, frozenset()) | {(engine, adapter)}
-            if len(told.adapters) > MAX_ADAPTERS:
-                raise ValueError(f"it knows more than {MAX_ADAPTERS} adapters")
+            if len(told.adapters) > MAX_TOLD:
+                raise ValueError(f"it knows more than {MAX_TOLD} adapters")
         told.complete = told.complete or complete
 
     def missed(self, engine: PeerId, adapter: Adapter) -> None:

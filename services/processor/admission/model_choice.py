@@ -15,9 +15,9 @@ from services.processor.admission.tenant_policy import TenantPolicies, TenantPol
 from services.processor.request import SEPARATOR, Asked
 from services.processor.served_models import LookupModels, ServedModel, ServedModels
 from services.processor.suitability import Suits, generates
-from services.ring.adapters import ADAPTER_DIGEST, Adapter, AdapterBook
+from services.ring.adapters import Adapter, AdapterBook
 from services.ring.errors import Code, Reason, Refused, invalid_field
-from services.ring.identity import ADAPTERS
+from services.ring.identity import ADAPTER_DIGEST, ADAPTERS
 
 _MOST_SHOWN, _MOST_SEARCHED = 8, 1000
 """Names that an error gives, and those that are looked through for them."""
@@ -77,9 +77,8 @@ class ModelChoices:
         """Whether an adapter that was chosen is known to no engine of the model any more."""
         return chosen.adapter is not None and not self._adapters.anywhere(chosen.adapter, chosen.model.generation)
 
-    def adapters_of(self, model: ServedModel, tenant: str) -> Iterator[Adapter]:
+    def adapters_of(self, model: ServedModel, policy: TenantPolicy) -> Iterator[Adapter]:
         """The model's adapters that a tenant's requests may name now, by name."""
-        policy = self._policies.of(tenant)
         for name in sorted(self._adapters.names(model.generation)):
             if (adapter := self._current(model, name, policy)) is not None:
                 yield adapter
