@@ -7,7 +7,7 @@ engine which told it as news, or else of the engine that was started last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from services.ring.identity import ADAPTER_DIGEST, ADAPTER_NAME, PeerId
@@ -55,6 +55,7 @@ class AdapterState:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    generation: Generation
     state: AdapterState
     since: int
     """When its name came to stand for it, on the scale of incarnations."""
@@ -71,19 +72,23 @@ class _Told:
 
 
 class AdapterBook:
-    """All adapters of the engines that are linked. One thread writes; others may read."""
+    """All adapters of the engines that are linked. Other threads may ask for ``current`` and ``names``."""
 
     def __init__(self) -> None:
         self._engines: dict[PeerId, _Told] = {}
-        self._names: dict[str, frozenset[tuple[PeerId, Adapter]]] = {}
-        """By name, what engines know under it; replaced at each change, so that other threads may read it."""
+        self._names: dict[str, dict[Adapter, dict[PeerId, _Known]]] = {}
+        """By name, the adapters that engines know under it."""
+        self._current: dict[Generation, dict[str, Adapter]] = {}
+        """The adapter that each name stands for."""
 
     # Events of links
 
     def attached(self, engine: PeerId, generation: Generation) -> None:
         """An engine that serves adapters was linked; it will tell which."""
         self.detached(engine)
-        self._engines[engine] = _Told(generation)
+        one = next((known for known in self._current if known == generation), generation)  # to be told by identity
+        self._engines[engine] = _Told(one)
+        self._current.setdefault(one, {})
 
     def detached(self, engine: PeerId) -> None:
         """The link is gone, and with it all that the engine told. Idempotent."""
@@ -91,6 +96,8 @@ class AdapterBook:
             for adapter in list(told.adapters):
                 self._drop(engine, told, adapter)
             del self._engines[engine]
+            if not any(other.generation == told.generation for other in self._engines.values()):
+                del self._current[told.generation]
 
     def told(
         self,
@@ -115,11 +122,23 @@ class AdapterBook:
                 since = known.since
             else:  # what it tells when it is linked may be as old as the engine
                 since = now if told.complete else engine.incarnation
-            told.adapters[adapter] = _Known(state, since)
-            self._names[adapter.name] = self._names.get(adapter.name, frozenset()) | {(engine, adapter)}
+            told.adapters[adapter] = now_known = _Known(told.generation, state, since)
+            self._names.setdefault(adapter.name, {}).setdefault(adapter, {})[engine] = now_known
+            self._update(told.generation, adapter.name)
             if len(told.adapters) > MAX_TOLD:
                 raise ValueError(f"it knows more than {MAX_TOLD} adapters")
         told.complete = told.complete or complete
+
+    def loaded_by_call(self, engine: PeerId, adapter: Adapter, now: int) -> None:
+        """An engine answered that a name stands for an adapter from now on; it will tell so on its link, too."""
+        if not (self.knows(engine, adapter) and self._engines[engine].adapters[adapter].state.current):
+            self.told(engine, [(adapter, AdapterState())], complete=False, now=now)
+
+    def unloaded_by_call(self, engine: PeerId, adapter: Adapter, now: int) -> None:
+        """An engine answered that a name stands for no adapter any more; it will tell so on its link, too."""
+        if self.knows(engine, adapter):
+            held = self.holds(engine, adapter)
+            self.told(engine, [(adapter, AdapterState(current=False, loaded=held))], complete=False, now=now)
 
     def missed(self, engine: PeerId, adapter: Adapter) -> None:
         """The engine refused a request because it does not know the adapter: so it is, until the engine tells it."""
@@ -139,46 +158,32 @@ class AdapterBook:
 
     def anywhere(self, adapter: Adapter, generation: Generation | None = None) -> bool:
         """Whether any engine, or any of a generation, computes with an adapter."""
-        return any(
-            known == adapter and (generation is None or self._serves(engine, generation))
-            for engine, known in self._names.get(adapter.name, ())
-        )
+        known = self._names.get(adapter.name, {}).get(adapter, {}).values()
+        return any(generation is None or one.generation == generation for one in known)
 
     def current(self, generation: Generation, name: str) -> Adapter | None:
         """The adapter that a name stands for at a generation's engines; None if there is none."""
-        found: list[tuple[int, str, Adapter]] = []
-        for engine, adapter in self._names.get(name, ()):
-            if (told := self._engines.get(engine)) is None or told.generation != generation:
-                continue
-            if (known := told.adapters.get(adapter)) is not None and known.state.current:
-                found.append((known.since, adapter.digest, adapter))
-        return max(found)[2] if found else None
+        return self._current.get(generation, {}).get(name)
 
-    def is_name(self, name: str) -> bool:
-        """Whether any engine knows an adapter of that name."""
-        return name in self._names
-
-    def names(self, generation: Generation) -> Iterator[str]:
+    def names(self, generation: Generation) -> list[str]:
         """Names that requests for a generation may give now, in no order."""
-        return (name for name in list(self._names) if self.current(generation, name) is not None)
+        return list(self._current.get(generation, ()))
 
-    def counts(self, generation: Generation, adapter: Adapter) -> tuple[int, int]:
-        """Engines of a generation at which the name stands for an adapter, and those that hold its weights."""
-        current = loaded = 0
-        for told in list(self._engines.values()):
-            if told.generation == generation and (known := told.adapters.get(adapter)) is not None:
-                current += known.state.current
-                loaded += known.state.loaded
-        return current, loaded
+    def all_names(self) -> list[str]:
+        """Names of all generations, those of earlier adapters included, in no order."""
+        return list(self._names)
 
-    def under(self, generation: Generation, name: str) -> list[Adapter]:
-        """All adapters of a name at a generation's engines, by digest."""
-        known = {adapter for engine, adapter in self._names.get(name, ()) if self._serves(engine, generation)}
-        return sorted(known, key=lambda adapter: adapter.digest)
+    def under(self, name: str, generations: Container[Generation]) -> dict[Adapter, tuple[int, int]]:
+        """All adapters of a name at the engines of these generations, by digest.
 
-    def all_names(self, generation: Generation) -> list[str]:
-        """Names at a generation's engines in order, those of earlier adapters included."""
-        return sorted(name for name in list(self._names) if self.under(generation, name))
+        With each: engines at which the name stands for it, and those that hold its weights.
+        """
+        found: dict[Adapter, tuple[int, int]] = {}
+        for adapter, engines in sorted(self._names.get(name, {}).items(), key=lambda each: each[0].digest):
+            states = [known.state for known in engines.values() if known.generation in generations]
+            if states:
+                found[adapter] = sum(state.current for state in states), sum(state.loaded for state in states)
+        return found
 
     def of(self, engine: PeerId) -> tuple[int, int]:
         """Adapters that an engine knows, and those of them that it holds in memory."""
@@ -191,13 +196,25 @@ class AdapterBook:
         wanted = frozenset(generations)
         return all(told.complete for told in list(self._engines.values()) if told.generation in wanted)
 
-    def _serves(self, engine: PeerId, generation: Generation) -> bool:
-        return (told := self._engines.get(engine)) is not None and told.generation == generation
+    def _update(self, generation: Generation, name: str) -> None:
+        """Find anew what a name stands for."""
+        found: list[tuple[int, str, Adapter]] = []
+        for adapter, engines in self._names.get(name, {}).items():
+            current = (each for each in engines.values() if each.state.current and each.generation is generation)
+            if (since := max((known.since for known in current), default=None)) is not None:
+                found.append((since, adapter.digest, adapter))
+        if found:
+            self._current[generation][name] = max(found)[2]
+        else:
+            self._current[generation].pop(name, None)
 
     def _drop(self, engine: PeerId, told: _Told, adapter: Adapter) -> None:
         if told.adapters.pop(adapter, None) is None:
             return
-        if left := self._names[adapter.name] - {(engine, adapter)}:
-            self._names[adapter.name] = left
-        else:
+        under = self._names[adapter.name]
+        del under[adapter][engine]
+        if not under[adapter]:
+            del under[adapter]
+        if not under:
             del self._names[adapter.name]
+        self._update(told.generation, adapter.name)

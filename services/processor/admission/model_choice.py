@@ -177,7 +177,7 @@ class ModelChoices:
     def _is_adapter(self, name: str, policy: TenantPolicy) -> bool:
         """Whether a name is that of an adapter, of any model, that the tenant may use."""
         return any(
-            policy.permits_adapter(each.limits.name, name) and self._adapters.under(each.generation, name)
+            policy.permits_adapter(each.limits.name, name) and self._adapters.under(name, (each.generation,))
             for each in self._models.held.values()
         )
 

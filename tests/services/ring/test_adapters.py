@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -74,6 +74,21 @@ class BookMachine(RuleBasedStateMachine):
         if engine in self.links:
             self.links[engine].told.pop(adapter, None)
 
+    @rule(engine=engines, adapter=adapters)
+    def it_answers_that_it_loaded_one(self, engine: PeerId, adapter: Adapter) -> None:
+        self.now += 1
+        self.book.loaded_by_call(engine, adapter, self.now)
+        if (link := self.links.get(engine)) is None or (adapter in link.told and link.told[adapter].current):
+            return
+        link.told[adapter] = AdapterState()
+        link.since[adapter] = self.now if link.complete else engine.incarnation
+
+    @rule(engine=engines, adapter=adapters)
+    def it_answers_that_it_unloaded_one(self, engine: PeerId, adapter: Adapter) -> None:
+        self.book.unloaded_by_call(engine, adapter, self.now)
+        if (link := self.links.get(engine)) is not None and adapter in link.told:
+            link.told[adapter] = replace(link.told[adapter], current=False)
+
     @invariant()
     def it_says_what_each_engine_said_last(self) -> None:
         for engine in ENGINES:
@@ -91,7 +106,11 @@ class BookMachine(RuleBasedStateMachine):
             listed = set()
             for name in NAMES:
                 known = {adapter for _, link in links for adapter in link.told if adapter.name == name}
-                assert self.book.under(generation, name) == sorted(known, key=lambda adapter: adapter.digest)
+                counts = {}
+                for adapter in known:
+                    having = [link.told[adapter] for _, link in links if adapter in link.told]
+                    counts[adapter] = sum(one.current for one in having), sum(one.loaded for one in having)
+                assert self.book.under(name, [generation]) == counts
                 times = [
                     (link.since[adapter], adapter.digest)
                     for _, link in links
@@ -106,14 +125,14 @@ class BookMachine(RuleBasedStateMachine):
             for adapter in ADAPTERS:
                 having = [link.told[adapter] for _, link in links if adapter in link.told]
                 assert self.book.anywhere(adapter, generation) == bool(having)
-                counts = sum(state.current for state in having), sum(state.loaded for state in having)
-                assert self.book.counts(generation, adapter) == counts
 
     @invariant()
     def nothing_is_kept_of_what_is_gone(self) -> None:
         known = {adapter.name for link in self.links.values() for adapter in link.told}
         assert self.book._names.keys() == known
+        assert set(self.book.all_names()) == known
         assert self.book._engines.keys() == self.links.keys()
+        assert self.book._current.keys() == {link.generation for link in self.links.values()}
 
 
 BookMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
