@@ -12,18 +12,18 @@ from typing import Any
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import adapter_pb2, link_pb2
+from ringline.types.v1 import link_pb2
 
 from services.common.links.engine_link import EngineLink
 from services.common.links.redial import LinkRefused
 from services.common.process.run import new_incarnation
-from services.common.rpc.shared_messages import peer_changes_from_proto
+from services.common.rpc.shared_messages import adapter_from_proto, peer_changes_from_proto
 from services.processor.failover import Failover
 from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers, PeerEvent
 from services.processor.pooled_output import PooledOutput
 from services.processor.served_models import ServedModels, generation_of
 from services.processor.text_output import TextOutput
-from services.ring.adapters import Adapter, AdapterState
+from services.ring.adapters import AdapterState
 from services.ring.attached_peers import PeerList
 from services.ring.identity import ADAPTERS, PeerId
 from services.ring.liveness import BEAT_INTERVAL, step_limit
@@ -63,7 +63,15 @@ class LinkEvents:
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """The engine is attached; raises ``LinkRefused`` if its model was dropped meanwhile."""
         self._models.engine_up(engine, model)
-        self._peers.engines[engine] = LinkedEngine("engine", engine, link.address, link, model.numerics)
+        self._peers.engines[engine] = LinkedEngine(
+            "engine",
+            engine,
+            link.address,
+            link,
+            model.numerics,
+            generation_of(model),
+            serves_adapters=ADAPTERS in model.capabilities,
+        )
         capacity = model.max_num_seqs or None
         self._routes.engine_up(engine, generation_of(model), capacity, model.capabilities, link.zone)
         if ADAPTERS in model.capabilities:
@@ -192,14 +200,6 @@ class LinkEvents:
                 del known[route]
             known.update(dict.fromkeys(partitioned - before, time.monotonic()))
             self._failover.routes_changed()
-
-
-def adapter_from_proto(message: adapter_pb2.Adapter) -> Adapter | None:
-    """An adapter of a message; None for one that this release cannot name."""
-    try:
-        return Adapter(message.name, message.digest)
-    except ValueError:
-        return None
 
 
 def _apply(peers: PeerList, changes: link_pb2.PeerChanges) -> frozenset[PeerId]:

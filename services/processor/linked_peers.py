@@ -17,6 +17,7 @@ from services.common.links.engine_link import EngineLink
 from services.ring.attached_peers import PeerList
 from services.ring.identity import PeerId
 from services.ring.liveness import Liveness
+from services.ring.model_generations import Generation
 from services.ring.routing_logic import Needs, Route, Routes
 from text_core.pictures.prepared import PreparedItem
 
@@ -53,6 +54,8 @@ class LinkedEngine(LinkedPeer):
 
     link: EngineLink
     numerics: str
+    generation: Generation
+    serves_adapters: bool = False
     load: engine_pb2.Load = field(default_factory=engine_pb2.Load, init=False)
     """Its latest load report."""
 

@@ -23,6 +23,7 @@ from services.common.rpc.server import Server
 from services.common.security.credentials import certificate_authorizers, dialling_credentials, listening_credentials
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
+from services.processor.adapter_control import AdapterControl
 from services.processor.admission.admission import Admission
 from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.model_choice import ModelChoices
@@ -212,6 +213,13 @@ class _Processor:
             self._settings.tenant_header,
             policies,
             self._choices,
+            AdapterControl(
+                self._models,
+                self._routes.adapters,
+                self._peers,
+                policies,
+                enabled=self._settings.enable_adapter_control,
+            ),
         )
 
     def _picture_stage(self) -> PictureStage:

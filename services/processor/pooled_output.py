@@ -11,9 +11,8 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.common.process.run import DaemonThreadPool
-from services.common.rpc.shared_messages import read_end
+from services.common.rpc.shared_messages import adapter_to_proto, read_end
 from services.processor.admission.admission import Admission
-from services.processor.admission.request_resolution import adapter_message
 from services.processor.dispatcher import Dispatcher
 from services.processor.in_flight import InFlightRequests, usage_of
 from services.processor.linked_peers import LinkedPeers
@@ -140,7 +139,7 @@ def _report(request: Request, plan: AnswerPlan) -> inference_pb2.PoolingReport:
         model_digest=model.model_digest,
         numerics=next(iter(numerics)) if len(numerics) == 1 else "",
         server_request_id=request.request_id,
-        adapter=adapter_message(request.resolved.needs.adapter),
+        adapter=adapter_to_proto(request.resolved.needs.adapter),
     )
 
 

@@ -14,16 +14,16 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import adapter_pb2
 
 from services.common.rpc.handlers import RequestStream
-from services.common.rpc.message_limits import MessageLimits, is_cheap_to_parse, parse
+from services.common.rpc.message_limits import SMALL_MESSAGE, MessageLimits, is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
-from services.common.rpc.shared_messages import abort, status_from_proto
+from services.common.rpc.shared_messages import abort, adapter_to_proto, status_from_proto
+from services.processor.adapter_control import AdapterControl
 from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.prompt_resolution import prompt_with_pictures, render_chat
-from services.processor.admission.request_resolution import adapter_message, resolve_sampling
+from services.processor.admission.request_resolution import resolve_sampling
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.admission.validation import check_text_size, check_token_ids, refuse
@@ -97,9 +97,11 @@ class InferenceService:
         tenant_header: str,
         policies: TenantPolicies,
         choices: ModelChoices,
+        adapters: AdapterControl,
     ) -> None:
         self._models = models
         self._choices = choices
+        self._adapters = adapters
         self._intake = intake
         self._queue = queue
         self._pictures = pictures
@@ -409,17 +411,20 @@ class InferenceService:
     async def LoadAdapter(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.LoadAdapterResponse:
-        raise _no_adapters()
+        tenant = (await self.principal(context)).tenant
+        return await self._adapters.load(parse(inference_pb2.LoadAdapterRequest, data, SMALL_MESSAGE), tenant)
 
     async def UnloadAdapter(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.UnloadAdapterResponse:
-        raise _no_adapters()
+        tenant = (await self.principal(context)).tenant
+        return await self._adapters.unload(parse(inference_pb2.UnloadAdapterRequest, data, SMALL_MESSAGE), tenant)
 
     async def ListAdapters(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListAdaptersResponse:
-        raise _no_adapters()
+        tenant = (await self.principal(context)).tenant
+        return self._adapters.list(parse(inference_pb2.ListAdaptersRequest, data, SMALL_MESSAGE), tenant)
 
     async def _look_up(
         self,
@@ -440,10 +445,6 @@ class InferenceService:
             return await self._queue.run_in_thread(work, tenant, len(data))
         except Refused as refused:
             await abort(context, refused.status)
-
-
-def _no_adapters() -> Refused:
-    return Refused(Code.UNIMPLEMENTED, "adapters are not served here")
 
 
 def _parse_and_take(
@@ -544,7 +545,7 @@ def list_models(
     listed = inference_pb2.ListModelsResponse()
     for name, each in permitted.items():
         described = _described(name, each)
-        described.adapters.extend(filter(None, map(adapter_message, adapters_of(each))))
+        described.adapters.extend(filter(None, map(adapter_to_proto, adapters_of(each))))
         listed.models.append(described)
     for each in list(permitted.values())[:1]:
         others = (alias for alias in dict.fromkeys(each.limits.aliases) if alias not in permitted)
@@ -552,7 +553,7 @@ def list_models(
     for name, each in by_name.items():
         for adapter in () if name in permitted else islice(adapters_of(each), MAX_LISTED_WITH_ADAPTER):
             described = _described(f"{name}{SEPARATOR}{adapter.name}", each)
-            described.adapters.append(adapter_pb2.Adapter(name=adapter.name, digest=adapter.digest))
+            described.adapters.extend(filter(None, [adapter_to_proto(adapter)]))
             listed.models.append(described)
     return listed
 

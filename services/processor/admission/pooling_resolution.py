@@ -12,6 +12,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import pooling_pb2
 
+from services.common.rpc.shared_messages import adapter_to_proto
 from services.processor.admission.pooling_inputs import chats_of, length_of, pairs_of, texts_of
 from services.processor.admission.pooling_validation import (
     check_dimensions,
@@ -24,7 +25,7 @@ from services.processor.admission.pooling_validation import (
     check_task,
     prompt_text,
 )
-from services.processor.admission.request_resolution import adapter_message, cache_salt
+from services.processor.admission.request_resolution import cache_salt
 from services.processor.admission.validation import refuse
 from services.processor.pooling.plan import AnswerForm, AnswerPlan, PoolingMessage
 from services.processor.pooling.purpose import wrong_model
@@ -120,7 +121,7 @@ class PoolingResolution:
             traceparent=traceparent,
             requires=[*sorted(needs), *(name for name in options.requires if name in {*model.capabilities} - needs)],
             model_digest=model.model_digest,
-            adapter=adapter_message(self.adapter),
+            adapter=adapter_to_proto(self.adapter),
         )
         question = self._question
         plan = AnswerPlan(

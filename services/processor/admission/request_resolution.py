@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import adapter_pb2, constraint_pb2, part_pb2, sampling_pb2
+from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 
+from services.common.rpc.shared_messages import adapter_to_proto
 from services.processor.admission.beam_resolution import check_beside_beams, resolve_beams, sampling_for_beams
 from services.processor.admission.budget_resolution import resolve_budget
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
@@ -235,7 +236,7 @@ class _Resolved:
             requires=_engine_requires(request.requires, model, self.engine_needs()),
             model_digest=model.model_digest,
             constraint=self.constraint,
-            adapter=adapter_message(self.adapter),
+            adapter=adapter_to_proto(self.adapter),
             parse=self.parse if self.constraint is not None else None,
             reasoning_budget=self.budget,
             beam_search=self.beams,
@@ -276,7 +277,7 @@ class _Resolved:
             media_digests=self.media_digests,
             prompt_digest=self.prompt_digest,
             beam_search=self.beams,
-            adapter=adapter_message(self.adapter),
+            adapter=adapter_to_proto(self.adapter),
         )
 
     def engine_needs(self) -> frozenset[str]:
@@ -324,11 +325,6 @@ def _check_resumed_prompt(request: inference_pb2.GenerateRequest, prompt_digest:
             "template may write the time or the date, so send the request anew"
         )
         raise refuse("resume.prompt_digest", problem)
-
-
-def adapter_message(adapter: Adapter | None) -> adapter_pb2.Adapter | None:
-    """An adapter as messages have it."""
-    return None if adapter is None else adapter_pb2.Adapter(name=adapter.name, digest=adapter.digest)
 
 
 def _check_resumed_adapter(request: inference_pb2.GenerateRequest, adapter: Adapter | None) -> None:

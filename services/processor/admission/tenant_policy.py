@@ -26,6 +26,8 @@ class TenantPolicy:
     max_requests_per_minute: int | None = None
     max_tokens_per_minute: int | None = None
     """Limit on prompt and output tokens together."""
+    adapter_control: bool = False
+    """Whether it may load and unload adapters, where clients may."""
 
     def permits(self, model: str) -> bool:
         """Whether the tenant may use a model by itself."""
@@ -58,6 +60,10 @@ class TenantPolicies:
     def permits(self, tenant: str, model: str) -> bool:
         """Whether a tenant may use a model."""
         return self.of(tenant).permits(model)
+
+    def may_control_adapters(self, tenant: str) -> bool:
+        """Whether a tenant may load and unload adapters; without a file, all may."""
+        return self._file is None or self.of(tenant).adapter_control
 
 
 def forbidden_model() -> Refused:
@@ -102,6 +108,9 @@ def _policy(place: str, values: Any, default: TenantPolicy) -> TenantPolicy:
             if not isinstance(value, list) or not all(isinstance(model, str) for model in value):
                 raise UnusableFile(FLAG, f"{place}.models: expected a list of names")
             changes[name] = frozenset(value)
+        elif name == "adapter_control":
+            if not isinstance(value, bool):
+                raise UnusableFile(FLAG, f"{place}.{name}: expected true or false")
         elif type(value) is not int or value < 0:
             raise UnusableFile(FLAG, f"{place}.{name}: expected an integer, at least 0")
     return replace(default, **changes)
