@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.async_copy import upload
+from engine_core.errors import AdapterError
+from engine_core.layers.lora_experts import LoRAExperts
+from engine_core.layers.lora_latents import LatentsShape, LoRALatents
 from engine_core.lora.adapter import Adapter, LoRAMatrices
 from engine_core.lora.targets import LinearTarget, LoRATargets, Table, TableTarget
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.ops.lora import LoRAOp, LoRAOutputs, LoRAWeights, PackedAdapter, RowsByAdapter, StepAdapters
+from engine_core.weights.expert_tensors import ExpertTensors
+from engine_core.weights.experts import ExpertsShape, ExpertsShard
 from engine_core.weights.features import Features, LinearShape
 from engine_core.weights.source import TensorRows
 
@@ -92,6 +98,8 @@ class LoRALayers:
         self._backend = backend
         self._dtype = dtype
         self._linear: list[_Linear] = []
+        self._latents: list[LoRALatents] = []
+        self._experts: list[LoRAExperts] = []
         self._head: _Linear | None = None
         self._embedding: _Embedding | None = None
         self._computing: RowAdapters | None = None
@@ -101,6 +109,17 @@ class LoRALayers:
         op = self._ops.linear(self._width(shape.inputs), self._width(shape.outputs))
         self._linear.append(_Linear(op, shape))
         return op
+
+    def latents(self, shape: LatentsShape) -> LoRALatents:
+        """What adds to keys and values made from latents."""
+        self._latents.append(LoRALatents(shape, self._ops, self._backend.padded))
+        return self._latents[-1]
+
+    def experts(self, shape: ExpertsShape, shard: ExpertsShard, tensors: ExpertTensors) -> LoRAExperts:
+        """What adds to the products of this rank's ``shard`` of experts."""
+        padded, dtype = self._backend.padded, self._dtype
+        self._experts.append(LoRAExperts(shape, shard, tensors, self._ops, padded, dtype))
+        return self._experts[-1]
 
     def head(self, shape: LinearShape) -> LoRAOp:
         """What adds to the logits of a head of ``shape``."""
@@ -123,6 +142,7 @@ class LoRALayers:
             for each in self._linear
             for piece in each.shape.pieces
         }
+        linear |= {each.shape.rows.name: each.shape.target for each in self._latents}
         embedding = head = None
         if (table := self._embedding) is not None:
             name = table.rows.name.removesuffix(".weight")
@@ -131,14 +151,16 @@ class LoRALayers:
             [piece], shape = self._head.shape.pieces, self._head.shape
             head = TableTarget("lm_head", piece.count, shape.inputs.count)
         dtype = str(self._dtype).removeprefix("torch.")
-        return LoRATargets(linear=linear, embedding=embedding, head=head, dtype=dtype)
+        experts = {each.prefix: each.target for each in self._experts}
+        return LoRATargets(linear=linear, experts=experts, embedding=embedding, head=head, dtype=dtype)
 
     def most_bytes(self, rank: int) -> int:
-        """Bytes of an adapter that adds to all linear layers but the head, ``rank`` ranks each."""
+        """Bytes of an adapter that adds to all linear layers but the head and experts, ``rank`` ranks each."""
         numbers, rank = 0, -(-rank // _RANKS_TOGETHER) * _RANKS_TOGETHER
         for each in self._linear:
             names, shape = len(each.shape.names), each.shape
             numbers += rank * (names * self._width(shape.inputs) + self._width(shape.outputs))
+        numbers += sum(each.most_numbers(rank) for each in self._latents)
         return numbers * self._dtype.itemsize
 
     def load(self, adapter: Adapter) -> LoadedAdapter:
@@ -147,6 +169,17 @@ class LoRALayers:
         for each in self._linear:
             if (weights := self._of_linear(each.shape, adapter.linear)) is not None:
                 layers[each.op.layer] = weights
+        for latents in self._latents:
+            if (matrices := adapter.linear.get(latents.shape.rows.name)) is not None:
+                layers |= {op.layer: weights for op, weights in latents.weights(matrices)}
+        if adapter.experts and not self._backend.adapts_experts:
+            name = min(adapter.experts)
+            raise AdapterError(
+                f"the adapter adds to the experts {name!r:.200}, which this device does not do: serve it on a CPU, or "
+                "train it for other layers"
+            )
+        for experts in self._experts:
+            layers |= experts.weights(adapter.experts.get(experts.prefix, {}))
         head = None
         if self._head is not None:
             [piece] = self._head.shape.pieces
@@ -156,7 +189,7 @@ class LoRALayers:
                 layers[self._head.op.layer] = weights
             if (saved := adapter.saved.get(Table.HEAD)) is not None:
                 rows = saved[piece.rows.start : piece.rows.stop].to(self._dtype)
-                head = self._backend.linear(self._head.shape.inputs.pad(rows, 1, self._backend))
+                head = self._backend.linear(self._ops.place(self._head.shape.inputs.pad(rows, 1, self._backend)))
         changes_head = Table.HEAD in adapter.tables or Table.HEAD in adapter.saved
         packed = self._ops.pack(layers, self._dtype)
         return LoadedAdapter(packed, self._table_of(adapter), self._ranks_of(adapter), head, changes_head)
@@ -164,14 +197,15 @@ class LoRALayers:
     def _table_of(self, adapter: Adapter) -> torch.Tensor | None:
         if self._embedding is None or (saved := adapter.saved.get(Table.EMBEDDING)) is None:
             return None
-        return self._embedding.features.pad(saved.to(self._dtype, copy=True), 1, self._backend)
+        return self._ops.place(self._embedding.features.pad(saved.to(self._dtype, copy=True), 1, self._backend))
 
     def _ranks_of(self, adapter: Adapter) -> _EmbeddingRanks | None:
         if self._embedding is None or (ranks := adapter.tables.get(Table.EMBEDDING)) is None:
             return None
         a, b = (each.to(self._dtype).float() for each in (ranks.a.T, ranks.b.T))
         scale = torch.tensor(self._embedding.scale, dtype=self._dtype).item() * ranks.scaling
-        return _EmbeddingRanks(a.contiguous(), self._embedding.features.pad(b * scale, 1, self._backend))
+        b = self._embedding.features.pad(b * scale, 1, self._backend)
+        return _EmbeddingRanks(self._ops.place(a.contiguous()), self._ops.place(b))
 
     def _of_linear(self, shape: LinearShape, matrices: Mapping[str, LoRAMatrices]) -> LoRAWeights | None:
         """None: the adapter adds nothing to the layer."""
@@ -216,9 +250,20 @@ class LoRALayers:
         finally:
             self._computing = None
 
+    @property
+    def change_embeddings(self) -> bool:
+        """Whether adapters of what is being computed do, for which ``embed`` takes their rows from the host."""
+        adapters = () if self._computing is None else self._computing.adapters
+        return any(each.table is not None or each.embedding is not None for each in adapters)
+
+    def rehearsing(self, rows: int, rank: int) -> AbstractContextManager[None]:
+        """As ``LoRAOps.rehearsing``, for adapters of up to ``rank``."""
+        widest = max((len(each.shape.names) for each in self._linear), default=1)
+        return self._ops.rehearsing(rows, widest * -(-rank // _RANKS_TOGETHER) * _RANKS_TOGETHER)
+
     def embed(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """[T, H]: ``embedded``, the model's embeddings of ``token_ids`` [T], with what the rows' adapters change."""
-        for rows, adapter in self._rows_by_adapter():
+        for rows, adapter in self._rows_by_adapter(token_ids.device):
             ids = token_ids[rows]
             if (table := adapter.table) is not None:
                 assert self._embedding is not None
@@ -234,16 +279,16 @@ class LoRALayers:
 
     def replace_logits(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """``logits`` [R, V] of ``hidden`` [R, H], with those of adapters that have heads of their own."""
-        for rows, adapter in self._rows_by_adapter():
+        for rows, adapter in self._rows_by_adapter(hidden.device):
             if adapter.head is not None:
                 logits[rows] = adapter.head(hidden[rows], dtype=torch.float32)
         return logits
 
-    def _rows_by_adapter(self) -> Iterator[tuple[torch.Tensor, LoadedAdapter]]:
-        """The rows of each adapter of what is being computed."""
+    def _rows_by_adapter(self, device: torch.device) -> Iterator[tuple[torch.Tensor, LoadedAdapter]]:
+        """The rows, on ``device``, of each adapter of what is being computed."""
         if (computing := self._computing) is None:
             return
         for place, adapter in enumerate(computing.adapters):
             rows = np.flatnonzero(computing.places == place)
             if len(rows):
-                yield torch.from_numpy(rows), adapter
+                yield upload([rows], device)[0], adapter

@@ -387,6 +387,11 @@ class ProcessorSettings(ServiceSettings):
         "Answer vllm.grpc.engine.VllmEngine, too, as which the Shepherd Model Gateway and others drive vLLM's "
         "engine. Needs ringline-server[smg].",
     )
+    enable_adapter_control: bool = option(
+        False,
+        "Let clients load and unload adapters at engines: with a --tenants-file, those tenants whose adapter_control "
+        "is true.",
+    )
     max_live_requests: int = option(
         4096, "Most unfinished requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
