@@ -159,7 +159,7 @@ class AdapterRegistry:
         if name == self._model:
             raise invalid_field("name", f"{name!r} is the model's own: expected another")
         if name not in self._current and len(self._current) >= MAX_ADAPTERS:
-            message = f"name: this engine knows {MAX_ADAPTERS} adapters, as many as it may; unload others first"
+            message = f"name: the limit of {MAX_ADAPTERS} known adapters is reached; unload another first"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.QUOTA, field="name")
 
     def put(self, name: str, file: AdapterFile, path: str) -> Generation | None:
