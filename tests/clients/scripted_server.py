@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -190,6 +190,8 @@ class ScriptedInference(InferenceServiceServicer):
         """Statuses of the next unary calls."""
         self.adapters: list[pb.ListedAdapter] = []
         self.adapters_per_page = 2
+        self.refuse_control: Callable[[Message, grpc.aio.ServicerContext], Awaitable[None]] | None = None
+        """Ends the next calls that change adapters."""
         self.controlled: list[pb.LoadAdapterRequest | pb.UnloadAdapterRequest] = []
         self.tokenize_refusal: status_pb2.Status | None = None
         """How all that is to be tokenized is refused."""
@@ -297,11 +299,15 @@ class ScriptedInference(InferenceServiceServicer):
 
     async def LoadAdapter(self, request, context):
         await self._fail_unary(context)
+        if self.refuse_control is not None:
+            await self.refuse_control(request, context)
         self.controlled.append(request)
         return pb.LoadAdapterResponse(adapter=adapter_pb2.Adapter(name=request.name, digest="1" * 64), engines=2)
 
     async def UnloadAdapter(self, request, context):
         await self._fail_unary(context)
+        if self.refuse_control is not None:
+            await self.refuse_control(request, context)
         self.controlled.append(request)
         return pb.UnloadAdapterResponse(adapter=adapter_pb2.Adapter(name=request.name, digest="1" * 64), engines=2)
 

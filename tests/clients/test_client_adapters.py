@@ -31,7 +31,9 @@ def gone(message: str = "no engine has it") -> pb.GenerateResponse:
 def failed(delivered: int = 0) -> list[pb.GenerateResponse]:
     """As a processor ends an admitted request whose adapter no engine has."""
     info = error_details_pb2.ErrorInfo(reason="ADAPTER_GONE", domain="ringline")
-    return ended(output_pb2.FINISH_REASON_ERROR, completion=delivered, error=status(UNAVAILABLE, "no engine has it", info))
+    return ended(
+        output_pb2.FINISH_REASON_ERROR, completion=delivered, error=status(UNAVAILABLE, "no engine has it", info)
+    )
 
 
 async def test_a_request_with_an_adapter_asks_for_the_capability_and_says_which_it_got(server, ask):
