@@ -294,6 +294,48 @@ class LoadConfig(_Section):
     )
 
 
+_MOST_LORAS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAConfig(_Section):
+    """Adapters, which requests ask for by name."""
+
+    enable_lora: bool = option(
+        False, "Serve LoRA adapters, in PEFT's format: each request may name one, and a batch may have many."
+    )
+    max_loras: int | None = option(
+        None,
+        "Most adapters of requests that are computed or wait for a step at a time; requests of others wait. Default: "
+        "8, or --max-cpu-loras if that is less.",
+        minimum=1,
+        maximum=2**12,
+    )
+    max_lora_rank: int = option(16, "Largest rank of an adapter; others are refused.", minimum=1, maximum=512)
+    max_cpu_loras: int | None = option(
+        None,
+        "Most adapters that stay loaded; the least recently used ones make room. Memory is set aside for so many of "
+        "--max-lora-rank. Default: --max-loras.",
+        minimum=1,
+        maximum=2**16,
+    )
+
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        if self.max_cpu_loras is not None and self.max_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError("max_cpu_loras", self.max_cpu_loras, f"at least max_loras={self.max_loras}")
+
+    @property
+    def most_active(self) -> int:
+        """``max_loras``, or its default."""
+        return self.max_loras or min(_MOST_LORAS, self.max_cpu_loras or _MOST_LORAS)
+
+    @property
+    def most_loaded(self) -> int:
+        """``max_cpu_loras``, or its default."""
+        return self.max_cpu_loras or self.most_active
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceConfig(_Section):
     """What the model runs on."""
@@ -397,6 +439,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 

@@ -39,6 +39,7 @@ from engine_core.offline.best_of import best_choices
 from engine_core.offline.call_thread import Call, CallThread
 from engine_core.offline.conversations import as_json, read_conversations
 from engine_core.offline.forms import form_of
+from engine_core.offline.lora import Adapters, Live, LoRARequest, OpenAdapter, open_adapters
 from engine_core.offline.options import configure
 from engine_core.offline.outputs import Arrival, CompletionOutput, OutputLogprobs, RequestMetrics, RequestOutput
 from engine_core.offline.pooling import LivePooling, Pooling, task_of
@@ -73,6 +74,7 @@ __all__ = [
     "Completion",
     "CompletionOutput",
     "EmbeddingRequestOutput",
+    "LoRARequest",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -101,6 +103,7 @@ class _Live:
     request: Request
     prompt: Prompt
     result: RequestOutput
+    adapter: OpenAdapter | None = None
     texts: list[ChoiceText] = field(default_factory=list)
     """By choice; empty if no text is needed."""
     best: SamplingParams | None = None
@@ -209,6 +212,7 @@ class LLM:
         if (engines := self._config.parallel.data_parallel_size) > 1:
             raise ConfigError("data_parallel_size", engines, "1: an LLM is one engine; `ringline serve` starts several")
         self._engine = _start(self._config, progress or StartupProgress(WarningsOnly()))
+        self._adapters = Adapters(self._engine.executor)
         self._stats = self._engine.core.stats()
         self._thread = CallThread("offline")
         self._end = weakref.finalize(self, _end, self._thread, self._engine)
@@ -294,6 +298,7 @@ class LLM:
         sampling_params: EngineSamplingParams | Sequence[EngineSamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, in batches; results are in the order of the prompts.
 
@@ -301,16 +306,17 @@ class LLM:
         or a list. ``{"prompt": text, "multi_modal_data": {"image": …}}`` has a picture, or several in a list, for each
         of the model's placeholders in the text. ``sampling_params``: one for all, or one per prompt; None: the
         checkpoint's defaults (generation_config.json). ``use_tqdm`` shows progress on stderr if that is a terminal.
+        ``lora_request``: the adapter of all prompts, or of each; it needs ``enable_lora``.
 
-        A result depends only on the prompt's ids and parameters (on a GPU: with ``deterministic``), not on the other
-        prompts: equal prompts with equal seeds give equal tokens.
+        A result depends only on the prompt's ids, parameters and adapter (on a GPU: with ``deterministic``), not on the
+        other prompts: equal prompts with equal seeds give equal tokens.
         Raises ``TypeError`` or ``ValueError`` (such as ``InvalidRequestError``), naming the prompt, if any prompt is
         unusable, and ``ClosedError`` after ``close``; then nothing is computed. Interrupted by Ctrl-C or another
         signal, it drops its requests, within a step, before it raises. After ``ExecutorError`` the engine is unusable.
         """
         arrival = Arrival(time.time(), time.monotonic())
         read = [self._text.with_pictures(one) if one.pictures else one for one in read_prompts(prompts)]
-        return self._generate(read, sampling_params, arrival, use_tqdm=use_tqdm)
+        return self._generate(read, sampling_params, arrival, lora_request, use_tqdm=use_tqdm)
 
     def beam_search(
         self,
@@ -318,13 +324,14 @@ class LLM:
         params: BeamSearchParams,
         *,
         use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
         """The ``beam_width`` best continuations of each prompt, found as transformers' ``generate`` finds them.
 
         Prompts, errors and order as in ``generate``, to which ``SamplingParams(beam_search=…)`` gives the same search.
         """
         read = read_prompts(prompts)
-        results = self.generate(prompts, params.for_generate(), use_tqdm=use_tqdm)
+        results = self.generate(prompts, params.for_generate(), use_tqdm=use_tqdm, lora_request=lora_request)
         return [
             output_of(result, params, None if prompt.text is None else self.tokenizer)
             for prompt, result in zip(read, results, strict=True)
@@ -341,6 +348,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one or a list of conversations, as ``generate`` completes prompts.
 
@@ -366,7 +374,7 @@ class LLM:
             "template_args": as_json(chat_template_kwargs or {}, dict, "chat_template_kwargs"),
         }
         prompts = [self._text.render(conversation, **template) for conversation in read_conversations(messages)]
-        return self._generate(prompts, sampling_params, arrival, use_tqdm=use_tqdm)
+        return self._generate(prompts, sampling_params, arrival, lora_request, use_tqdm=use_tqdm)
 
     def embed(
         self,
@@ -375,6 +383,7 @@ class LLM:
         *,
         prompt_name: str | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Vectors of prompts: ``outputs.embedding`` of each result, in the order of the prompts.
 
@@ -382,7 +391,7 @@ class LLM:
         which is put before each text; None: its default one, "": none. A result depends on the prompt alone, not on the
         others. Raises ``InvalidRequestError`` for a model that makes no vectors.
         """
-        results = self._pooling(use_tqdm).encode(prompts, pooling_params, PoolingTask.EMBED, prompt_name)
+        results = self._pooling(use_tqdm).encode(prompts, pooling_params, PoolingTask.EMBED, prompt_name, lora_request)
         return [cast("EmbeddingRequestOutput", each) for each in results]
 
     def classify(
@@ -391,9 +400,11 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Labels of prompts: ``outputs.probs`` of each result, as ``model.pooling.labels`` names them; as ``embed``."""
-        results = self._pooling(use_tqdm).encode(prompts, pooling_params, PoolingTask.CLASSIFY, None)
+        pooling = self._pooling(use_tqdm)
+        results = pooling.encode(prompts, pooling_params, PoolingTask.CLASSIFY, None, lora_request)
         return [cast("ClassificationRequestOutput", each) for each in results]
 
     def encode(
@@ -404,6 +415,7 @@ class LLM:
         pooling_task: str | None = None,
         prompt_name: str | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What ``pooling_task`` makes of prompts, as tensors: ``outputs.data`` of each result; as ``embed``.
 
@@ -413,7 +425,7 @@ class LLM:
         named = pooling_task or getattr(pooling_params, "task", None)
         pooling = self._pooling(use_tqdm)
         task = task_of(named, "pooling_task") if named else pooling.facts.tasks[0]
-        return pooling.encode(prompts, pooling_params, task, prompt_name)
+        return pooling.encode(prompts, pooling_params, task, prompt_name, lora_request)
 
     def reward(
         self,
@@ -421,12 +433,13 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Rewards of prompts, ``outputs.data``: of each token, if the model rewards these, else of the whole."""
         pooling = self._pooling(use_tqdm)
         of_tokens = PoolingTask.TOKEN_CLASSIFY in pooling.facts.tasks
         task = PoolingTask.TOKEN_CLASSIFY if of_tokens else PoolingTask.CLASSIFY
-        return pooling.encode(prompts, pooling_params, task, None)
+        return pooling.encode(prompts, pooling_params, task, None, lora_request)
 
     def score(
         self,
@@ -436,24 +449,29 @@ class LLM:
         *,
         instruction: str = "",
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well each of ``data_2`` matches ``data_1``, or its own one of them: ``outputs.score`` of each result.
 
         A model that reads two texts together scores them; of others, vectors are compared by their cosine.
         ``instruction`` says what a match means, for models whose chat template shows it. Errors as in ``embed``.
         """
-        return self._pooling(use_tqdm).score(data_1, data_2, pooling_params, instruction)
+        return self._pooling(use_tqdm).score(data_1, data_2, pooling_params, instruction, lora_request)
 
     def _pooling(self, use_tqdm: bool) -> Pooling:
         """Raises ``InvalidRequestError`` if the model generates tokens."""
         core = self._engine.core
         run = partial(self._run, use_tqdm=use_tqdm)
-        return Pooling(core.model, lambda: self._text, core.check, run, self._request_ids)
+        open_for = partial(open_adapters, self._engine.executor.lora)
+        return Pooling(core.model, lambda: self._text, core.check, run, self._request_ids, open_for)
 
     def _generate(
-        self, prompts: list[Prompt], params: object, arrival: Arrival, *, use_tqdm: bool
+        self, prompts: list[Prompt], params: object, arrival: Arrival, adapters: object, *, use_tqdm: bool
     ) -> list[RequestOutput]:
+        opened = open_adapters(self._engine.executor.lora, adapters, len(prompts))
         live = self._requests(prompts, *self._params(params, len(prompts)))
+        for each, adapter in zip(live, opened, strict=True):
+            each.adapter = adapter
         self._run(live, use_tqdm=use_tqdm)
         return [each.finish(arrival, self._text.token_text if each.texts else None) for each in live]
 
@@ -470,8 +488,10 @@ class LLM:
         """
         core, tokens, begun = self._engine.core, 0, time.monotonic()
         live = {each.request.request_id: each for each in requests}
-        waiting = deque(requests)
+        waiting = deque[Live]()
         try:
+            for each in requests:
+                waiting += self._adapters.add(each)
             while (waiting or core.has_work()) and not call.interrupted:
                 with suppress(QueueFullError):
                     while waiting:
@@ -484,6 +504,7 @@ class LLM:
                     one = live[output.request_id]
                     tokens += one.take(output, core, now)
                     if one.finished:
+                        waiting += self._adapters.end(output.request_id)
                         speed = tokens / max(1e-9, time.monotonic() - begun)
                         bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
                         bar.update()
@@ -493,6 +514,7 @@ class LLM:
             with suppress(ExecutorError):  # already raised
                 while core.has_work():
                     core.step()
+            self._adapters.forget(live)
             self._stats = core.stats()
 
     def _params(self, params: object, num_prompts: int) -> tuple[Sequence[EngineSamplingParams], Sequence[str]]:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine_core.lora.request import RequestAdapter
 from engine_core.media import MediaItem
 
 
@@ -140,6 +141,8 @@ class Request:
     resume: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     media: tuple[MediaItem, ...] = ()
     """The prompt's pictures, by ascending offset; they do not overlap."""
+    adapter: RequestAdapter | None = None
+    """What is added to the model for this request; None: nothing. It stays loaded until the request has ended."""
     speculation: bool = True
     """Whether drafters may propose its tokens, which are the same without; those that a grammar forces are computed
     together all the same."""

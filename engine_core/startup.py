@@ -20,6 +20,8 @@ from engine_core.executor.ranks.identity import require_equal
 from engine_core.executor.uniproc import UniProcWorker
 from engine_core.executor.workers import Workers
 from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.lora.support import LoRASupport
+from engine_core.lora.targets import LoRALimits, joined_targets
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import digest_of
 from engine_core.model_loader.gguf.projector import projectors_beside
@@ -135,7 +137,7 @@ class Startup:
         cache, step_bytes = self._size_cache(loaded.reports, limits, device)
         unwritten_bytes = self._allocate(cache, loaded.reports)
         warm = self._warm_up(cache, checkpoint.spec, device.invariance_advice)
-        vision = vision_outline(checkpoint)
+        vision, lora = vision_outline(checkpoint), self._expect_adapters(loaded.reports)
         self._workers.start_steps(concurrent_steps, warm.largest_step_seconds)
         is_here = not self._workers.places
         return StartedModel(
@@ -153,6 +155,7 @@ class Startup:
             None if vision is None else vision.check,
             picture_facts(checkpoint),
             warm.step_times,
+            lora,
         )
 
     def _configuration(self) -> tuple[Checkpoint, BatchLimits]:
@@ -308,6 +311,18 @@ class Startup:
             stage.detail = "; ".join(filter(None, details))
             cost = max(each.picture_token_cost for each in ready)
             return _Warm(is_stable, largest, cost, ASSUMED_STEP_TIMES if times is None else times)
+
+    def _expect_adapters(self, models: Sequence[ModelReport]) -> LoRASupport | None:
+        """Get workers ready to load adapters; None: there are none."""
+        options = self._config.lora
+        if not options.enable_lora:
+            return None
+        targets = joined_targets([each.lora_targets for each in models if each.lora_targets is not None])
+        # Ranks of a stage have some of each layer's outputs; what all have together is more than any adapter takes.
+        most = options.most_loaded * sum(each.bytes_per_lora for each in models)
+        limits = LoRALimits(options.max_lora_rank, most)
+        self._workers.collective_rpc("expect_adapters", targets, limits)
+        return LoRASupport(targets, limits, options.most_active, options.most_loaded, most)
 
     def _step_times(self) -> StepTimes | None:
         """None if no drafter proposes tokens."""

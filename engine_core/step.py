@@ -36,6 +36,8 @@ class NewSequence:
     """How the prompt is pooled at its end, in place of sampling; None: tokens are sampled."""
     second_text: int | None = None
     """As in ``PoolingInput``."""
+    adapter_id: int | None = None
+    """The adapter of its rows, which workers have loaded; None: they have none."""
 
 
 @dataclass(frozen=True, slots=True)

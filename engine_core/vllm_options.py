@@ -17,7 +17,8 @@ _ENGINES = (
 _CONTEXT = "is not supported: {tensor_parallel_size} and {pipeline_parallel_size} divide a model"
 _EXPERTS = "is not supported: {enable_expert_parallel} gives ranks whole experts, always the same ones"
 _HOSTS = "is not an option: {distributed_executor_backend} says where ranks run, ray on several hosts"
-_LORA = "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
+_LORA = "is not supported: merge the adapter into the model's weights, and serve the merged checkpoint"
+_LORA_FORM = "is not an option: adapters have the model's type, and ranks divide them as they divide the layers"
 _OFFLOAD = "is not supported: the weights must fit on the device; {quantization} makes them smaller"
 _ENCODES_ONLY = "is not supported: an engine encodes pictures and generates text"
 _TRANSFER = "is not supported yet: an engine's KV cache stays on its device"
@@ -84,9 +85,13 @@ _INSTEAD: dict[tuple[str, ...], str] = {
         "is not supported: weights are mapped from safetensors or PyTorch's files, see {load_format}"
     ),
     # LoRA
-    ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules", "lora_dtype"): _LORA,
-    ("fully_sharded_loras", "lora_target_modules", "default_mm_loras", "specialize_active_lora"): _LORA,
-    ("enable_tower_connector_lora", "enable_lora_bias", "lora_extra_vocab_size", "long_lora_scaling_factors"): _LORA,
+    ("lora_modules", "default_mm_loras"): "is an option of services: `ringline serve --lora-modules name=path`",
+    ("lora_dtype", "fully_sharded_loras", "specialize_active_lora"): _LORA_FORM,
+    ("lora_target_modules",): "is not supported: an adapter's files say what it adds to",
+    (
+        "enable_tower_connector_lora",
+    ): "is not supported: adapters add to the language model, not to what encodes pictures",
+    ("enable_lora_bias", "lora_extra_vocab_size", "long_lora_scaling_factors"): _LORA,
     ("qlora_adapter_name_or_path", "enable_prompt_adapter", "prompt_adapters", "max_prompt_adapters"): _LORA,
     ("max_prompt_adapter_token",): _LORA,
     # Memory and cache
@@ -177,7 +182,6 @@ _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
     ("max_parallel_loading_workers",): WithoutEffect("every rank reads its own part of the weights at once"),
     ("safetensors_load_strategy",): WithoutEffect("weights are read as the device needs them"),
     ("use_tqdm_on_load",): WithoutEffect("the log says how far the start is", takes_value=False),
-    ("no_enable_lora",): WithoutEffect("there are no adapters", takes_value=False),
     # Memory and cache
     ("swap_space",): WithoutEffect("a preempted sequence is computed again, nothing is swapped to the host"),
     ("preemption_mode",): WithoutEffect("a preempted sequence is computed again"),

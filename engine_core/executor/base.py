@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_core.config import ModelSpec, RequestMemory
-from engine_core.errors import InvalidRequestError
+from engine_core.errors import AdapterError, InvalidRequestError
 from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.lora.support import LoRASupport
 from engine_core.media import Picture
 from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.step import StepPlan, StepResult
@@ -68,6 +69,8 @@ class Executor(ABC):
     """Why grammars cannot be used; None if they can."""
     picture_facts: Mapping[str, Any] | None = None
     """What a processor must know to prepare pictures, for JSON; None if the model takes none."""
+    lora: LoRASupport | None = None
+    """What adapters there may be; None: none."""
     ranks: Sequence[RankPlace] = ()
     """Empty if this process computes."""
 
@@ -87,6 +90,20 @@ class Executor(ABC):
         compiles. Raises ``InvalidRequestError`` or ``ExecutorError``.
         """
         raise InvalidRequestError("grammar", f"cannot be used here: {self.grammar_support}")
+
+    def load_adapter(self, adapter_id: int, path: str, digest: str) -> None:
+        """Load the adapter at ``path``, whose ``digest`` is known, beside the steps; from any thread.
+
+        From then on plans may name the id, which no other adapter has or had. Raises ``AdapterError`` and
+        ``ExecutorError``.
+        """
+        raise AdapterError("this engine has no adapters: start it with --enable-lora")
+
+    def unload_adapter(self, adapter_id: int) -> None:  # noqa: B027  # there is none
+        """Forget an adapter, which no plan to come names, beside the steps; from any thread.
+
+        Raises ``ExecutorError``.
+        """
 
     def is_special_token(self, token_id: int) -> bool:
         """Whether grammars must name a token by id, as no text contains it; needs ``grammar_support`` None."""

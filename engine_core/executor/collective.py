@@ -10,6 +10,7 @@ from engine_core.config import ModelSpec, RequestMemory
 from engine_core.executor.base import Executor, PendingResult
 from engine_core.executor.workers import Workers
 from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.lora.support import LoRASupport
 from engine_core.media import Picture
 from engine_core.speculation import ASSUMED_STEP_TIMES, StepTimes
 from engine_core.step import StepPlan
@@ -35,6 +36,7 @@ class StartedModel:
     """None: the model takes no pictures."""
     picture_facts: Mapping[str, Any] | None = None
     step_times: StepTimes = ASSUMED_STEP_TIMES
+    lora: LoRASupport | None = None
 
 
 class CollectiveExecutor(Executor):
@@ -53,6 +55,7 @@ class CollectiveExecutor(Executor):
         self.max_concurrent_steps = started.max_concurrent_steps
         self.picture_facts = started.picture_facts
         self.step_times = started.step_times
+        self.lora = started.lora
         self.ranks = workers.places
         self._check_picture = started.check_picture
         self._grammars = None if isinstance(started.grammars, str) else started.grammars
@@ -73,6 +76,14 @@ class CollectiveExecutor(Executor):
         if not self._grammars.has(grammar):
             self.workers.expect_grammar(grammar)
         self._grammars.compile(grammar)
+
+    def load_adapter(self, adapter_id: int, path: str, digest: str) -> None:
+        if self.lora is None:
+            super().load_adapter(adapter_id, path, digest)
+        self.workers.load_adapter(adapter_id, path, digest)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        self.workers.unload_adapter(adapter_id)
 
     def is_special_token(self, token_id: int) -> bool:
         if self._grammars is None:

@@ -86,6 +86,12 @@ class UniProcWorker(Workers):
             return self._thread.submit(lambda: self._launch(plan).result())
         return self._launch(plan)
 
+    def load_adapter(self, adapter_id: int, path: str, digest: str) -> None:
+        self._running().load_adapter(adapter_id, path, digest)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        self._running().unload_adapter(adapter_id)
+
     def _launch(self, plan: StepPlan) -> PendingResult:
         worker = self._running()
         step = self._guard(plan.step_id, lambda: worker.launch(plan))

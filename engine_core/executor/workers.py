@@ -74,5 +74,13 @@ class Workers(ABC):
         """Have the worker that samples compile ``grammar``, which a plan will bring, beside the steps."""
 
     @abstractmethod
+    def load_adapter(self, adapter_id: int, path: str, digest: str) -> None:
+        """As ``Executor.load_adapter``."""
+
+    @abstractmethod
+    def unload_adapter(self, adapter_id: int) -> None:
+        """As ``Executor.unload_adapter``."""
+
+    @abstractmethod
     def close(self) -> None:
         """As ``Executor.close``."""

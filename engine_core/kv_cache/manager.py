@@ -374,7 +374,9 @@ class KVCacheManager:
             seq.block_hashes.extend(more)
 
     def _root(self, group: SequenceGroup) -> bytes:
-        return root_hash(*self._identity, group.request.cache_salt)
+        ingredients = (*self._identity, group.request.cache_salt)
+        adapter = group.request.adapter
+        return root_hash(*ingredients) if adapter is None else root_hash(*ingredients, adapter.digest.encode())
 
 
 def _shortened(cached: Items[_CachedBlocks], length: int) -> int:

@@ -1,8 +1,8 @@
 """Hashes of prefixes, by block: equal hashes mean equal tokens, computed alike, of requests that may share them.
 
 A block's hash covers its parent's hash and its token ids, and the digests and places of pictures that it holds tokens
-of; the root's, the model, its type, the cache's layout and the request's salt. It is cryptographic because the salt
-separates tenants. The scheme is vLLM's automatic prefix caching.
+of; the root's, the model, its type, the cache's layout, the request's salt and its adapter's digest. It is
+cryptographic because the salt separates tenants. The scheme is vLLM's automatic prefix caching.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.layers.linear import ColumnParallelLinear
+from engine_core.layers.lora import LoRALayers
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part import Part
 from engine_core.ops.base import OpsBackend
@@ -36,12 +37,18 @@ class AltUp(Part):
     """
 
     def __init__(
-        self, name: str, shape: AltUpShape, norm: RMSNorm, backend: OpsBackend, router_method: QuantMethod
+        self,
+        name: str,
+        shape: AltUpShape,
+        norm: RMSNorm,
+        backend: OpsBackend,
+        router_method: QuantMethod,
+        lora: LoRALayers | None = None,
     ) -> None:
-        """``norm``: of the router's input."""
+        """``norm``: of the router's input. ``lora``: None if adapters cannot add to the router's outputs."""
         inputs, outputs = Features(1, shape.hidden_size), Features(1, shape.num_streams, fixed=True)
         router = LinearShape.of(f"{name}.modality_router", inputs, outputs)
-        self._router = ColumnParallelLinear(router, backend, router_method.expanding)
+        self._router = ColumnParallelLinear(router, backend, router_method.expanding, lora)
         self._name = name
         self._shape = shape
         self._norm = norm

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from engine_core.layers.linear import ParallelLMHead
+from engine_core.layers.lora import LoRALayers
 from engine_core.layers.part import Part
 from engine_core.layers.shares import TokenShares
 from engine_core.ops.base import LinearOp, OpsBackend
@@ -29,8 +30,12 @@ class VocabParallelEmbedding(Part):
         scale: float,
         shares: TokenShares,
         quant_method: QuantMethod,
+        lora: LoRALayers | None = None,
     ) -> None:
-        """The table keeps its stored type if that has 16 bits or ``quant_method`` keeps it; results are ``dtype``."""
+        """The table keeps its stored type if that has 16 bits or ``quant_method`` keeps it; results are ``dtype``.
+
+        ``lora``: None if adapters cannot change it.
+        """
         self._dtype = dtype
         self._rows = TensorRows(f"{name}.weight", vocab_size, shares.own)
         self._shares = shares
@@ -41,6 +46,9 @@ class VocabParallelEmbedding(Part):
         self._table: torch.Tensor | None = None
         self._quant_method = quant_method
         self._quantized: LinearOp | None = None
+        self._lora = lora
+        if lora is not None:
+            lora.embedding(self._rows, features, scale)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         return {} if self._tied_to is not None else {self._rows.name: (self._rows.count, self._features.count)}
@@ -79,6 +87,10 @@ class VocabParallelEmbedding(Part):
 
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
         """[T, H] for ``indices`` [T] int64."""
+        embedded = self._of_all(indices)
+        return embedded if self._lora is None else self._lora.embed(indices, embedded)
+
+    def _of_all(self, indices: torch.Tensor) -> torch.Tensor:
         if (others := self._shares.others) is None:
             return self._of_own(indices)
         own = self._shares.own

@@ -20,6 +20,7 @@ from engine_core.layers.embedding import VocabParallelEmbedding
 from engine_core.layers.float32_linear import Float32Linear, TokenRowsLinear
 from engine_core.layers.fused_moe import FusedMoE, RoutedExperts, RouterTensors
 from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead, SigmoidGate
+from engine_core.layers.lora import LoRALayers
 from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
 from engine_core.layers.norm import HeadsRMSNorm, LayerNorm, RMSNorm
 from engine_core.layers.part import Part
@@ -54,8 +55,11 @@ class PartFactory:
         quantization: QuantizationConfig | None = None,
         rank: Rank | None = None,
         collectives: TensorCollectives | None = None,
+        *,
+        enable_lora: bool = False,
     ) -> None:
-        """``quantization``: of the linear layers; None: they keep the model's type.
+        """``quantization``: of the linear layers; None: they keep the model's type. ``enable_lora``: whether
+        adapters may add to their outputs.
 
         Makes the parts of ``rank``, if given; computing with them then needs ``collectives``.
         """
@@ -67,6 +71,8 @@ class PartFactory:
         self.parts: list[Part] = []
         """In the order of creation, which is that of loading."""
         self.attention_backend = attention
+        self.lora = LoRALayers(backend, dtype) if enable_lora else None
+        """What adapters may add to; None: nothing."""
         self._quantization = quantization or OneMethod(Unquantized())
 
     def replicated(self, quantization: QuantizationConfig | None) -> PartFactory:
@@ -159,7 +165,7 @@ class PartFactory:
         names = (names,) if isinstance(names, str) else names
         pieces = rows_of(names, rows or (count // len(names),) * len(names), taken)
         shape = LinearShape(pieces, _features(inputs), outputs, bias)
-        return self._add(ColumnParallelLinear(shape, self.backend, self._quantization.method(names)))
+        return self._add(ColumnParallelLinear(shape, self.backend, self._quantization.method(names), self.lora))
 
     def parallel_lm_head(self, name: str, vocab_size: int, hidden_size: int, bias: bool = False) -> ParallelLMHead:
         """The output projection; ``name`` is that of the embedding if the two are tied."""
@@ -171,7 +177,8 @@ class PartFactory:
             bias,
         )
         method = self._quantization.method((name,))
-        return self._add(ParallelLMHead(shape, self.backend, method, self.shares.of_tokens(vocab_size)))
+        shares = self.shares.of_tokens(vocab_size)
+        return self._add(ParallelLMHead(shape, self.backend, method, shares, self.lora))
 
     def float32_linear(self, name: str, inputs: int, outputs: int, *, bias: bool = False) -> Float32Linear:
         """A layer of few rows behind the model, in float32: whole on every rank, and never quantized."""
@@ -186,7 +193,7 @@ class PartFactory:
     def sigmoid_gate(self, name: str, hidden_size: int) -> SigmoidGate:
         """A projection to one logit per row, whose sigmoid multiplies another block's output; never quantized."""
         shape = LinearShape.of(name, Features(1, hidden_size), Features(1, 1, fixed=True))
-        return self._add(SigmoidGate(shape, self.backend, self._quantization.method((name,)).expanding))
+        return self._add(SigmoidGate(shape, self.backend, self._quantization.method((name,)).expanding, self.lora))
 
     def vocab_parallel_embedding(
         self,
@@ -196,15 +203,21 @@ class PartFactory:
         tied_to: ParallelLMHead | None = None,
         scale: float = 1.0,
         groups: int = 1,
+        *,
+        of_tokens: bool = True,
     ) -> VocabParallelEmbedding:
         """A table of embeddings, times ``scale``; the weight of ``tied_to`` if given.
 
-        An embedding has ``groups`` parts of width ``hidden_size``.
+        An embedding has ``groups`` parts of width ``hidden_size``. ``of_tokens``: it is the model's input, which
+        adapters may change.
         """
         features, shares = Features(groups, hidden_size), self.shares.of_tokens(vocab_size)
+        lora = self.lora if of_tokens else None
         method = self._quantization.method((name,))
         return self._add(
-            VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale, shares, method)
+            VocabParallelEmbedding(
+                name, vocab_size, features, self.backend, self.dtype, tied_to, scale, shares, method, lora
+            )
         )
 
     def rms_norm(
@@ -244,7 +257,7 @@ class PartFactory:
     def altup(self, name: str, shape: AltUpShape, norm: RMSNorm) -> AltUp:
         """The coefficients of a layer's streams; ``norm`` is of the router's input."""
         method = self._quantization.method((f"{name}.modality_router",))
-        return self._add(AltUp(name, shape, norm, self.backend, method))
+        return self._add(AltUp(name, shape, norm, self.backend, method, self.lora))
 
     def attention(
         self,
@@ -267,7 +280,7 @@ class PartFactory:
         """
         heads, method = self.shares.groups(shape.num_heads), self._quantization.method((name,))
         return self._add(
-            MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend, method)
+            MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend, method, self.lora)
         )
 
     def rows_linear(
@@ -356,12 +369,14 @@ class PartFactory:
     ) -> FusedMoE:
         """A router and its experts."""
         of_router, of_experts = (self._quantization.method((name,)) for name in (router.gate, tensors.prefix))
-        return self._add(FusedMoE(shape, routing, router, tensors, self.backend, of_experts, self.shares, of_router))
+        return self._add(
+            FusedMoE(shape, routing, router, tensors, self.backend, of_experts, self.shares, of_router, self.lora)
+        )
 
     def routed_experts(self, shape: ExpertsShape, tensors: ExpertTensors) -> RoutedExperts:
         """Experts without a router."""
         method = self._quantization.method((tensors.prefix,))
-        return self._add(RoutedExperts(shape, tensors, self.backend, method, self.shares))
+        return self._add(RoutedExperts(shape, tensors, self.backend, method, self.shares, self.lora))
 
     def _add(self, part: AnyPart) -> AnyPart:
         self.parts.append(part)

@@ -40,12 +40,17 @@ def make_model(
     quantization: QuantizationConfig | None = None,
     rank: Rank | None = None,
     collectives: TensorCollectives | None = None,
+    *,
+    enable_lora: bool = False,
 ) -> LanguageModel:
     """The model, or one ``rank``'s part, before any weights are read; it knows which tensors it needs.
 
-    ``collectives`` connect the ranks of its stage; None: one rank, or nothing will be computed.
+    ``collectives`` connect the ranks of its stage; None: one rank, or nothing will be computed. ``enable_lora``: as in
+    ``PartFactory``.
     """
-    factory = PartFactory(ops, attention, checkpoint.dtype, device, quantization, rank or Rank(), collectives)
+    factory = PartFactory(
+        ops, attention, checkpoint.dtype, device, quantization, rank or Rank(), collectives, enable_lora=enable_lora
+    )
     model = checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
     if (vision := checkpoint.vision) is not None and model.is_first_stage:
         # --quantization leaves towers as they are: they are small, and rounding costs them more

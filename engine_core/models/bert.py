@@ -93,7 +93,8 @@ class BertModel(EncoderModel):
         hidden = config.hidden_size
 
         def table(name: str, rows: int) -> Any:
-            return parts.vocab_parallel_embedding(f"{prefix}.{name}", rows, hidden)
+            of_tokens = name == "word_embeddings"
+            return parts.vocab_parallel_embedding(f"{prefix}.{name}", rows, hidden, of_tokens=of_tokens)
 
         self.word_embeddings = table("word_embeddings", config.vocab_size)
         self.position_embeddings = table("position_embeddings", config.table_positions)

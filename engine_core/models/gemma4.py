@@ -139,7 +139,12 @@ class PerLayerEmbeddings:
     def __init__(self, config: Gemma4Config, shape: PerLayerShape, prefix: str, parts: PartFactory) -> None:
         count, hidden = config.num_layers, config.hidden_size
         self.embed_tokens = parts.vocab_parallel_embedding(
-            f"{prefix}.embed_tokens_per_layer", shape.vocab_size, shape.size, scale=shape.size**0.5, groups=count
+            f"{prefix}.embed_tokens_per_layer",
+            shape.vocab_size,
+            shape.size,
+            scale=shape.size**0.5,
+            groups=count,
+            of_tokens=False,
         )
         self.projection = parts.linear(f"{prefix}.per_layer_model_projection", hidden, Features(count, shape.size))
         self.norm = parts.rms_norm(f"{prefix}.per_layer_projection_norm", shape.size, config.norm_eps, scale=2**-0.5)

@@ -18,6 +18,7 @@ from engine_core.attention.base import KVCacheSpec
 from engine_core.errors import UnsupportedModelError
 from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kv_cache_interface import KVCacheGroup
+from engine_core.layers.lora import LoRALayers
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
 from engine_core.media import VisionShape
@@ -114,6 +115,11 @@ class LanguageModel(ABC):
     def head_tensor(cls, config: ModelShape) -> str:
         """The name of the weight [V, H] of the head for tokens; empty: it has none."""
         return ""
+
+    @property
+    def lora(self) -> LoRALayers | None:
+        """What adapters may add to; None: nothing."""
+        return self._factory.lora
 
     @property
     def dtype(self) -> torch.dtype:

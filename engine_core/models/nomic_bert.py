@@ -94,7 +94,7 @@ class NomicBertModel(EncoderModel):
         config, hidden, prefix = self.config, self.config.hidden_size, f"{self.prefix}.embeddings"
         self.word_embeddings = parts.vocab_parallel_embedding(f"{prefix}.word_embeddings", config.vocab_size, hidden)
         self.token_type_embeddings = parts.vocab_parallel_embedding(
-            f"{prefix}.token_type_embeddings", config.type_vocab_size, hidden
+            f"{prefix}.token_type_embeddings", config.type_vocab_size, hidden, of_tokens=False
         )
         self.emb_ln = parts.layer_norm(f"{self.prefix}.emb_ln", hidden, config.norm_eps)
 

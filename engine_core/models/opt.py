@@ -109,7 +109,10 @@ class OPTForCausalLM(CausalLM):
         if not self.is_first_stage:
             return
         self.embed_positions = parts.vocab_parallel_embedding(
-            f"{self.prefix}.embed_positions", config.max_position_embeddings + _FIRST_POSITION, config.hidden_size
+            f"{self.prefix}.embed_positions",
+            config.max_position_embeddings + _FIRST_POSITION,
+            config.hidden_size,
+            of_tokens=False,
         )
         self.project_in = None
         if config.embedding_size != config.hidden_size:

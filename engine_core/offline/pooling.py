@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError, written
+from engine_core.offline.lora import OpenAdapter
 from engine_core.offline.pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -43,6 +44,8 @@ class LivePooling:
     request: PoolingRequest
     place: str
     """Of the prompt in the caller's arguments."""
+    adapter: OpenAdapter | None = None
+    """None: nothing is added to the model."""
     queued_ts: float = 0.0
     """When the engine took it, of ``time.monotonic``."""
     cached_tokens: int = 0
@@ -83,8 +86,12 @@ class Pooling:
         check: Callable[[PoolingRequest], None],
         run: Run,
         request_ids: Iterator[int],
+        open_adapters: Callable[[object, int], Sequence[OpenAdapter | None]],
     ) -> None:
-        """``text``: loaded with the first text. ``check``: as ``EngineCore.check``. Raises ``InvalidRequestError``."""
+        """``text``: loaded with the first text. ``check``: as ``EngineCore.check``. ``open_adapters``: of all prompts.
+
+        Raises ``InvalidRequestError``.
+        """
         if model.pooling is None:
             problem = "generates text; expected a model that pools, or runner='pooling' to make vectors of this one's"
             raise InvalidRequestError(f"model {model.name}", problem)
@@ -94,9 +101,10 @@ class Pooling:
         self._check = check
         self._run = run
         self._request_ids = request_ids
+        self._open_adapters = open_adapters
 
     def encode(
-        self, prompts: object, params: object, task: PoolingTask, prompt_name: str | None
+        self, prompts: object, params: object, task: PoolingTask, prompt_name: str | None, adapters: object
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Results of prompts, each with the model's prompt of that name (None: its default one) before it."""
         if task not in self.facts.tasks:
@@ -114,7 +122,7 @@ class Pooling:
             self._live(one, each.for_engine(task, self.facts, place), prompt.place, place)
             for one, each, prompt, place in zip(inputs, given, read, places, strict=True)
         ]
-        self._run(live)
+        self._compute(live, adapters)
         kind, output = _OUTPUTS.get(task, (PoolingRequestOutput, PoolingOutput))
         return [
             kind(
@@ -126,7 +134,9 @@ class Pooling:
             for each in live
         ]
 
-    def score(self, data_1: object, data_2: object, params: object, instruction: str) -> list[ScoringRequestOutput]:
+    def score(
+        self, data_1: object, data_2: object, params: object, instruction: str, adapters: object
+    ) -> list[ScoringRequestOutput]:
         """How well each of ``data_2`` matches the only one of ``data_1``, or its own."""
         first, second = read_prompts(data_1, "data_1"), read_prompts(data_2, "data_2")
         if len(first) not in (1, len(second)):
@@ -142,12 +152,17 @@ class Pooling:
             if instruction:
                 problem = "has no place in what this model reads; expected none, or a prompt in the texts"
                 raise InvalidRequestError("instruction", problem)
-            return self._compared(first, second, given[0], places[0])
+            return self._compared(first, second, given[0], places[0], adapters)
         pairs = [(first[index if len(first) > 1 else 0], each) for index, each in enumerate(second)]
-        return self._read_together(pairs, given[0], places[0], instruction)
+        return self._read_together(pairs, given[0], places[0], instruction, adapters)
 
     def _read_together(
-        self, pairs: Sequence[tuple[Prompt, Prompt]], params: PoolingParams, place: str, instruction: str
+        self,
+        pairs: Sequence[tuple[Prompt, Prompt]],
+        params: PoolingParams,
+        place: str,
+        instruction: str,
+        adapters: object,
     ) -> list[ScoringRequestOutput]:
         assert self.facts.pair_form is not None
         _check_task(params, PoolingTask.CLASSIFY, place)
@@ -161,7 +176,7 @@ class Pooling:
         inputs = self._text().pooled_pairs(pairs, self.facts.pair_form, instruction, cut, most)
         for_engine = params.for_engine(PoolingTask.CLASSIFY, self.facts, place)
         live = [self._live(one, for_engine, pair[1].place, place) for one, pair in zip(inputs, pairs, strict=True)]
-        self._run(live)
+        self._compute(live, adapters)
         scores = (ClassificationOutput.of(each.result(), per_token=False).values[0] for each in live)
         return [
             ScoringRequestOutput(
@@ -171,7 +186,7 @@ class Pooling:
         ]
 
     def _compared(
-        self, first: list[Prompt], second: list[Prompt], params: PoolingParams, place: str
+        self, first: list[Prompt], second: list[Prompt], params: PoolingParams, place: str, adapters: object
     ) -> list[ScoringRequestOutput]:
         """By how near vectors are, each of a text with the model's own prompt for its kind."""
         _check_task(params, PoolingTask.EMBED, place)
@@ -183,7 +198,7 @@ class Pooling:
         inputs = self._inputs(prompts, puts, self._cuts([params], [place]) * len(prompts))
         for_engine = params.for_engine(PoolingTask.EMBED, self.facts, place)
         live = [self._live(one, for_engine, prompt.place, place) for one, prompt in zip(inputs, prompts, strict=True)]
-        self._run(live)
+        self._compute(live, adapters)
         vectors = [EmbeddingOutput.of(each.result(), per_token=False).values for each in live]
         scores = array("f", similarities(facts.similarity.value, vectors[: len(first)], vectors[len(first) :]))
         queries, documents = live[: len(first)], live[len(first) :]
@@ -227,6 +242,11 @@ class Pooling:
             found[index] if index in found else PoolingInput((each.token_ids or ())[: cuts[index]])
             for index, each in enumerate(prompts)
         ]
+
+    def _compute(self, live: Sequence[LivePooling], adapters: object) -> None:
+        for each, adapter in zip(live, self._open_adapters(adapters, len(live)), strict=True):
+            each.adapter = adapter
+        self._run(live)
 
     def _live(self, one: PoolingInput, params: core.PoolingParams, place: str, params_place: str) -> LivePooling:
         """Checked. Raises ``InvalidRequestError``."""

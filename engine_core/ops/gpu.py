@@ -26,6 +26,7 @@ from engine_core.ops.base import (
 )
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
 from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
+from engine_core.ops.gpu_lora import TritonLoRAOps
 from engine_core.ops.gpu_quantized import GpuQuantizedLinear
 from engine_core.ops.gpu_states import GpuStateOps
 from engine_core.ops.states import StateOps
@@ -144,6 +145,7 @@ class GpuBackend(OpsBackend):
     """Computes everything on one GPU. Linear layers overwrite their ``residual``."""
 
     expands_experts = True
+    adapts_experts = False
 
     def __init__(self, processors: int, deterministic: bool, device: torch.device | None = None) -> None:
         """``processors``: multiprocessors of the ``device``. ``deterministic``: linear layers are batch-invariant."""
@@ -203,6 +205,9 @@ class GpuBackend(OpsBackend):
 
     def state_ops(self) -> StateOps:
         return GpuStateOps()
+
+    def lora_ops(self) -> TritonLoRAOps:
+        return TritonLoRAOps(self._processors, self._device)
 
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +28,7 @@ class LoRAOutputs:
     columns: torch.Tensor
     """[n] int64, ascending: the outputs."""
     b: torch.Tensor
-    """[n, r]"""
+    """[n, r]; of grouped layers [G, n, r], or [1, n, r], the same for all groups."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,11 +36,13 @@ class LoRAWeights:
     """An adapter's weights for a layer, which may be several projections side by side, each with ranks of its own."""
 
     a: torch.Tensor
-    """[R, K]"""
+    """[R, K]; of grouped layers [G, R, K], or [1, R, K], the same for all groups."""
     scales: torch.Tensor
-    """[R] float32: factors of x · Aᵀ."""
+    """[R] float32: factors of x · Aᵀ; of experts [G, R]."""
     outputs: tuple[LoRAOutputs, ...]
     """No output is in two of them."""
+    experts: torch.Tensor | None = None
+    """[E] int32: the group of each expert, or −1: nothing is added to it. None: the layer is none of experts."""
 
 
 class PackedAdapter(Protocol):
@@ -95,8 +97,17 @@ class LoRAOp(ABC):
     def __call__(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
         """Add to ``y`` [M, N], the outputs for ``x`` [M, K], what the rows' adapters add, times ``scale``.
 
-        The rows of ``y``, of the type of ``x`` or float32, may be strided. Outside of a step nothing is added.
+        Of grouped layers, ``x`` is [M, G, K] and ``y`` [M, G, N]. Rows and groups of both may be strided; ``y`` is of
+        the type of ``x``, or float32. Outside of a step nothing is added.
         """
+
+
+class ExpertsLoRA:
+    """What adapters add to the products of a layer's experts, whose ``ExpertsOp`` calls it."""
+
+    def __init__(self, layer: int) -> None:
+        """``layer``: the number of gates, if any, and ups; that of downs follows it."""
+        self.layer = layer
 
 
 class LoRAOps(ABC):
@@ -110,8 +121,23 @@ class LoRAOps(ABC):
         """Adds to a linear layer's outputs; both widths are padded."""
 
     @abstractmethod
+    def grouped_linear(self, groups: int, inputs: int, outputs: int) -> LoRAOp:
+        """Adds to the outputs of linear layers side by side."""
+
+    @abstractmethod
+    def experts(self) -> ExpertsLoRA:
+        """Adds to the products of experts, which are two layers (``ExpertsLoRA.layer``).
+
+        Outputs of the first are gates, if any, padded, then ups.
+        """
+
+    @abstractmethod
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         """An adapter of these weights, by ``LoRAOp.layer``, rounded to ``dtype``, the model's. From any thread."""
+
+    def place(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host, where layers compute. From any thread."""
+        return x
 
     @abstractmethod
     def begin(self, step: StepAdapters) -> None:
@@ -131,21 +157,35 @@ class LoRAOps(ABC):
             if step is not None:
                 self.end()
 
+    def rehearsing(self, rows: int, ranks: int) -> AbstractContextManager[None]:
+        """Launch what adds nothing now, but what adapters of later steps add, if it is captured and replayed within
+        ``computing``: of steps of up to ``rows`` rows, always as many, whose layers have up to ``ranks`` ranks.
+
+        Only ops of GPUs can.
+        """
+        raise NotImplementedError(f"{type(self).__name__} launches nothing that could be captured")
+
     def _next_layer(self) -> int:
         self.num_layers += 1
         return self.num_layers - 1
 
 
+def grouped(x: torch.Tensor) -> torch.Tensor:
+    """``LoRAWeights.a`` or ``LoRAOutputs.b`` with a dimension of groups, where there are none one."""
+    return x if x.ndim == 3 else x[None]
+
+
 class _TorchAdapter:
     def __init__(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> None:
         def rounded(x: torch.Tensor) -> torch.Tensor:
-            return x.to(dtype).float()
+            return grouped(x).to(dtype).float()
 
         self.layers = {
             layer: LoRAWeights(
                 rounded(weights.a),
                 weights.scales,
                 tuple(LoRAOutputs(each.ranks, each.columns, rounded(each.b)) for each in weights.outputs),
+                weights.experts,
             )
             for layer, weights in layers.items()
         }
@@ -165,16 +205,48 @@ class _TorchLoRA(LoRAOp):
         if step is None:
             return
         groups = step.of(len(x))
+        inputs, outputs = (each if each.ndim == 3 else each[:, None] for each in (x, y))
+        groups_of_layer = torch.arange(inputs.shape[1])[:, None]
         for place, adapter in enumerate(step.adapters):
             assert isinstance(adapter, _TorchAdapter)
             rows = torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]]).long()
             if (weights := adapter.layers.get(self.layer)) is None or not len(rows):
                 continue
-            inner = (x[rows].float() @ weights.a.T) * weights.scales
+            inner = (inputs[rows].float().transpose(0, 1) @ weights.a.mT) * weights.scales
             for each in weights.outputs:
-                added = inner[:, each.ranks.start : each.ranks.stop] @ each.b.T * scale
-                here = rows[:, None], each.columns[None, :]
-                y[here] = (y[here].float() + added).to(y.dtype)
+                added = inner[..., each.ranks.start : each.ranks.stop] @ each.b.mT * scale
+                here = rows[:, None, None], groups_of_layer, each.columns
+                outputs[here] = (outputs[here].float() + added.transpose(0, 1)).to(y.dtype)
+
+
+class TorchExpertsLoRA(ExpertsLoRA):
+    """Adds to one expert after the other."""
+
+    def __init__(self, ops: TorchLoRAOps) -> None:
+        super().__init__(ops.num_layers)
+        self._ops = ops
+
+    def __call__(
+        self, layer: int, expert: int, x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor, count: int
+    ) -> None:
+        """Add to ``y`` [n, N] float32, an expert's outputs for ``x`` [n, K], of ``rows`` [n] among ``count``."""
+        step = self._ops.step
+        if step is None:
+            return
+        groups = step.of(count)
+        for place, adapter in enumerate(step.adapters):
+            assert isinstance(adapter, _TorchAdapter)
+            if (weights := adapter.layers.get(layer)) is None:
+                continue
+            assert weights.experts is not None
+            own = torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]])
+            here, group = torch.isin(rows, own), int(weights.experts[expert])
+            if group < 0 or not here.any():
+                continue
+            inner = x[here].float() @ weights.a[group].T * weights.scales[group]
+            for each in weights.outputs:
+                added = inner[:, each.ranks.start : each.ranks.stop] @ each.b[group].T
+                y[here] = y[here].index_add(1, each.columns, added)
 
 
 class TorchLoRAOps(LoRAOps):
@@ -186,6 +258,15 @@ class TorchLoRAOps(LoRAOps):
 
     def linear(self, inputs: int, outputs: int) -> LoRAOp:
         op = _TorchLoRA(self)
+        self._next_layer()
+        return op
+
+    def grouped_linear(self, groups: int, inputs: int, outputs: int) -> LoRAOp:
+        return self.linear(inputs, outputs)
+
+    def experts(self) -> ExpertsLoRA:
+        op = TorchExpertsLoRA(self)
+        self._next_layer()
         self._next_layer()
         return op
 

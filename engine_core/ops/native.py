@@ -31,6 +31,7 @@ from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsExp
 from engine_core.ops.kernel_graph import KernelGraph
 from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
 from engine_core.ops.native_linear import NativeLinear
+from engine_core.ops.native_lora import NativeLoRAOps
 from engine_core.ops.native_packing import PANEL, padded_width
 from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuantizedWeights, keeps
 from engine_core.ops.native_quantized_experts import NativeQuantizedExperts, keeps_experts
@@ -218,6 +219,9 @@ class NativeBackend(OpsBackend):
 
     def state_ops(self) -> NativeStateOps:
         return NativeStateOps(self._kernels)
+
+    def lora_ops(self) -> NativeLoRAOps:
+        return NativeLoRAOps(self._kernels)
 
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = kernel_output(x.shape[0], x.shape[1], x.dtype)

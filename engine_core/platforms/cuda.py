@@ -6,7 +6,8 @@ import contextlib
 import gc
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -19,9 +20,15 @@ from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
-from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
+from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward, rehearsing_adapters
 from engine_core.platforms.host_memory import usable_memory
-from engine_core.platforms.kv_cache_size import describe_drafts, describe_pictures, request_memory, size
+from engine_core.platforms.kv_cache_size import (
+    describe_adapters,
+    describe_drafts,
+    describe_pictures,
+    request_memory,
+    size,
+)
 from engine_core.sampling.sampler import Sampler
 from engine_core.sampling.torch_ops import TorchOps
 from engine_core.worker.caches import allocate_caches, of_layer
@@ -63,6 +70,12 @@ class CudaMemoryProfile:
     """The part of ``taken`` that is weights of a drafting model."""
     encoder_cache: int = 0
     """The most that embeddings of pictures take."""
+    adapters: int = 0
+    """The most that loaded adapters take."""
+
+    def with_adapters(self, nbytes: int) -> Self:
+        """The same, with so many bytes set aside for loaded adapters."""
+        return replace(self, adapters=nbytes)
 
     @property
     def overhead_per_block(self) -> int:
@@ -79,14 +92,15 @@ class CudaMemoryProfile:
                 f"but only {size(available)} were free at the start. Lower it to at most "
                 f"{int(100 * available / self.total) / 100:g}, or end what else uses the GPU."
             )
-        return budget - self.context - self.taken - self.step_peak - self.graphs - self.encoder_cache
+        return budget - self.context - self.taken - self.step_peak - self.graphs - self.encoder_cache - self.adapters
 
     def describe(self, utilization: float) -> str:
         """The numbers from which ``left`` is calculated, for a person."""
         return (
             f"the budget is {size(self.total * utilization)}, {utilization:g} (--gpu-memory-utilization) of the GPU's "
             f"{size(self.total)}; weights take {size(self.weights)} (--model, --dtype), "
-            f"{describe_drafts(self.draft_weights)}the CUDA context up to {size(self.context)}, "
+            f"{describe_drafts(self.draft_weights)}{describe_adapters(self.adapters)}"
+            f"the CUDA context up to {size(self.context)}, "
             f"libraries {size(self.taken - self.weights - self.draft_weights)}, the largest step "
             f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), "
             f"{describe_pictures(self.encoder_cache)}and CUDA graphs about "
@@ -311,7 +325,8 @@ class CudaPlatform(Platform):
         """Seconds with all layers; the largest step of ``drafter`` follows it."""
         plan = largest_step(self._limits, model.vocab_size, TorchOps.rows_at_once(model.vocab_size))
         runs = self._runs(model, new_batch, caches)
-        seconds = step_seconds(runs, plan, torch.cuda.synchronize)
+        with rehearsing_adapters(model, self._limits):  # whose kernels and memory the step has, too
+            seconds = step_seconds(runs, plan, torch.cuda.synchronize)
         if drafter is not None:
             runs[0][0].rehearse(drafter)
         return seconds
@@ -358,8 +373,8 @@ class CudaPlatform(Platform):
             before = torch.cuda.mem_get_info()
             runner.forward.capture(CudaGraphRecorder(), caches, runner.forward.sizes)
             taken = difference(before, torch.cuda.mem_get_info())
-            sizes = runner.forward.sizes
-            made = f"{len(sizes)} CUDA graphs of up to {sizes[-1]} sequences took {size(taken)}"
+            largest = runner.forward.sizes[-1]
+            made = f"{runner.forward.num_graphs} CUDA graphs of up to {largest} sequences took {size(taken)}"
             if self._graphs_expected is not None:
                 made += f", {size(self._graphs_expected)} were expected"
         self._run_largest_step(runner.model, new_batch, caches)

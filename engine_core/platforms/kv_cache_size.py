@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
@@ -46,6 +46,9 @@ class Profile(Protocol):
     def overhead_per_block(self) -> int:
         """What a block takes of the same memory besides its keys and values."""
 
+    def with_adapters(self, nbytes: int) -> Self:
+        """The same, with so many bytes set aside for loaded adapters."""
+
     def left(self, utilization: float) -> int:
         """What remains for the KV cache if the budget is this share of the memory."""
 
@@ -77,6 +80,12 @@ class MemoryProfile:
     """The most that pixels of pictures take."""
     indexes: int = 0
     """The most that indexes of texts take, in which drafts are looked up."""
+    adapters: int = 0
+    """The most that loaded adapters take."""
+
+    def with_adapters(self, nbytes: int) -> Self:
+        """The same, with so many bytes set aside for loaded adapters."""
+        return replace(self, adapters=nbytes)
 
     @property
     def overhead_per_block(self) -> int:
@@ -86,7 +95,7 @@ class MemoryProfile:
     def left(self, utilization: float) -> int:
         """What remains for the KV cache if the budget is this share of ``usable``."""
         taken = self.resident + self.step_peak + self.batch_state + self._requests(utilization) + RESERVE_BYTES
-        return int(self.usable * utilization) - taken - self.encoder_cache - self.pixels - self.indexes
+        return int(self.usable * utilization) - taken - self.encoder_cache - self.pixels - self.indexes - self.adapters
 
     def _requests(self, utilization: float) -> int:
         """The part of the budget set aside for what requests hold."""
@@ -101,6 +110,7 @@ class MemoryProfile:
             f"the budget is {size(self.usable * utilization)}, {utilization:g} (--gpu-memory-utilization) of the "
             f"{size(self.usable)} that this process may use{_because(self.limit)}; weights take "
             f"{size(self.weights)} (--model, --dtype, --quantization), {describe_drafts(self.draft_weights)}"
+            f"{describe_adapters(self.adapters)}"
             f"the runtime {size(self.resident - self.weights - self.draft_weights)}, "
             f"the largest step {size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), "
             f"the batch's state {size(self.batch_state)} (--max-num-seqs, --max-model-len), "
@@ -119,6 +129,11 @@ def describe_pictures(encoder_cache: int) -> str:
 def describe_drafts(weights: int) -> str:
     """A drafting model's weights, as one of several parts, for a person; empty without any."""
     return f"those of the drafts {size(weights)} (--speculative-config), " if weights else ""
+
+
+def describe_adapters(nbytes: int) -> str:
+    """Loaded adapters, as one of several parts, for a person; empty without any."""
+    return f"adapters {size(nbytes)} (--max-cpu-loras, --max-lora-rank), " if nbytes else ""
 
 
 def request_memory(budget: int) -> RequestMemory:

@@ -49,6 +49,7 @@ def requests_of(request: PoolingRequest, live: LiveInputs) -> Iterator[InputRequ
             tenant=request.tenant,
             cache_salt=request.cache_salt,
             deadline=request.deadline,
+            adapter=request.adapter,
             speculation=False,
             pooling=request.params,
             second_text=each.second_text,

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine_core.lora.request import RequestAdapter
+
 
 class PoolingTask(enum.Enum):
     """What is computed of an input."""
@@ -66,6 +68,7 @@ class PoolingRequest:
     tenant: str = ""
     cache_salt: bytes = b""
     deadline: float | None = None
+    adapter: RequestAdapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

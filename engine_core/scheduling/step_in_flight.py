@@ -160,6 +160,7 @@ class StepInFlight:
                 media=group.placeholders,
                 pooling=None if pooled is None else pooled.pooling,
                 second_text=None if pooled is None else pooled.second_text,
+                adapter_id=None if (adapter := group.request.adapter) is None else adapter.adapter_id,
             )
         )
 

@@ -32,6 +32,7 @@ from engine_core.states.base import StateMetadata
 from engine_core.step import Fork, NewSequence, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.validation import MAX_LOGPROBS
+from engine_core.worker.adapters import NO_ADAPTER, AdapterRows
 from engine_core.worker.media_inputs import NO_MEDIA, BatchMedia, MediaSpan
 from engine_core.worker.state_inputs import state_metadata
 
@@ -66,6 +67,8 @@ class BatchLimits:
     """The most tokens of pictures whose embeddings are kept."""
     pooling: PoolingFacts | None = None
     """None: tokens are sampled."""
+    max_lora_rank: int = 0
+    """The largest rank of an adapter; 0: no sequence has one."""
 
     @property
     def max_blocks_per_table(self) -> int:
@@ -140,6 +143,8 @@ class StepInputs:
     """What takes the place of the rows in ``spans``, once it is gathered."""
     token_types: torch.Tensor | None = None
     """As in ``ForwardContext``."""
+    adapters: AdapterRows | None = None
+    """None: no row has an adapter."""
 
     @property
     def is_of_text(self) -> bool:
@@ -158,6 +163,7 @@ class _ForkedSequence:
     block_ids: list[list[int]]
     params: SamplingParams
     media: tuple[Placeholder, ...]
+    adapter_id: int | None
     choice: int = 0
     """Only noise depends on it, and beams have none."""
 
@@ -190,8 +196,11 @@ class InputBatch:
         groups = len(limits.kv_cache_groups)
         self._block_tables = np.zeros((groups, slots, limits.max_blocks_per_table), np.int32)
         self._num_blocks = [[0] * slots for _ in range(groups)]
-        self._of_beams: dict[int, tuple[SamplingParams, tuple[Placeholder, ...]]] = {}
-        """Parameters and pictures of the beams, by slot, for their forks."""
+        self._of_beams: dict[int, tuple[SamplingParams, tuple[Placeholder, ...], int | None]] = {}
+        """Parameters, pictures and adapters of the beams, by slot, for their forks."""
+        self._adapter_ids = np.full(slots, NO_ADAPTER)
+        self._with_adapters: set[int] = set()
+        """Slots whose sequences have adapters."""
         self._introductions = 0
         self._introduced_as = np.zeros(slots, np.int64)
         """Number of the introduction of each slot's sequence."""
@@ -223,6 +232,7 @@ class InputBatch:
             slot = self._slot_of.pop(seq_id)
             self.sampling.remove(slot)
             self._of_beams.pop(slot, None)
+            self._with_adapters.discard(slot)
             self._free.append(slot)
             self._seq_ids = []
         for fork in plan.forks:
@@ -264,13 +274,16 @@ class InputBatch:
         self._append_blocks(slot, sequence.block_ids)
         if self._media is not None:
             self._media.set(slot, sequence.media)
+        self._adapter_ids[slot] = NO_ADAPTER if sequence.adapter_id is None else sequence.adapter_id
+        if sequence.adapter_id is not None:
+            self._with_adapters.add(slot)
         if isinstance(sequence, NewSequence):
             self._second_texts[slot] = known if sequence.second_text is None else sequence.second_text
             if sequence.pooling is not None:
                 return  # nothing is sampled
         self.sampling.add(slot, sequence.params, sequence.choice, known - sequence.num_prompt_tokens)
         if sequence.params.beam_search is not None:
-            self._of_beams[slot] = sequence.params, sequence.media
+            self._of_beams[slot] = sequence.params, sequence.media, sequence.adapter_id
 
     def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
         for group, added in enumerate(block_ids):
@@ -365,6 +378,7 @@ class InputBatch:
             spans=media.spans,
             rotary_positions=None if media.rotary_positions is None else torch.from_numpy(media.rotary_positions),
             token_types=self._token_types(row_slots, positions) if self._limits.attends_both_ways else None,
+            adapters=AdapterRows.of(self._adapter_ids.take(row_slots)) if self._with_adapters else None,
         )
 
     def _token_types(self, row_slots: Index, positions: npt.NDArray[np.int64]) -> torch.Tensor:

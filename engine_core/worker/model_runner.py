@@ -21,11 +21,12 @@ from engine_core.sampling.logprobs import LogprobsTensors, pack
 from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
 from engine_core.step import SLOW_GRAMMAR, Failure, StepPlan, StepResult
+from engine_core.worker.adapters import LoadedAdapters
 from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.drafters.observed_steps import ObservedSteps
-from engine_core.worker.drawing import draw
+from engine_core.worker.drawing import Head, draw
 from engine_core.worker.encoder_cache import EncoderCache
-from engine_core.worker.forward import Forward, PendingTokens
+from engine_core.worker.forward import Forward, PendingTokens, Rows
 from engine_core.worker.input_batch import InputBatch, StepInputs
 
 PROMPT_LOGPROB_ROWS = 64
@@ -204,6 +205,7 @@ class ModelRunner:
         self._drafter: Drafter | None = None
         self._propose: Propose | None = None
         self._observed: ObservedSteps | None = None
+        self._adapters: LoadedAdapters | None = None
         self._sampler = sampler
         self._last: PendingStep | None = None
         self._followed: deque[tuple[int, StepInputs]] = deque()
@@ -230,6 +232,10 @@ class ModelRunner:
                 return drafter.propose(wanted)
 
         self._drafter, self._propose = drafter, propose
+
+    def use_adapters(self, adapters: LoadedAdapters) -> None:
+        """Let plans name these ``adapters`` from now on."""
+        self._adapters = adapters
 
     def compute_for_observer(self, tapped_layers: tuple[int, ...] = ()) -> None:
         """Compute what a drafter observes, on this rank or on another of its stage: the inputs of ``tapped_layers``, if
@@ -279,7 +285,7 @@ class ModelRunner:
             hidden, _ = self._compute(plan, inputs, caches, None, _NO_SAMPLER)
             self._sample(inputs, hidden, _NO_SAMPLER)
         else:
-            self.forward(inputs, caches, None, None)
+            self.run_model(inputs, caches, None, None)
         self.batch.advance(inputs)
         self._followed.append((plan.step_id, inputs))
 
@@ -305,6 +311,15 @@ class ModelRunner:
         inputs = self.batch.prepare(plan)
         return replace(inputs, media=self.encoder_cache.rows(inputs.spans)) if inputs.spans else inputs
 
+    def run_model(
+        self, inputs: StepInputs, caches: Caches, pending: PendingTokens | None, rows: Rows | None
+    ) -> torch.Tensor:
+        """As ``Forward``, with the adapters of the rows."""
+        if self._adapters is None:
+            return self.forward(inputs, caches, pending, rows)
+        with self._adapters.computing(inputs.adapters, rows):
+            return self.forward(inputs, caches, pending, rows)
+
     def _compute(
         self,
         plan: StepPlan,
@@ -320,7 +335,7 @@ class ModelRunner:
         is_observed = self._observed is not None and self._observed.includes(plan)
         taps = self.forward.taps
         computes_all = scores_prompts or (is_observed and taps is None)
-        hidden = self.forward(inputs, caches, pending, None if computes_all else rows)
+        hidden = self.run_model(inputs, caches, pending, None if computes_all else rows)
         if self._drafter is not None and is_observed:
             self._drafter.observe(inputs, hidden if taps is None else torch.cat(taps.hidden, 1))
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden, sampler) if scores_prompts else []
@@ -333,7 +348,12 @@ class ModelRunner:
             # On the device, so that asking for the result still waits for the step.
             nothing = torch.empty(0, device=hidden.device)
             return SamplerOutput(nothing.long(), nothing, [])
-        return draw(self.forward, sampler, self.batch.sampling, inputs.sampling_rows, hidden)
+        head = self._head(inputs, inputs.sampled_rows)
+        return draw(head, sampler, self.batch.sampling, inputs.sampling_rows, hidden)
+
+    def _head(self, inputs: StepInputs, rows: Rows | slice) -> Head:
+        """What makes logits of those rows of a step."""
+        return self.forward if self._adapters is None else self._adapters.head(self.forward, inputs.adapters, rows)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler
@@ -352,8 +372,9 @@ class ModelRunner:
             start = int(inputs.query_starts[place])
             for done in range(0, len(token_ids), PROMPT_LOGPROB_ROWS):
                 (targets,) = upload([token_ids[done : done + PROMPT_LOGPROB_ROWS]], hidden.device)
-                rows = hidden[start + done : start + done + len(targets)]
-                sampler.prompt_logprobs(self.forward.logits(rows), targets, report, done)
+                rows = slice(start + done, start + done + len(targets))
+                logits = self._head(inputs, rows).logits(hidden[rows])
+                sampler.prompt_logprobs(logits, targets, report, done)
         return [
             (plan.seq_ids[place], report) for place, report in zip(places, reports, strict=True) if len(report.rows)
         ]

@@ -158,7 +158,7 @@ class PoolingRunner(ModelRunner):
         rows, chunks = None, list[_Chunk]()
         if self.model.pooler is not None:
             rows, chunks = self._wanted(plan, inputs)
-        hidden = self.forward(inputs, caches, None, rows)
+        hidden = self.run_model(inputs, caches, None, rows)
         self.batch.advance(inputs)
         return hidden, chunks
 

@@ -27,9 +27,11 @@ from engine_core.errors import InvalidRequestError, OutOfMemoryError
 from engine_core.forward_context import Caches
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
 from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.lora.targets import LoRALimits, LoRATargets
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import RankDigest, TakenBytes, WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
+from engine_core.model_loader.lora_names import ModuleNames
 from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import Platform
 from engine_core.platforms.kv_cache_size import (
@@ -42,6 +44,7 @@ from engine_core.platforms.kv_cache_size import (
 from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.step import EncoderPlan, StepPlan
 from engine_core.structured_output.compiler import GrammarCompiler, GrammarsUnavailableError
+from engine_core.worker.adapters import LoadedAdapters
 from engine_core.worker.copied_blocks import copy_blocks
 from engine_core.worker.drafters.base import Drafter
 from engine_core.worker.drafters.registry import Target, load_drafter, tapped_layers
@@ -106,6 +109,10 @@ class ModelReport:
     """Of a drafting model, on the rank that samples."""
     grammar_problem: str | None = None
     """Why this rank, which samples, cannot use grammars."""
+    lora_targets: LoRATargets | None = None
+    """What adapters may add to, in this part of the model; None: nothing."""
+    bytes_per_lora: int = 0
+    """Of the largest adapter in this part of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         encoder_step_tokens=0 if vision is None else encoder_step_tokens(scheduler, vision),
         encoder_cache_tokens=0 if vision is None else encoder_cache_tokens(config.cache, scheduler, vision),
         pooling=checkpoint.spec.pooling,
+        max_lora_rank=config.lora.max_lora_rank if config.lora.enable_lora else 0,
     )
 
 
@@ -201,6 +209,7 @@ class Worker:
         self._collectives: TensorCollectives | None = None
         self._links: StageLinks | None = None
         self._runner: ModelRunner | None = None
+        self._adapters: LoadedAdapters | None = None
         self._caches = Caches([])
 
     @property
@@ -273,6 +282,7 @@ class Worker:
             device.quantization,
             rank,
             self._collectives,
+            enable_lora=self._config.lora.enable_lora,
         )
         require_room_for_weights(model.expected_weight_bytes, checkpoint.kept_as, device.usable, device.limit)
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
@@ -300,6 +310,8 @@ class Worker:
             bytes_per_state=0 if states is None else states.bytes_per_state,
             draft_weight_bytes=0 if self.drafter is None else self.drafter.weight_bytes,
             grammar_problem=self._open_grammars(),
+            lora_targets=None if model.lora is None else replace(model.lora.targets, rename=ModuleNames.of(checkpoint)),
+            bytes_per_lora=self._bytes_per_lora,
         )
         if isinstance(digest, RankDigest):
             return replace(report, taken=digest.taken)
@@ -316,6 +328,27 @@ class Worker:
                 return str(error)
         return None
 
+    @property
+    def _bytes_per_lora(self) -> int:
+        """As in ``ModelReport``."""
+        return 0 if (lora := self.model.lora) is None else lora.most_bytes(self._config.lora.max_lora_rank)
+
+    def expect_adapters(self, targets: LoRATargets, limits: LoRALimits) -> None:
+        """Get ready to load adapters of the whole model, which has those ``targets``; needs ``allocate``."""
+        assert self.model.lora is not None
+        self._adapters = LoadedAdapters(self.model.lora, targets, limits)
+        self._current_runner().use_adapters(self._adapters)
+
+    def load_adapter(self, adapter_id: int, path: str, digest: str) -> None:
+        """As ``LoadedAdapters.load``, after ``expect_adapters``."""
+        assert self._adapters is not None
+        self._adapters.load(adapter_id, path, digest)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """As ``LoadedAdapters.unload``, after ``expect_adapters``."""
+        assert self._adapters is not None
+        self._adapters.unload(adapter_id)
+
     def compile_grammar(self, grammar: str) -> None:
         """Compile ``grammar`` for plans to come, from any thread. The executor reports its errors."""
         if self.grammars is not None:
@@ -326,6 +359,7 @@ class Worker:
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
         profile = self.device.profile(self.model, self._new_batch, self.drafter)
+        profile = profile.with_adapters(self._config.lora.most_loaded * self._bytes_per_lora)
         if not isinstance(profile, MemoryProfile):
             return profile
         limits, speculation = self.limits, self._config.scheduler.speculation
@@ -461,7 +495,7 @@ class Worker:
 
     def close(self) -> None:
         """Free weights, cache and batch. Idempotent."""
-        self._runner = self.drafter = None
+        self._runner = self.drafter = self._adapters = None
         self._caches = Caches([])
         for connection in (self._collectives, self._links):
             if connection is not None:

@@ -7,9 +7,10 @@
     Call                                 Progress, any number; then Returned or Raised
     Step                                 StepReply, from the rank that samples
     Grammar, to the rank that samples    (no reply; may come between any others)
+    LoadAdapter, UnloadAdapter           (may come between any others; *signs* say what came of the first)
     None: end
 
-*signs*: to the executor alone: heartbeats, and ``Raised`` for a step that failed.
+*signs*: to the executor alone: heartbeats, ``Raised`` for a step that failed, and ``AdapterLoaded``.
 """
 
 from __future__ import annotations
@@ -100,6 +101,27 @@ class Grammar(NamedTuple):
     """Compile a grammar, which a plan will bring, beside the steps."""
 
     text: str
+
+
+class LoadAdapter(NamedTuple):
+    """Load an adapter beside the steps."""
+
+    adapter_id: int
+    path: str
+    digest: str
+
+
+class UnloadAdapter(NamedTuple):
+    """Forget an adapter."""
+
+    adapter_id: int
+
+
+class AdapterLoaded(NamedTuple):
+    """What came of ``LoadAdapter``."""
+
+    adapter_id: int
+    error: Exception | None
 
 
 class StepReply(NamedTuple):

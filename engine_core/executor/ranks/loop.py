@@ -20,8 +20,10 @@ from engine_core.errors import EngineError
 from engine_core.executor.ranks.connection import (
     BEAT,
     BEAT_INTERVAL,
+    AdapterLoaded,
     Call,
     Grammar,
+    LoadAdapter,
     Progress,
     Raised,
     RankConnections,
@@ -30,6 +32,7 @@ from engine_core.executor.ranks.connection import (
     Returned,
     Step,
     StepReply,
+    UnloadAdapter,
     portable,
 )
 
@@ -71,13 +74,19 @@ def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
 def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
     """Serve until the executor ends the rank (True), or a step fails (False)."""
     send = connections.calls.send if worker.takes_one_step else _Replies(connections).put
-    grammars = _Grammars(worker)
+    grammars, adapters = _Grammars(worker), _Adapters(worker, signs)
     while (message := connections.calls.recv()) is not None:
         if isinstance(message, Call):
             _answered(connections, lambda reply, call=message: reply(Returned(_call(worker, call, reply))))  # type: ignore[misc]
             continue
         if isinstance(message, Grammar):
             grammars.put(message)
+            continue
+        if isinstance(message, LoadAdapter):
+            adapters.put(message)
+            continue
+        if isinstance(message, UnloadAdapter):
+            worker.unload_adapter(message.adapter_id)
             continue
         try:
             reply = _compute(worker, message)
@@ -157,6 +166,29 @@ class _Grammars:
             self._worker.compile_grammar(grammar.text)
 
 
+class _Adapters:
+    """Loads adapters in a thread, one at a time. The executor has few loads under way."""
+
+    def __init__(self, worker: Worker, signs: _Signs) -> None:
+        self._worker = worker
+        self._signs = signs
+        self._waiting: SimpleQueue[LoadAdapter] = SimpleQueue()
+        threading.Thread(target=self._load, name="adapters", daemon=True).start()
+
+    def put(self, adapter: LoadAdapter) -> None:
+        self._waiting.put(adapter)
+
+    def _load(self) -> None:
+        with suppress(OSError):  # the executor is gone; the reading thread notices, too
+            while True:
+                adapter, error = self._waiting.get(), None
+                try:
+                    self._worker.load_adapter(*adapter)
+                except Exception as raised:
+                    error = portable(raised)
+                self._signs.tell(AdapterLoaded(adapter.adapter_id, error))
+
+
 class _Replies:
     """Sends replies to steps in a thread: the executor may send further steps before it reads replies, and if both
     sides only wrote, both would wait for ever.
@@ -177,7 +209,7 @@ class _Replies:
 
 
 class _Signs:
-    """Sends heartbeats from its own thread, and reports a step that failed."""
+    """Sends heartbeats from its own thread, and reports a step that failed, and what came of loading adapters."""
 
     def __init__(self, connections: RankConnections) -> None:
         """Start the heartbeats."""
@@ -185,9 +217,9 @@ class _Signs:
         self._lock = threading.Lock()
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
 
-    def tell(self, failure: Raised) -> None:
+    def tell(self, news: Raised | AdapterLoaded) -> None:
         with self._lock:
-            self._connections.signs.send(failure)
+            self._connections.signs.send(news)
 
     def _beat(self) -> None:
         while True:

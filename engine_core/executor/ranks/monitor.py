@@ -1,4 +1,7 @@
-"""A thread that detects when a rank dies, is cut off, hangs, or reports a failed step, even while all is idle."""
+"""A thread that detects when a rank dies, is cut off, hangs, or reports a failed step, even while all is idle.
+
+It also takes in what ranks say about adapters.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine_core.errors import ExecutorError, RankFailedError
-from engine_core.executor.ranks.connection import BEAT, BEAT_INTERVAL, Raised
+from engine_core.executor.ranks.connection import BEAT, BEAT_INTERVAL, AdapterLoaded, Raised
 from engine_core.executor.ranks.process import RankProcess
 
 _CAUSE_TICKS = 4
@@ -24,13 +27,21 @@ _ENDING_SECONDS = 0.3
 class RankMonitor:
     """Watches the processes of ranks from their start on; heartbeats only after ``expect_beats``."""
 
-    def __init__(self, ranks: Sequence[RankProcess], failed: Callable[[ExecutorError], None], silence: float) -> None:
-        """``failed`` is called once, in the monitor's thread, which then ends.
+    def __init__(
+        self,
+        ranks: Sequence[RankProcess],
+        failed: Callable[[ExecutorError], None],
+        silence: float,
+        loaded: Callable[[AdapterLoaded], None] = lambda news: None,
+    ) -> None:
+        """``failed`` is called once, in the monitor's thread, which then ends; ``loaded``, there, too, for each rank's
+        ``AdapterLoaded``.
 
         A serving rank must send a heartbeat every ``silence`` seconds, counted in the monitor's ticks: if the whole
         machine stalls, so does the count.
         """
         self._failed = failed
+        self._loaded = loaded
         self._silent = dict.fromkeys(ranks, 0)
         """Ticks of ``BEAT_INTERVAL`` since the last heartbeat."""
         self._silence = silence
@@ -99,7 +110,10 @@ class RankMonitor:
             self._silent[rank] = 0
             if message == BEAT:
                 continue
-            raised: Raised = pickle.loads(message)
+            raised: Raised | AdapterLoaded = pickle.loads(message)
+            if isinstance(raised, AdapterLoaded):
+                self._loaded(raised)
+                continue
             cause = f"{type(raised.error).__name__}: {raised.error}"
             error = ExecutorError(f"step {raised.step_id} failed on {rank}: {cause}")
             error.__cause__ = raised.error

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
+from queue import Empty, Queue
 from typing import Any
 
 from engine_core.config import ModelSpec
@@ -22,8 +23,10 @@ from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
 from engine_core.errors import ConfigError, ExecutorError, RankFailedError
 from engine_core.executor.base import PendingResult, RankPlace
 from engine_core.executor.ranks.connection import (
+    AdapterLoaded,
     Call,
     Grammar,
+    LoadAdapter,
     Progress,
     Raised,
     RankReport,
@@ -32,6 +35,7 @@ from engine_core.executor.ranks.connection import (
     Sampled,
     Step,
     StepReply,
+    UnloadAdapter,
 )
 from engine_core.executor.ranks.identity import require_equal
 from engine_core.executor.ranks.launcher import RankLauncher
@@ -47,6 +51,8 @@ from engine_core.worker.worker import DeviceReport
 
 _CAUSE_SECONDS = 0.5
 """Time to wait for the cause, once a rank has reported that another is missing."""
+_NEWS_SECONDS = 0.5
+"""Time after which who waits for news of an adapter looks whether the engine still runs."""
 _CLOSE_SECONDS = 2.0
 """Time for ranks to end on request."""
 _KILL_SECONDS = 5.0
@@ -75,6 +81,8 @@ class RankWorkers(Workers):
         self._replies = select.poll()
         self._sampler: RankProcess | None = None
         """The rank that samples, and answers steps; None before ``start_steps``."""
+        self._adapters: dict[int, Queue[AdapterLoaded]] = {}
+        """The ranks' news of adapters that are being loaded, by id."""
         self._is_closed = False
         self._step_limit = 0.0
         """Seconds after which a step counts as hung."""
@@ -87,7 +95,7 @@ class RankWorkers(Workers):
             except OSError as error:
                 limit = " (ulimit -n)" if error.errno == errno.EMFILE else ""
                 raise ExecutorError(f"the ranks cannot be started: {error.strerror}{limit}") from error
-            self._monitor = RankMonitor(self._ranks, self.fail, self._launcher.silence)
+            self._monitor = RankMonitor(self._ranks, self.fail, self._launcher.silence, self._take_adapter)
             self._monitor.start()
             for each in self._ranks:
                 start = RankStart(self._launcher.config_of(each.rank), each.rank, self._launcher.title(each.rank))
@@ -175,6 +183,36 @@ class RankWorkers(Workers):
         """On the rank that samples; this process reports the grammar's errors."""
         if self._sampler is not None:
             self._send(self._sampler, pickle.dumps(Grammar(grammar)))
+
+    def load_adapter(self, adapter_id: int, path: str, digest: str) -> None:
+        news = self._adapters[adapter_id] = Queue()
+        try:
+            message, ranks = pickle.dumps(LoadAdapter(adapter_id, path, digest)), self._running()
+            for rank in ranks:
+                self._send(rank, message)
+            replies = [self._next_news(news) for _ in ranks]
+        finally:
+            del self._adapters[adapter_id]
+        for reply in replies:
+            if reply.error is not None:
+                self.unload_adapter(adapter_id)
+                raise reply.error
+
+    def _next_news(self, news: Queue[AdapterLoaded]) -> AdapterLoaded:
+        """Wait for a rank. Raises ``ExecutorError`` once the engine has failed or is closed."""
+        while True:
+            with suppress(Empty):
+                return news.get(timeout=_NEWS_SECONDS)
+            self._running()
+
+    def _take_adapter(self, news: AdapterLoaded) -> None:
+        if (waiting := self._adapters.get(news.adapter_id)) is not None:
+            waiting.put(news)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        message = pickle.dumps(UnloadAdapter(adapter_id))
+        for rank in self._running():
+            self._send(rank, message)
 
     def start_steps(self, max_concurrent_steps: int, largest_step_seconds: float) -> None:
         assert self._monitor is not None

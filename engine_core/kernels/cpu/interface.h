@@ -74,6 +74,55 @@ struct RinglineGroupedLinear {
     int32_t num_threads;
 };
 
+// Neighbouring outputs of a layer, to which the same ranks of an adapter add.
+struct RinglineLoraSpan {
+    const void* b;           // [⌈columns / 16⌉, ranks / P, 16, P]: see linear/linear.h
+    int64_t b_group_stride;  // elements from one of G groups to the next; 0: the same for all
+    int64_t column, columns;  // the first, and their number
+    int64_t rank, ranks;      // multiples of P
+    int64_t panels_end;       // panels of this span and of those before it
+};
+
+// An adapter's weights for one layer. Spans do not overlap.
+//
+// The experts of a layer are two: one of what is before the activation, whose outputs are I′ of gate, if experts are gated,
+// and then I′ of up; and one of down. Each has the experts that the adapter touches as its groups.
+struct RinglineLoraLayer {
+    const void* a;                  // [R / 16, K / P, 16, P]
+    const float* scales;            // [R]
+    const RinglineLoraSpan* spans;  // at least one
+    const int32_t* experts;         // [E]: the group of each, or −1; null: not of experts
+    int64_t a_group_stride;         // like b_group_stride
+    int64_t scales_group_stride;    // likewise; of experts only
+    int64_t ranks;                  // R, a multiple of 16; 0: the layer is as without adapter
+    int64_t panels;                 // of all spans
+    int64_t products;               // per row and group
+};
+
+// The adapters of a step, and its rows that have them, by adapter: rows[starts[i]] … rows[starts[i + 1] − 1], ascending.
+struct RinglineLoraStep {
+    const RinglineLoraLayer* const* adapters;    // each one's layers
+    const int32_t *starts, *rows;                // of all rows
+    const int32_t *wanted_starts, *wanted_rows;  // of computations of fewer than num_rows rows
+    int64_t num_rows;
+    int32_t num_adapters;
+};
+
+// y += scale · (scales · (x · Aᵀ)) · Bᵀ in rows that have adapters, of a layer of G groups of K inputs and N outputs each.
+// The scales and the ranks of spans are those of all groups.
+struct RinglineLora {
+    const RinglineLoraStep* step;
+    const void* x;  // [M, G, K]
+    void* y;        // [M, G, N]; float32 if `wide`
+    int64_t rows, groups, in_features;
+    int64_t x_stride, x_group_stride, y_stride, y_group_stride;  // elements from one row, and one group, to the next
+    int32_t layer;  // its number
+    int32_t number_type;
+    int32_t wide;
+    int32_t num_threads;
+    float scale;
+};
+
 enum RinglineScoring : int32_t { kRinglineSoftmax = 0, kRinglineSigmoid = 1 };
 
 // Chooses k of E experts for each of M rows: those with the highest scores, lower ids first among equals; with groups,
@@ -124,6 +173,7 @@ struct RinglineExperts {
     void* outputs;              // [M, k, H′] numbers, weighted; may be `gathered`
     void* rounded;              // [M, k, max(H, I)] bytes; 8-bit weights only, like the next
     float* row_scales;          // [M, k]
+    const RinglineLoraStep* adapters;  // or null
     int64_t rows, hidden, inner;
     int64_t hidden_part, inner_part;  // H′ and I′
     int64_t residual_stride;          // elements from one row to the next
@@ -132,6 +182,7 @@ struct RinglineExperts {
     int32_t activation;  // RinglineActivationKind
     int32_t weighs_inputs;  // whether weights multiply experts' inputs, instead of their outputs
     int32_t gated;          // else there is only up, in tiles and panels of its own, and no bias
+    int32_t lora_layer;     // the number of what is before the activation; down's follows it
     int32_t number_type;
     int32_t num_threads;
     float limit, alpha;  // of kRinglineClampedSwiglu
@@ -499,6 +550,7 @@ struct RinglineGather {
     X(linear, RinglineLinear)                 \
     X(argmax, RinglineLinear)                 \
     X(grouped_linear, RinglineGroupedLinear)  \
+    X(lora, RinglineLora)                     \
     X(read_rows, RinglineRows)                \
     X(int4_round, RinglineInt4Rounding)       \
     X(quantized_linear, RinglineLinear)       \

@@ -13,6 +13,7 @@
 #include "quantized/int4_round.h"
 #include "kernel_table.h"
 #include "linear/linear.h"
+#include "lora/lora.h"
 #include "rows/norm.h"
 #include "experts/quantized_experts.h"
 #include "quantized/linear.h"

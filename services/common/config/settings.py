@@ -479,6 +479,22 @@ class DetokenizerSettings(ServiceSettings):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSettings(_Section):
+    """Which adapters an engine knows."""
+
+    lora_modules: str = option(
+        "",
+        'Adapters that are known from the start, as name=path or {"name": …, "path": …}, separated by commas. Needs '
+        "--enable-lora.",
+    )
+    lora_dir: str | None = option(
+        None,
+        "Folder whose folders are adapters of their names: they become known, are replaced and removed as they come, "
+        "change and go. LoadAdapter loads from below it alone. Needs --enable-lora.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineServiceSettings(ServiceSettings):
     """The engine as a service; what it computes and how is ``engine_core.config.EngineConfig``."""
 
@@ -487,6 +503,7 @@ class EngineServiceSettings(ServiceSettings):
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=ENGINE_PORT))
     place: PlaceSettings = field(default_factory=PlaceSettings)
     answers: AnswerSettings = field(default_factory=AnswerSettings)
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
     orphan_grace: float = option(
         2.0,
         "Requests are cancelled when the processor that sent them has been gone for this long.",

@@ -339,8 +339,9 @@ class Submit(google.protobuf.message.Message):
     @property
     def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
         """What is computed beside the model. The digest decides: it is that of the adapter which has the name now, or of an
-        earlier one that running requests still keep here; else the Submit is refused with FAILED_PRECONDITION
-        (ADAPTER_GONE). It waits until the adapter is in memory. A Submit with one names adapters in requires. Default: none.
+        earlier one that is still known here; else the Submit is refused with FAILED_PRECONDITION (ADAPTER_GONE). So is one of
+        epoch 1 without resume whose name stands for no adapter any more. The request waits until the adapter is in memory. A
+        Submit with one names adapters in requires. Default: none.
         """
 
     @property
@@ -864,8 +865,8 @@ class AdapterState(google.protobuf.message.Message):
     CURRENT_FIELD_NUMBER: builtins.int
     LOADED_FIELD_NUMBER: builtins.int
     current: builtins.bool
-    """Its name stands for it. False: it was replaced or unloaded, and stays for the requests that have it; no new request
-    begins with it, but one that began elsewhere may go on.
+    """Its name stands for it; while two of a name say so, the one told last counts. False: it was replaced or unloaded. No
+    new request begins with it, but those that have it keep it, and one that began elsewhere may go on.
     """
     loaded: builtins.bool
     """Its weights are in memory: a request for it need not wait until they are read."""

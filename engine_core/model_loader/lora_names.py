@@ -1,0 +1,58 @@
+"""The names of modules of transformers' model, as adapters have them, in the model's checkpoint."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.model_loader.multimodal import is_of_text, text_name
+from engine_core.models.language_model import LanguageModel
+
+_LITERAL = re.compile(r"(?:[\w.]|\\\.)+")
+"""A pattern that stands for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleNames:
+    """Finds a module's name in the model's checkpoint."""
+
+    model: type[LanguageModel]
+    model_type: str
+    of_multimodal: bool
+    """Whether the model is the text model of another one, whose modules adapters name."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> ModuleNames:
+        model = checkpoint.choice.model
+        return cls(model, str(getattr(model, "model_type", "")), checkpoint.text_of is not None)
+
+    def __call__(self, module: str) -> str | None:
+        """None: a module of another part, such as a tower."""
+        name = module
+        if self.of_multimodal:
+            weight = f"{module}.weight"
+            if not is_of_text(weight):
+                return None
+            name = text_name(weight).removesuffix(".weight")
+        name = self.model.renamed(name)
+        for ours, theirs in _renamed_modules(self.model_type):
+            name = f"{name}.".replace(theirs, ours).removesuffix(".")
+        return name
+
+
+@cache
+def _renamed_modules(model_type: str) -> tuple[tuple[str, str], ...]:
+    """Parts of names: a checkpoint's, and that of the module in transformers' model."""
+    found = []
+    for each in get_checkpoint_conversion_mapping(model_type) or []:  # type: ignore[no-untyped-call]
+        if type(each) is not WeightRenaming:
+            continue
+        for ours, theirs in zip(each.source_patterns, each.target_patterns, strict=False):
+            if _LITERAL.fullmatch(ours) and _LITERAL.fullmatch(theirs) and theirs.endswith("."):
+                found.append((ours.replace("\\", ""), theirs.replace("\\", "")))
+    return tuple(found)
