@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.async_copy import upload
 from engine_core.errors import AdapterError
 from engine_core.layers.lora_experts import LoRAExperts
 from engine_core.layers.lora_latents import LatentsShape, LoRALatents
@@ -188,7 +189,7 @@ class LoRALayers:
                 layers[self._head.op.layer] = weights
             if (saved := adapter.saved.get(Table.HEAD)) is not None:
                 rows = saved[piece.rows.start : piece.rows.stop].to(self._dtype)
-                head = self._backend.linear(self._head.shape.inputs.pad(rows, 1, self._backend))
+                head = self._backend.linear(self._ops.place(self._head.shape.inputs.pad(rows, 1, self._backend)))
         changes_head = Table.HEAD in adapter.tables or Table.HEAD in adapter.saved
         packed = self._ops.pack(layers, self._dtype)
         return LoadedAdapter(packed, self._table_of(adapter), self._ranks_of(adapter), head, changes_head)
@@ -196,14 +197,15 @@ class LoRALayers:
     def _table_of(self, adapter: Adapter) -> torch.Tensor | None:
         if self._embedding is None or (saved := adapter.saved.get(Table.EMBEDDING)) is None:
             return None
-        return self._embedding.features.pad(saved.to(self._dtype, copy=True), 1, self._backend)
+        return self._ops.place(self._embedding.features.pad(saved.to(self._dtype, copy=True), 1, self._backend))
 
     def _ranks_of(self, adapter: Adapter) -> _EmbeddingRanks | None:
         if self._embedding is None or (ranks := adapter.tables.get(Table.EMBEDDING)) is None:
             return None
         a, b = (each.to(self._dtype).float() for each in (ranks.a.T, ranks.b.T))
         scale = torch.tensor(self._embedding.scale, dtype=self._dtype).item() * ranks.scaling
-        return _EmbeddingRanks(a.contiguous(), self._embedding.features.pad(b * scale, 1, self._backend))
+        b = self._embedding.features.pad(b * scale, 1, self._backend)
+        return _EmbeddingRanks(self._ops.place(a.contiguous()), self._ops.place(b))
 
     def _of_linear(self, shape: LinearShape, matrices: Mapping[str, LoRAMatrices]) -> LoRAWeights | None:
         """None: the adapter adds nothing to the layer."""
@@ -248,9 +250,20 @@ class LoRALayers:
         finally:
             self._computing = None
 
+    @property
+    def change_embeddings(self) -> bool:
+        """Whether adapters of what is being computed do, for which ``embed`` takes their rows from the host."""
+        adapters = () if self._computing is None else self._computing.adapters
+        return any(each.table is not None or each.embedding is not None for each in adapters)
+
+    def rehearsing(self, rows: int, rank: int) -> AbstractContextManager[None]:
+        """As ``LoRAOps.rehearsing``, for adapters of up to ``rank``."""
+        widest = max((len(each.shape.names) for each in self._linear), default=1)
+        return self._ops.rehearsing(rows, widest * -(-rank // _RANKS_TOGETHER) * _RANKS_TOGETHER)
+
     def embed(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """[T, H]: ``embedded``, the model's embeddings of ``token_ids`` [T], with what the rows' adapters change."""
-        for rows, adapter in self._rows_by_adapter():
+        for rows, adapter in self._rows_by_adapter(token_ids.device):
             ids = token_ids[rows]
             if (table := adapter.table) is not None:
                 assert self._embedding is not None
@@ -266,16 +279,16 @@ class LoRALayers:
 
     def replace_logits(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """``logits`` [R, V] of ``hidden`` [R, H], with those of adapters that have heads of their own."""
-        for rows, adapter in self._rows_by_adapter():
+        for rows, adapter in self._rows_by_adapter(hidden.device):
             if adapter.head is not None:
                 logits[rows] = adapter.head(hidden[rows], dtype=torch.float32)
         return logits
 
-    def _rows_by_adapter(self) -> Iterator[tuple[torch.Tensor, LoadedAdapter]]:
-        """The rows of each adapter of what is being computed."""
+    def _rows_by_adapter(self, device: torch.device) -> Iterator[tuple[torch.Tensor, LoadedAdapter]]:
+        """The rows, on ``device``, of each adapter of what is being computed."""
         if (computing := self._computing) is None:
             return
         for place, adapter in enumerate(computing.adapters):
             rows = np.flatnonzero(computing.places == place)
             if len(rows):
-                yield torch.from_numpy(rows), adapter
+                yield upload([rows], device)[0], adapter

@@ -26,6 +26,7 @@ from engine_core.ops.base import (
 )
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
 from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
+from engine_core.ops.gpu_lora import TritonLoRAOps
 from engine_core.ops.gpu_quantized import GpuQuantizedLinear
 from engine_core.ops.gpu_states import GpuStateOps
 from engine_core.ops.states import StateOps
@@ -204,6 +205,9 @@ class GpuBackend(OpsBackend):
 
     def state_ops(self) -> StateOps:
         return GpuStateOps()
+
+    def lora_ops(self) -> TritonLoRAOps:
+        return TritonLoRAOps(self._processors, self._device)
 
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

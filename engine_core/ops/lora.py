@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -135,6 +135,10 @@ class LoRAOps(ABC):
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         """An adapter of these weights, by ``LoRAOp.layer``, rounded to ``dtype``, the model's. From any thread."""
 
+    def place(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host, where layers compute. From any thread."""
+        return x
+
     @abstractmethod
     def begin(self, step: StepAdapters) -> None:
         """Let ops add what these adapters add, until ``end``."""
@@ -152,6 +156,14 @@ class LoRAOps(ABC):
         finally:
             if step is not None:
                 self.end()
+
+    def rehearsing(self, rows: int, ranks: int) -> AbstractContextManager[None]:
+        """Launch what adds nothing now, but what adapters of later steps add, if it is captured and replayed within
+        ``computing``: of steps of up to ``rows`` rows, always as many, whose layers have up to ``ranks`` ranks.
+
+        Only ops of GPUs can.
+        """
+        raise NotImplementedError(f"{type(self).__name__} launches nothing that could be captured")
 
     def _next_layer(self) -> int:
         self.num_layers += 1

@@ -20,7 +20,7 @@ from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
-from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
+from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward, rehearsing_adapters
 from engine_core.platforms.host_memory import usable_memory
 from engine_core.platforms.kv_cache_size import (
     describe_adapters,
@@ -325,7 +325,8 @@ class CudaPlatform(Platform):
         """Seconds with all layers; the largest step of ``drafter`` follows it."""
         plan = largest_step(self._limits, model.vocab_size, TorchOps.rows_at_once(model.vocab_size))
         runs = self._runs(model, new_batch, caches)
-        seconds = step_seconds(runs, plan, torch.cuda.synchronize)
+        with rehearsing_adapters(model, self._limits):  # whose kernels and memory the step has, too
+            seconds = step_seconds(runs, plan, torch.cuda.synchronize)
         if drafter is not None:
             runs[0][0].rehearse(drafter)
         return seconds
@@ -372,8 +373,8 @@ class CudaPlatform(Platform):
             before = torch.cuda.mem_get_info()
             runner.forward.capture(CudaGraphRecorder(), caches, runner.forward.sizes)
             taken = difference(before, torch.cuda.mem_get_info())
-            sizes = runner.forward.sizes
-            made = f"{len(sizes)} CUDA graphs of up to {sizes[-1]} sequences took {size(taken)}"
+            largest = runner.forward.sizes[-1]
+            made = f"{runner.forward.num_graphs} CUDA graphs of up to {largest} sequences took {size(taken)}"
             if self._graphs_expected is not None:
                 made += f", {size(self._graphs_expected)} were expected"
         self._run_largest_step(runner.model, new_batch, caches)

@@ -1,12 +1,15 @@
 """CUDA graphs of steps with one row per sequence, and the buffers from which they read a step's inputs. Graphs are
-captured for some sizes; a step of any size in between replays the next larger one.
+captured for some sizes; a step of any size in between replays the next larger one. Where adapters may be loaded, each
+size has two graphs: steps without any are as fast as without the option.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -224,11 +227,13 @@ class DeviceForward:
     ) -> None:
         """``attention`` is the backend of ``model``. Nothing is captured yet."""
         self._model = model
+        self._limits = limits
         self._device = device
         self._attention = attention
         self._inputs = GraphInputBuffers(limits, device)
         self.sizes = graph_sizes(limits.max_num_seqs)
-        self._graphs: dict[int, Recorded] = {}
+        self._graphs: dict[tuple[int, bool], Recorded] = {}
+        """By size, and whether rows may have adapters."""
         self._captured: Sequence[int] = ()
         self._caches: Caches | None = None
         self._hidden: torch.Tensor | None = None
@@ -241,7 +246,7 @@ class DeviceForward:
     ) -> torch.Tensor:
         wanted = None if rows is None else upload([rows], self._device)[0]
         count = len(inputs.input_ids)
-        size = self._size_for(count) if caches is self._caches and _is_capturable(inputs) else None
+        size = self._size_for(count) if caches is self._caches and self._is_captured(inputs) else None
         if size is None or self._hidden is None:
             if inputs.metadata:
                 self._attention.plan(inputs.metadata[0])
@@ -253,7 +258,7 @@ class DeviceForward:
         if inputs.metadata:
             self._attention.plan(inputs.metadata[0], size)
         self._inputs.load_padded(inputs, size, pending)
-        self._graphs[size].replay()
+        self._graphs[size, inputs.adapters is not None].replay()
         if self.taps is not None:
             self.taps.hidden[:] = [each[:count] for each in self._tapped]
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
@@ -268,6 +273,15 @@ class DeviceForward:
     def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
         return self._model.greatest(hidden, allowed)
 
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def _is_captured(self, inputs: StepInputs) -> bool:
+        """Whether a graph computes steps like this one, whose adapters are those of ``LoRALayers.computing``."""
+        lora = self._model.lora
+        return _is_capturable(inputs) and not (lora is not None and lora.change_embeddings)
+
     def _size_for(self, rows: int) -> int | None:
         at = bisect_left(self._captured, rows)
         return self._captured[at] if at < len(self._captured) else None
@@ -281,7 +295,11 @@ class DeviceForward:
             if caches.kv:
                 self._attention.plan(_NO_SEQUENCES, size)
             self._inputs.clear(size)
-            self._graphs[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
+            compute = partial(self._compute, size)
+            self._graphs[size, False] = recorder.record(compute)
+            if self._model.lora is not None:
+                with rehearsing_adapters(self._model, self._limits):
+                    self._graphs[size, True] = recorder.record(compute)
         self._captured = tuple(sizes)
 
     def release(self) -> None:
@@ -303,6 +321,13 @@ class DeviceForward:
             self._tapped = [torch.empty_like(each) for each in tapped]
         for own, each in zip([self._hidden, *self._tapped], [hidden, *tapped], strict=True):
             own[:size].copy_(each)
+
+
+def rehearsing_adapters(model: LanguageModel, limits: BatchLimits) -> AbstractContextManager[None]:
+    """Within it ``model`` launches what adapters would add, if there may be any: as in ``LoRAOps.rehearsing``."""
+    if model.lora is None:
+        return nullcontext()
+    return model.lora.rehearsing(graph_sizes(limits.max_num_seqs)[-1], limits.max_lora_rank)
 
 
 def _is_capturable(inputs: StepInputs) -> bool:

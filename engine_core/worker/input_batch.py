@@ -67,6 +67,8 @@ class BatchLimits:
     """The most tokens of pictures whose embeddings are kept."""
     pooling: PoolingFacts | None = None
     """None: tokens are sampled."""
+    max_lora_rank: int = 0
+    """The largest rank of an adapter; 0: no sequence has one."""
 
     @property
     def max_blocks_per_table(self) -> int:

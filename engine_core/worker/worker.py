@@ -170,6 +170,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         encoder_step_tokens=0 if vision is None else encoder_step_tokens(scheduler, vision),
         encoder_cache_tokens=0 if vision is None else encoder_cache_tokens(config.cache, scheduler, vision),
         pooling=checkpoint.spec.pooling,
+        max_lora_rank=config.lora.max_lora_rank if config.lora.enable_lora else 0,
     )
 
 

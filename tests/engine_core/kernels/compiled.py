@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -31,6 +32,7 @@ from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec, RecurrentSpec, ShortConvSpec
 from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
+from engine_core.ops.lora import LoRAOutputs, LoRAWeights, RowsByAdapter, StepAdapters
 from engine_core.ops.states import RecurrenceParameters
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from engine_core.states.base import StateCacheSpec, StateMetadata
@@ -191,6 +193,22 @@ def multiply_quantized(kept: QuantFormat, dtype: torch.dtype, hidden: int, inner
         layer(numbers(40, inputs, dtype=dtype), dtype=torch.float32)
 
 
+def adapt(dtype: torch.dtype, inputs: int, outputs: int, groups: int = 1) -> None:
+    """A few rows with an adapter of some ranks; of wider outputs, those of a head. Once as a graph captures it."""
+    ops = GpuBackend(132, deterministic=True, device=META).lora_ops()
+    op = ops.grouped_linear(groups, inputs, outputs)
+    x, y = (numbers(40, groups, width, dtype=dtype) for width in (inputs, outputs))
+    a, b, scales = (torch.zeros(shape) for shape in ((groups, 24, inputs), (groups, outputs, 24), (24,)))
+    columns = torch.arange(outputs)
+    adapter = ops.pack({0: LoRAWeights(a, scales, (LoRAOutputs(range(24), columns, b),))}, dtype)
+    rows = RowsByAdapter.of(np.zeros(40, np.intp), 1)
+    with ops.computing(StepAdapters((adapter,), 40, rows, rows)):
+        op(x, y)
+        op(x, y.float(), 0.5)
+    with ops.rehearsing(40, 48):
+        op(x, y)
+
+
 def compute_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
     """A few rows through experts."""
     experts, rows = GpuBackend(132, deterministic=True, device=META).experts(shape, dtype), 40
@@ -272,6 +290,9 @@ def every_configuration() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"{dtype} layers of {hidden} and {inner}", partial(compute_layers, shape, dtype, hidden, inner)
         for name, kept in FORMATS.items():
             yield f"{dtype} {name}", partial(multiply_quantized, kept, dtype, 4096, 14336)
+        for groups, inputs, outputs in ((1, 4096, 28672), (1, 14336, 4096), (1, 896, 1152), (128, 128, 512)):
+            name = f"{dtype} adapters of {groups} layers of {inputs} and {outputs}"
+            yield name, partial(adapt, dtype, inputs, outputs, groups)
         for model, experts in EXPERTS.items():
             yield f"{dtype} experts of {model}", partial(compute_experts, experts, dtype)
         for model, (spec, delta) in STATES.items():

@@ -20,6 +20,7 @@ from tests.engine_core.kernels.compiled import (
     FORMATS,
     STATES,
     Compiled,
+    adapt,
     attend,
     compiling,
     compute_layers,
@@ -70,7 +71,7 @@ OF_OPS = "norm_of_groups_scaled or several_ranks or stays_quantized"
 @pytest.mark.parametrize(
     "tests",
     [
-        ("-k", f"test_engine or test_libraries or test_random_steps or (test_ops and bfloat16 and ({OF_OPS}))"),
+        ("-k", f"test_engine or test_libraries or test_lora or test_random_steps or (bfloat16 and ({OF_OPS}))"),
         pytest.param((f"--ignore={INTERPRETED}/test_engine.py",), marks=pytest.mark.wide),
         pytest.param(("--wide",), marks=pytest.mark.wide),
     ],
@@ -139,6 +140,28 @@ def test_weights_that_stay_quantized_compile(capability: int, name: str, tmp_pat
         multiply_quantized(FORMATS[name], torch.bfloat16, 4096, 14336)
     assert {one.name for one in made} == {"multiply_quantized"}
     assert [one for one in made if not one.fits] == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "groups"),
+    [
+        (90, torch.bfloat16, 1),
+        pytest.param(80, torch.bfloat16, 1, marks=pytest.mark.wide),
+        pytest.param(80, torch.float16, 16, marks=pytest.mark.wide),
+        pytest.param(90, torch.float32, 1, marks=pytest.mark.wide),
+    ],
+    ids=str,
+)
+def test_adapters_compile(capability: int, dtype: torch.dtype, groups: int, tmp_path: Path) -> None:
+    """Weights are read in vectors, although their addresses come out of memory; a captured launch has the same code."""
+    with compiling(capability, tmp_path) as made:
+        adapt(dtype, 4096, 1024, groups)
+    assert [one for one in made if not one.fits] == []
+    assert sorted(one.name for one in made) == ["expand"] * (1 if dtype == torch.float32 else 2) + ["shrink"]
+    [shrink], expands = _named(made, "shrink"), _named(made, "expand")
+    assert "cp.async.cg.shared.global" in shrink.ptx
+    assert "ld.global.b16" not in shrink.ptx
+    assert all(("tf32" in one.ptx) == (dtype != torch.float32) for one in expands)
 
 
 @pytest.mark.parametrize(

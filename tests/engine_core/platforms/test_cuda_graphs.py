@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from unittest.mock import MagicMock
 
@@ -26,6 +26,7 @@ from engine_core.platforms.cuda_graphs import (
 from engine_core.request import SamplingParams
 from engine_core.states.base import LayerState
 from engine_core.step import NewSequence, StatePlan, StepPlan
+from engine_core.worker.adapters import NO_ADAPTER, AdapterRows
 from engine_core.worker.forward import PendingTokens
 from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
 
@@ -37,17 +38,37 @@ SLOTS = 30
 GREEDY = SamplingParams(temperature=0.0)
 
 
+class Adapters:
+    """As much of ``LoRALayers`` as steps know."""
+
+    def __init__(self) -> None:
+        self.change_embeddings = False
+        self.launching = False
+        self.rehearsed: list[tuple[int, int]] = []
+
+    @contextmanager
+    def rehearsing(self, rows: int, rank: int) -> Iterator[None]:
+        self.rehearsed.append((rows, rank))
+        self.launching = True
+        yield
+        self.launching = False
+
+
 class Model:
     """Its hidden states tell the inputs; its cache is written as attention would: nothing where a slot is below 0.
 
     A sequence's state is the sum of its tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lora: Adapters | None = None) -> None:
+        self.lora = lora
         self.seen: list[DeviceInputs] = []
+        self.launched: list[tuple[int, bool]] = []
+        """Rows, and whether adapters would have added to them."""
 
     def forward(self, input_ids, positions, context: ForwardContext) -> torch.Tensor:
         metadata, rows = context.metadata, context.rows
+        self.launched.append((len(input_ids), self.lora is not None and self.lora.launching))
         self.seen.append(DeviceInputs(input_ids.clone(), positions.clone(), metadata, context.state_metadata))
         columns = [input_ids.float(), positions.float(), self._sums(input_ids, context)]
         for number, group in enumerate(metadata):
@@ -93,18 +114,21 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.graphs: list[Callable[[], None]] = []
         self.replayed = 0
+        self.last: int | None = None
+        """The number of the last graph that was replayed."""
 
     def record(self, function: Callable[[], None]) -> FakeRecorder._Graph:
         function()
         self.graphs.append(function)
-        return self._Graph(self, function)
+        return self._Graph(self, function, len(self.graphs) - 1)
 
     class _Graph:
-        def __init__(self, recorder: FakeRecorder, function: Callable[[], None]) -> None:
-            self._recorder, self._function = recorder, function
+        def __init__(self, recorder: FakeRecorder, function: Callable[[], None], number: int) -> None:
+            self._recorder, self._function, self._number = recorder, function, number
 
         def replay(self) -> None:
             self._recorder.replayed += 1
+            self._recorder.last = self._number
             self._function()
 
 
@@ -213,6 +237,28 @@ def test_other_steps_are_computed_kernel_by_kernel(caches: Caches) -> None:
     forward.release()
     forward(batch_of(2)[1], caches, None, None)
     assert recorder.replayed == 1
+
+
+def test_steps_with_adapters_have_graphs_of_their_own(caches: Caches) -> None:
+    lora, recorder = Adapters(), FakeRecorder()
+    model = Model(lora)
+    forward = DeviceForward(model, replace(LIMITS, max_lora_rank=8), CPU, Attention())
+    forward.capture(recorder, caches, forward.sizes)
+    assert model.launched == [(size, adapted) for size in (12, 8, 4, 2, 1) for adapted in (False, True)]
+    assert lora.rehearsed == [(12, 8)] * 5
+    assert forward.num_graphs == 10
+    _, inputs = batch_of(3)
+    expected = forward(inputs, copied(caches), None, None)
+    adapted = replace(inputs, adapters=AdapterRows.of(np.array([5, NO_ADAPTER, 7])))
+    before = caches.states[0].conv.clone()
+    for step, graph in ((adapted, 5), (inputs, 4), (adapted, 5)):
+        caches.states[0].conv.copy_(before)
+        assert torch.equal(forward(step, caches, None, None), expected)
+        assert recorder.last == graph
+    caches.states[0].conv.copy_(before)
+    lora.change_embeddings, recorder.last = True, None  # rows of embeddings are on the host
+    assert torch.equal(forward(adapted, caches, None, None), expected)
+    assert recorder.last is None
 
 
 def test_attention_hears_of_every_step_and_of_its_graph(caches: Caches) -> None:

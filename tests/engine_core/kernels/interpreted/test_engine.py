@@ -12,12 +12,13 @@ from transformers import PretrainedConfig, Qwen3Config
 from engine_core import llm
 from engine_core.attention import gpu_selector
 from engine_core.errors import OutOfMemoryError
-from engine_core.llm import LLM
+from engine_core.llm import LLM, LoRARequest
 from engine_core.platforms import cuda
 from engine_core.request import SamplingParams
 from engine_core.startup import StartedEngine
 from tests.engine_core.engines import run, started
 from tests.engine_core.kernels.interpreted_device import FlashInferDevice, InterpretedDevice, Replayed, install
+from tests.engine_core.lora.test_parity import adapt
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import SIZES, make_model, save_model
 
@@ -71,6 +72,42 @@ def test_tokens_equal_those_of_the_cpu_engine(
     assert tokens == expected
     assert is_stable == (device is not FlashInferDevice)
     assert Replayed.replays >= 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"target_modules": "all-linear"}, id="linear layers"),
+        pytest.param(
+            {"target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"]},
+            id="embeddings and a head",
+            marks=pytest.mark.wide,
+        ),
+    ],
+)
+def test_adapters_add_what_they_add_on_a_cpu(
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a prompt of another adapter, and one of none; steps are replayed unless embeddings are changed."""
+    base = make_model(Qwen3Config(**(SIZES | {"num_hidden_layers": 1}), head_dim=32))
+    model, adapters = save_model(base, tmp_path / "base"), []
+    for number in (1, 2):
+        adapt(base, tmp_path / f"{number}", number, r=3 * number, **fields)
+        adapters.append(LoRARequest(f"{number}", number, tmp_path / f"{number}"))
+    install(monkeypatch)
+    prompts, params = [[5, 6, 7]] * 3, SamplingParams(temperature=0.0, max_tokens=3)
+
+    def tokens(device: str) -> list[list[int]]:
+        options = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "kv_cache_memory_bytes": "1MiB"}
+        with LLM(str(model), device=device, enable_lora=True, skip_tokenizer_init=True, **options) as made:
+            outputs = made.generate(prompts, params, lora_request=[*adapters, None], use_tqdm=False)
+        return [output.choices[0].token_ids for output in outputs]
+
+    expected = tokens("cpu")
+    Replayed.replays = 0
+    assert tokens("cuda") == expected
+    assert (Replayed.replays > 0) == ("embed_tokens" not in fields["target_modules"])
+    assert len({tuple(each) for each in expected}) == 3
 
 
 def test_the_thread_that_starts_an_engine_ends_before_calls_are_computed(
