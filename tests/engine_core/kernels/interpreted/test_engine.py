@@ -74,14 +74,13 @@ def test_tokens_equal_those_of_the_cpu_engine(
     assert Replayed.replays >= 3
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "fields",
     [
         pytest.param({"target_modules": "all-linear"}, id="linear layers"),
         pytest.param(
-            {"target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"]},
-            id="embeddings and a head",
-            marks=pytest.mark.wide,
+            {"target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"]}, id="embeddings and a head"
         ),
     ],
 )
