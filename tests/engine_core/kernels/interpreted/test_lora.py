@@ -81,7 +81,7 @@ def test_captured_launches_follow_the_adapters_of_each_step() -> None:
     """They come and go between replays; a step may have fewer rows than are captured."""
     made = Layer.make(ops(), LINEAR, ADAPTERS, torch.float32)
     x, y = (numbers(8, width, dtype=torch.float32, seed=width) for width in LINEAR[1:3])
-    with made.ops.rehearsing(8, ranks=96):
+    with torch.inference_mode(), made.ops.rehearsing(8, ranks=96):
         launch = captured(made, x, y)
     assert_same_bits(y, numbers(8, LINEAR.outputs, dtype=torch.float32, seed=LINEAR.outputs))
     for places in ([3], [1, -1, 3, 0, 0, 2, 4, 3], [-1, -1]):
