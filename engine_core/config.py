@@ -294,6 +294,9 @@ class LoadConfig(_Section):
     )
 
 
+_MOST_LORAS = 8
+
+
 @dataclass(frozen=True, slots=True)
 class LoRAConfig(_Section):
     """Adapters, which requests ask for by name."""
@@ -301,9 +304,10 @@ class LoRAConfig(_Section):
     enable_lora: bool = option(
         False, "Serve LoRA adapters, in PEFT's format: each request may name one, and a batch may have many."
     )
-    max_loras: int = option(
-        8,
-        "Most adapters of requests that are computed or wait for a step at a time; requests of others wait.",
+    max_loras: int | None = option(
+        None,
+        "Most adapters of requests that are computed or wait for a step at a time; requests of others wait. Default: "
+        "8, or --max-cpu-loras if that is less.",
         minimum=1,
         maximum=2**12,
     )
@@ -318,13 +322,18 @@ class LoRAConfig(_Section):
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
-        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+        if self.max_cpu_loras is not None and self.max_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError("max_cpu_loras", self.max_cpu_loras, f"at least max_loras={self.max_loras}")
 
     @property
+    def most_active(self) -> int:
+        """``max_loras``, or its default."""
+        return self.max_loras or min(_MOST_LORAS, self.max_cpu_loras or _MOST_LORAS)
+
+    @property
     def most_loaded(self) -> int:
-        """The most adapters that stay loaded."""
-        return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+        """``max_cpu_loras``, or its default."""
+        return self.max_cpu_loras or self.most_active
 
 
 @dataclass(frozen=True, slots=True)

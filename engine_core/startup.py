@@ -322,7 +322,7 @@ class Startup:
         most = options.most_loaded * sum(each.bytes_per_lora for each in models)
         limits = LoRALimits(options.max_lora_rank, most)
         self._workers.collective_rpc("expect_adapters", targets, limits)
-        return LoRASupport(targets, limits, options.max_loras, options.most_loaded, most)
+        return LoRASupport(targets, limits, options.most_active, options.most_loaded, most)
 
     def _step_times(self) -> StepTimes | None:
         """None if no drafter proposes tokens."""

@@ -51,8 +51,9 @@ class RoutedExperts(Part):
         backend: OpsBackend,
         quant_method: QuantMethod,
         shares: Shares,
+        lora: LoRALayers | None = None,
     ) -> None:
-        """``quant_method`` reads this rank's share."""
+        """``quant_method`` reads this rank's share. ``lora``: None if adapters cannot add to the outputs."""
         self.shape = shape
         self.outputs_per_row = shape.num_expanding * shape.top_k * shape.intermediate_size
         self._shares = shares
@@ -63,6 +64,7 @@ class RoutedExperts(Part):
         self._tensors = tensors
         self._backend = backend
         self._quant_method = quant_method
+        self._lora = None if lora is None else lora.experts(shape, self._shard, tensors)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         return self._quant_method.expert_tensors(self.shape, self._tensors)
@@ -70,6 +72,8 @@ class RoutedExperts(Part):
     def load(self, weights: Weights) -> None:
         split = self._shares.split_experts(self.shape)
         self.experts = self._quant_method.load_experts(self.shape, self._tensors, weights, self._backend, split)
+        if self._lora is not None:
+            self.experts.adapted = self._lora.op
 
     def weight_bytes(self, itemsize: int) -> int:
         if self._backend.expands_experts:
@@ -115,7 +119,7 @@ class FusedMoE(RoutedExperts):
         lora: LoRALayers | None = None,
     ) -> None:
         """Every rank has the router and its share of the experts."""
-        super().__init__(shape, tensors, backend, quant_method, shares)
+        super().__init__(shape, tensors, backend, quant_method, shares, lora)
         inputs, outputs = Features(1, router.inputs or shape.hidden_size), Features(1, shape.num_experts, fixed=True)
         gate = LinearShape.of(router.gate, inputs, outputs, bias=router.bias)
         self.gate = ColumnParallelLinear(gate, backend, router_method.expanding, lora)

@@ -11,10 +11,15 @@ import numpy.typing as npt
 import torch
 
 from engine_core.async_copy import upload
+from engine_core.errors import AdapterError
+from engine_core.layers.lora_experts import LoRAExperts
+from engine_core.layers.lora_latents import LatentsShape, LoRALatents
 from engine_core.lora.adapter import Adapter, LoRAMatrices
 from engine_core.lora.targets import LinearTarget, LoRATargets, Table, TableTarget
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.ops.lora import LoRAOp, LoRAOutputs, LoRAWeights, PackedAdapter, RowsByAdapter, StepAdapters
+from engine_core.weights.expert_tensors import ExpertTensors
+from engine_core.weights.experts import ExpertsShape, ExpertsShard
 from engine_core.weights.features import Features, LinearShape
 from engine_core.weights.source import TensorRows
 
@@ -93,6 +98,8 @@ class LoRALayers:
         self._backend = backend
         self._dtype = dtype
         self._linear: list[_Linear] = []
+        self._latents: list[LoRALatents] = []
+        self._experts: list[LoRAExperts] = []
         self._head: _Linear | None = None
         self._embedding: _Embedding | None = None
         self._computing: RowAdapters | None = None
@@ -102,6 +109,17 @@ class LoRALayers:
         op = self._ops.linear(self._width(shape.inputs), self._width(shape.outputs))
         self._linear.append(_Linear(op, shape))
         return op
+
+    def latents(self, shape: LatentsShape) -> LoRALatents:
+        """What adds to keys and values made from latents."""
+        self._latents.append(LoRALatents(shape, self._ops, self._backend.padded))
+        return self._latents[-1]
+
+    def experts(self, shape: ExpertsShape, shard: ExpertsShard, tensors: ExpertTensors) -> LoRAExperts:
+        """What adds to the products of this rank's ``shard`` of experts."""
+        padded, dtype = self._backend.padded, self._dtype
+        self._experts.append(LoRAExperts(shape, shard, tensors, self._ops, padded, dtype))
+        return self._experts[-1]
 
     def head(self, shape: LinearShape) -> LoRAOp:
         """What adds to the logits of a head of ``shape``."""
@@ -124,6 +142,7 @@ class LoRALayers:
             for each in self._linear
             for piece in each.shape.pieces
         }
+        linear |= {each.shape.rows.name: each.shape.target for each in self._latents}
         embedding = head = None
         if (table := self._embedding) is not None:
             name = table.rows.name.removesuffix(".weight")
@@ -132,14 +151,16 @@ class LoRALayers:
             [piece], shape = self._head.shape.pieces, self._head.shape
             head = TableTarget("lm_head", piece.count, shape.inputs.count)
         dtype = str(self._dtype).removeprefix("torch.")
-        return LoRATargets(linear=linear, embedding=embedding, head=head, dtype=dtype)
+        experts = {each.prefix: each.target for each in self._experts}
+        return LoRATargets(linear=linear, experts=experts, embedding=embedding, head=head, dtype=dtype)
 
     def most_bytes(self, rank: int) -> int:
-        """Bytes of an adapter that adds to all linear layers but the head, ``rank`` ranks each."""
+        """Bytes of an adapter that adds to all linear layers but the head and experts, ``rank`` ranks each."""
         numbers, rank = 0, -(-rank // _RANKS_TOGETHER) * _RANKS_TOGETHER
         for each in self._linear:
             names, shape = len(each.shape.names), each.shape
             numbers += rank * (names * self._width(shape.inputs) + self._width(shape.outputs))
+        numbers += sum(each.most_numbers(rank) for each in self._latents)
         return numbers * self._dtype.itemsize
 
     def load(self, adapter: Adapter) -> LoadedAdapter:
@@ -148,6 +169,17 @@ class LoRALayers:
         for each in self._linear:
             if (weights := self._of_linear(each.shape, adapter.linear)) is not None:
                 layers[each.op.layer] = weights
+        for latents in self._latents:
+            if (matrices := adapter.linear.get(latents.shape.rows.name)) is not None:
+                layers |= {op.layer: weights for op, weights in latents.weights(matrices)}
+        if adapter.experts and not self._backend.adapts_experts:
+            name = min(adapter.experts)
+            raise AdapterError(
+                f"the adapter adds to the experts {name!r:.200}, which this device does not do: serve it on a CPU, or "
+                "train it for other layers"
+            )
+        for experts in self._experts:
+            layers |= experts.weights(adapter.experts.get(experts.prefix, {}))
         head = None
         if self._head is not None:
             [piece] = self._head.shape.pieces

@@ -3,7 +3,7 @@
 A token's keys and values are linear functions of one latent. The cache holds only it, and a rotated part that all heads
 share. The projection from latents to keys is applied to the queries instead (it is *absorbed*), and that to values, to
 the weighted sum of latents. Prompts are computed the same way: otherwise their bits would differ from those of the same
-tokens decoded one by one.
+tokens decoded one by one. What adapters add to the projection is absorbed, too (``layers/lora_latents.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionOptions, RotaryOp
 from engine_core.forward_context import LayerContext
+from engine_core.layers.lora import LoRALayers
+from engine_core.layers.lora_latents import LatentsShape
 from engine_core.layers.part import Part
 from engine_core.ops.base import GroupedLinearOp, HeadsShape, OpsBackend
 from engine_core.quantization.base import QuantMethod
@@ -54,8 +56,9 @@ class MultiHeadLatentAttention(Part):
         ops: OpsBackend,
         attention: AttentionBackend,
         quant_method: QuantMethod,
+        lora: LoRALayers | None = None,
     ) -> None:
-        """``heads``: those that this rank has, of the heads of ``shape``."""
+        """``heads``: those that this rank has, of the heads of ``shape``. ``lora``: None: adapters add nothing."""
         of_head = shape.qk_nope_head_dim + shape.v_head_dim
         rows = range(heads.start * of_head, heads.stop * of_head)
         self._rows = TensorRows(name, shape.num_heads * of_head, rows)
@@ -68,8 +71,14 @@ class MultiHeadLatentAttention(Part):
         self._attention = attention
         self._keys: GroupedLinearOp
         self._values: GroupedLinearOp
+        self._lora = None if lora is None else lora.latents(self._latents)
         self._rotate_queries = self._rotation(shape.num_heads)
         self._rotate_keys = self._rotation(1)
+
+    @property
+    def _latents(self) -> LatentsShape:
+        shape = self._shape
+        return LatentsShape(self._rows, shape.kv_lora_rank, shape.qk_nope_head_dim, shape.v_head_dim)
 
     def _rotation(self, num_heads: int) -> RotaryOp:
         width = self._shape.qk_rope_head_dim
@@ -109,6 +118,8 @@ class MultiHeadLatentAttention(Part):
         """
         nope = self._ops.padded(self._shape.qk_nope_head_dim)
         absorbed = self._keys(queries[..., :nope])
+        if self._lora is not None:
+            self._lora.keys(queries[..., :nope], absorbed)
         query_rope, _, _ = self._rotate_queries(queries[..., nope:], context.angles)
         key_rope, _, _ = self._rotate_keys(rope.unsqueeze(1), context.angles)
         assert context.kv_cache is not None
@@ -116,4 +127,7 @@ class MultiHeadLatentAttention(Part):
         attended = self._attention.forward_latents(
             absorbed, query_rope, latent, key_rope.squeeze(1), context.kv_cache, context.metadata, self._options
         )
-        return self._values(attended).flatten(1)
+        values = self._values(attended)
+        if self._lora is not None:
+            self._lora.values(attended, values)
+        return values.flatten(1)

@@ -280,7 +280,7 @@ class PartFactory:
         """
         heads, method = self.shares.groups(shape.num_heads), self._quantization.method((name,))
         return self._add(
-            MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend, method)
+            MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend, method, self.lora)
         )
 
     def rows_linear(
@@ -376,7 +376,7 @@ class PartFactory:
     def routed_experts(self, shape: ExpertsShape, tensors: ExpertTensors) -> RoutedExperts:
         """Experts without a router."""
         method = self._quantization.method((tensors.prefix,))
-        return self._add(RoutedExperts(shape, tensors, self.backend, method, self.shares))
+        return self._add(RoutedExperts(shape, tensors, self.backend, method, self.shares, self.lora))
 
     def _add(self, part: AnyPart) -> AnyPart:
         self.parts.append(part)

@@ -16,7 +16,7 @@ from engine_core.models.causal_lm import CausalLM
 from engine_core.models.granite import granite_fields
 from engine_core.models.model_config import ArchitectureConfig, Mixture, read_experts, whole_number
 from engine_core.ops.base import Routing
-from engine_core.weights.expert_tensors import StackedExperts
+from engine_core.weights.expert_tensors import StackedExperts, StackedParameters
 
 
 class GraniteMoeFeedForward:
@@ -75,7 +75,8 @@ def granite_mixture(config: PretrainedConfig, fields: dict[str, Any], shared_siz
     """The experts of all layers. Raises ``CheckpointError``."""
     experts = read_experts(config, fields, num_experts="num_local_experts", intermediate_size="intermediate_size")
     routing = Routing(experts.top_k, renormalize=True, scale=fields["residual_scale"])
-    stacked = partial(StackedExperts, gate_up="input_linear.weight", down="output_linear.weight")
+    parameters = StackedParameters("experts.gate_up_proj", "experts.down_proj")
+    stacked = partial(StackedExperts, gate_up="input_linear.weight", down="output_linear.weight", parameters=parameters)
     return Mixture(experts, routing, (True,) * fields["num_layers"], shared_size, tensors=stacked)
 
 

@@ -19,7 +19,7 @@ from engine_core.activation import Activation
 from engine_core.attention.base import RotaryOp
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.forward_context import ForwardContext
-from engine_core.ops.lora import LoRAOps, TorchLoRAOps
+from engine_core.ops.lora import ExpertsLoRA, LoRAOps, TorchLoRAOps
 from engine_core.ops.states import StateOps
 from engine_core.ops.streams import StreamOps
 from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights, QuantizedExpertWeights
@@ -155,6 +155,9 @@ class ExpertsOp(ABC):
     the expert's weight; a row's outputs are then summed in the order of its ids, in float32.
     """
 
+    adapted: ExpertsLoRA | None = None
+    """What adapters add to the products, if the backend ``adapts_experts``; None: nothing. Set before any call."""
+
     @property
     @abstractmethod
     def nbytes(self) -> int:
@@ -250,6 +253,8 @@ class OpsBackend(ABC):
     """Whether a row's bits are also independent of the number of ranks that share a layer."""
     expands_experts = False
     """Whether experts are kept in the model's type where linear layers stay quantized."""
+    adapts_experts = True
+    """Whether experts take ``ExpertsOp.adapted``."""
 
     def padded(self, width: int) -> int:
         """``width`` rounded up to what the kernels need; columns beyond ``width`` carry no data."""

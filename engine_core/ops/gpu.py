@@ -145,6 +145,7 @@ class GpuBackend(OpsBackend):
     """Computes everything on one GPU. Linear layers overwrite their ``residual``."""
 
     expands_experts = True
+    adapts_experts = False
 
     def __init__(self, processors: int, deterministic: bool, device: torch.device | None = None) -> None:
         """``processors``: multiprocessors of the ``device``. ``deterministic``: linear layers are batch-invariant."""

@@ -38,9 +38,11 @@ class LoRAWeights:
     a: torch.Tensor
     """[R, K]; of grouped layers [G, R, K], or [1, R, K], the same for all groups."""
     scales: torch.Tensor
-    """[R] float32: factors of x · Aᵀ."""
+    """[R] float32: factors of x · Aᵀ; of experts [G, R]."""
     outputs: tuple[LoRAOutputs, ...]
     """No output is in two of them."""
+    experts: torch.Tensor | None = None
+    """[E] int32: the group of each expert, or −1: nothing is added to it. None: the layer is none of experts."""
 
 
 class PackedAdapter(Protocol):
@@ -100,6 +102,14 @@ class LoRAOp(ABC):
         """
 
 
+class ExpertsLoRA:
+    """What adapters add to the products of a layer's experts, whose ``ExpertsOp`` calls it."""
+
+    def __init__(self, layer: int) -> None:
+        """``layer``: the number of gates, if any, and ups; that of downs follows it."""
+        self.layer = layer
+
+
 class LoRAOps(ABC):
     """The ops of one model's layers, and the adapters of the step under way."""
 
@@ -113,6 +123,13 @@ class LoRAOps(ABC):
     @abstractmethod
     def grouped_linear(self, groups: int, inputs: int, outputs: int) -> LoRAOp:
         """Adds to the outputs of linear layers side by side."""
+
+    @abstractmethod
+    def experts(self) -> ExpertsLoRA:
+        """Adds to the products of experts, which are two layers (``ExpertsLoRA.layer``).
+
+        Outputs of the first are gates, if any, padded, then ups.
+        """
 
     @abstractmethod
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
@@ -168,6 +185,7 @@ class _TorchAdapter:
                 rounded(weights.a),
                 weights.scales,
                 tuple(LoRAOutputs(each.ranks, each.columns, rounded(each.b)) for each in weights.outputs),
+                weights.experts,
             )
             for layer, weights in layers.items()
         }
@@ -201,6 +219,36 @@ class _TorchLoRA(LoRAOp):
                 outputs[here] = (outputs[here].float() + added.transpose(0, 1)).to(y.dtype)
 
 
+class TorchExpertsLoRA(ExpertsLoRA):
+    """Adds to one expert after the other."""
+
+    def __init__(self, ops: TorchLoRAOps) -> None:
+        super().__init__(ops.num_layers)
+        self._ops = ops
+
+    def __call__(
+        self, layer: int, expert: int, x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor, count: int
+    ) -> None:
+        """Add to ``y`` [n, N] float32, an expert's outputs for ``x`` [n, K], of ``rows`` [n] among ``count``."""
+        step = self._ops.step
+        if step is None:
+            return
+        groups = step.of(count)
+        for place, adapter in enumerate(step.adapters):
+            assert isinstance(adapter, _TorchAdapter)
+            if (weights := adapter.layers.get(layer)) is None:
+                continue
+            assert weights.experts is not None
+            own = torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]])
+            here, group = torch.isin(rows, own), int(weights.experts[expert])
+            if group < 0 or not here.any():
+                continue
+            inner = x[here].float() @ weights.a[group].T * weights.scales[group]
+            for each in weights.outputs:
+                added = inner[:, each.ranks.start : each.ranks.stop] @ each.b[group].T
+                y[here] = y[here].index_add(1, each.columns, added)
+
+
 class TorchLoRAOps(LoRAOps):
     """Computes by torch, one adapter after the other."""
 
@@ -215,6 +263,12 @@ class TorchLoRAOps(LoRAOps):
 
     def grouped_linear(self, groups: int, inputs: int, outputs: int) -> LoRAOp:
         return self.linear(inputs, outputs)
+
+    def experts(self) -> ExpertsLoRA:
+        op = TorchExpertsLoRA(self)
+        self._next_layer()
+        self._next_layer()
+        return op
 
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         return _TorchAdapter(layers, dtype)

@@ -14,6 +14,7 @@ from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import Kernel, kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.ops.base import ExpertsOp, ExpertsSplit, Routing, UnloadedExperts
+from engine_core.ops.native_lora import NativeExpertsLoRA
 from engine_core.ops.native_packing import TILE, PackedWeights, interleave, padded_width
 from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
@@ -160,6 +161,9 @@ class PackedExperts(ExpertsOp):
         for name, room in rooms.items():
             setattr(arguments, name, room.data_ptr())
         arguments.x, arguments.ids, arguments.weights = x.data_ptr(), ids.data_ptr(), weights.data_ptr()
+        if self.adapted is not None:
+            assert isinstance(self.adapted, NativeExpertsLoRA)
+            self.adapted.fill(arguments)
         if residual is None:
             arguments.residual = None
         else:

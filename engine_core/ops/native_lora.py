@@ -13,7 +13,16 @@ from engine_core.kernels.arguments import NUMBER_TYPES, structures
 from engine_core.kernels.capture import check, current_capture
 from engine_core.kernels.library import Kernels
 from engine_core.kernels.memory import empty_for_streaming
-from engine_core.ops.lora import LoRAOp, LoRAOps, LoRAOutputs, LoRAWeights, PackedAdapter, StepAdapters, grouped
+from engine_core.ops.lora import (
+    ExpertsLoRA,
+    LoRAOp,
+    LoRAOps,
+    LoRAOutputs,
+    LoRAWeights,
+    PackedAdapter,
+    StepAdapters,
+    grouped,
+)
 from engine_core.ops.native_packing import PANEL, pack_rows, padded_width
 
 _LINE = 64
@@ -59,10 +68,11 @@ class _Unpacked:
         rows += [-1] * (padded_width(len(rows)) - len(rows))
         self.a = grouped(weights.a)[:, rows]
         """[G or 1, R, K]"""
-        self.scales = weights.scales[rows]
-        """[R] float32"""
+        self.scales = weights.scales[..., rows].contiguous()
+        """[R] float32, of experts [G, R]"""
         zeros = torch.tensor(rows) < 0
-        self.a[:, zeros] = self.scales[zeros] = 0
+        self.a[:, zeros] = self.scales[..., zeros] = 0
+        self.experts = weights.experts
 
     @property
     def matrices(self) -> list[torch.Tensor]:
@@ -93,6 +103,8 @@ class _Unpacked:
             scales=self.scales.data_ptr(),
             spans=ctypes.addressof(listed),
             a_group_stride=ranks * inputs if groups > 1 else 0,
+            experts=None if self.experts is None else self.experts.data_ptr(),
+            scales_group_stride=ranks if self.scales.ndim > 1 else 0,
             ranks=ranks,
             panels=panels,
             products=ranks * inputs + sum(span.b[0].numel() for span in self.spans),
@@ -143,6 +155,20 @@ class NativeLoRA(LoRAOp):
         check(self._ops.kernel(arguments))
 
 
+class NativeExpertsLoRA(ExpertsLoRA):
+    """The kernels of experts add by themselves, with these arguments."""
+
+    def __init__(self, ops: NativeLoRAOps) -> None:
+        super().__init__(ops.num_layers)
+        self._ops = ops
+
+    def fill(self, arguments: ctypes.Structure) -> None:
+        """Set those of a ``RinglineExperts`` for a call, or for one that is captured."""
+        arguments.adapters, arguments.lora_layer = ctypes.addressof(self._ops.filled), self.layer
+        if (captured := current_capture()) is not None:
+            captured.keep(self._ops)
+
+
 class NativeLoRAOps(LoRAOps):
     """Captured calls of the kernel find the adapters of each step at one address."""
 
@@ -162,6 +188,12 @@ class NativeLoRAOps(LoRAOps):
         self._next_layer()
         return op
 
+    def experts(self) -> ExpertsLoRA:
+        op = NativeExpertsLoRA(self)
+        self._next_layer()
+        self._next_layer()
+        return op
+
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         together = 2 if dtype == torch.bfloat16 else 1
         unpacked = {layer: _Unpacked(weights, together) for layer, weights in layers.items() if weights.outputs}
@@ -177,7 +209,7 @@ class NativeLoRAOps(LoRAOps):
         for number, layer in unpacked.items():
             used, places = places[: len(layer.matrices)], places[len(layer.matrices) :]
             table[number], spans = layer.table(used)
-            kept += [layer.scales, spans]
+            kept += [layer.scales, layer.experts, spans]
         return NativeAdapter(table, packed, tuple(kept))
 
     def begin(self, step: StepAdapters) -> None:

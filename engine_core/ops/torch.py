@@ -23,6 +23,7 @@ from engine_core.ops.base import (
     Scoring,
     UnloadedExperts,
 )
+from engine_core.ops.lora import TorchExpertsLoRA
 from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 
@@ -176,11 +177,13 @@ class TorchExperts(UnloadedExperts):
         chosen = sorted(set(ids.flatten().tolist()) & set(shard.experts))
         pairs = {expert: torch.nonzero(ids == expert, as_tuple=True) for expert in chosen}
         for expert, (rows, places) in pairs.items():
-            inner[rows, places] = self._expand(expert, self._weighed(x[rows], weights[rows, places]))
+            weighed = self._weighed(x[rows], weights[rows, places])
+            inner[rows, places] = self._expand(expert, weighed, self._added(0, expert, weighed, rows, len(x)))
         if split is not None and not split.expert_parallel:
             inner = split.gather_inner(inner.flatten(1), top_k, int).view(*ids.shape, self._shape.intermediate_size)
         for expert, (rows, places) in pairs.items():
-            computed = self._reduce(expert, inner[rows, places])
+            activated = inner[rows, places]
+            computed = self._reduce(expert, activated, self._added(1, expert, activated, rows, len(x)))
             if not self._shape.weighs_inputs:
                 computed = (computed.float() * weights[rows, places, None]).to(x.dtype)
             outputs[rows, places] = computed
@@ -194,14 +197,25 @@ class TorchExperts(UnloadedExperts):
     def _weighed(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return (x.float() * weights[:, None]).to(x.dtype) if self._shape.weighs_inputs else x
 
-    def _expand(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+    def _added(self, product: int, expert: int, x: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+        """[n, N] float32: what adapters add to the outputs of ``product`` 0 or 1 for ``x`` [n, K]."""
+        shard = self._shard
+        outputs = len(shard.hidden) if product else self._shape.num_expanding * len(shard.inner)
+        added = x.new_zeros(len(x), outputs, dtype=torch.float32)
+        if self.adapted is not None:
+            assert isinstance(self.adapted, TorchExpertsLoRA)
+            self.adapted(self.adapted.layer + product, shard.experts.index(expert), x, added, rows, count)
+        return added
+
+    def _expand(self, expert: int, x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         index = self._shard.experts.index(expert)
         (*gate, up, _), biases = self._weights[index], self._biases[index]
         gate_bias, up_bias, _ = (None, None, None) if biases is None else biases
         shape, linear = self._shape, torch.nn.functional.linear
         if not shape.gated:
-            return shape.activation(linear(x, up).float()).to(x.dtype)
+            return shape.activation(linear(x, up).float() + added).to(x.dtype)
         gated, inner = linear(x, gate[0], gate_bias).float(), linear(x, up, up_bias).float()
+        gated, inner = (y + some for y, some in zip((gated, inner), added.chunk(2, dim=1), strict=True))
         if shape.activation is Activation.CLAMPED_SWIGLU:
             gated = gated.clamp(max=shape.swiglu_limit)
             inner = (inner.clamp(-shape.swiglu_limit, shape.swiglu_limit) + 1) * gated
@@ -210,10 +224,11 @@ class TorchExperts(UnloadedExperts):
             inner = shape.activation(gated) * inner
         return inner.to(x.dtype)
 
-    def _reduce(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+    def _reduce(self, expert: int, inner: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         index = self._shard.experts.index(expert)
         down, biases = self._weights[index][-1], self._biases[index]
-        return torch.nn.functional.linear(inner, down, None if biases is None else biases[2])
+        computed = torch.nn.functional.linear(inner, down, None if biases is None else biases[2])
+        return (computed.float() + added).to(inner.dtype)
 
 
 class TorchBackend(OpsBackend):

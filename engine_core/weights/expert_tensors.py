@@ -13,11 +13,30 @@ from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeight
 from engine_core.weights.source import TensorRows, Weights
 
 
+@dataclass(frozen=True, slots=True)
+class StackedParameters:
+    """The two parameters of all experts that transformers' model has, whatever the checkpoint; adapters name them.
+
+    They are [E, outputs, inputs].
+    """
+
+    gate_up: str = "gate_up_proj"
+    """Below the experts' prefix; in ungated experts, it has the name of ups in checkpoints."""
+    down: str = "down_proj"
+    interleaved: bool = False
+    """Whether gates and ups alternate, instead of all gates before all ups."""
+    inputs_first: bool = False
+    """Whether they are [E, inputs, outputs]."""
+    is_transposed: bool = False
+    """Whether transformers' module says that they are."""
+
+
 class ExpertTensors(ABC):
     """A checkpoint's layout for the tensors of experts."""
 
     prefix: str
     """The common prefix of their names: ``model.layers.0.mlp.experts``."""
+    parameters: StackedParameters
 
     @property
     def separate(self) -> SeparateExperts:
@@ -54,6 +73,7 @@ class SeparateExperts(ExpertTensors):
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    parameters: StackedParameters = StackedParameters()
 
     @property
     def separate(self) -> Self:
@@ -104,6 +124,7 @@ class StackedExperts(ExpertTensors):
     prefix: str
     gate_up: str = "gate_up_proj"
     down: str = "down_proj"
+    parameters: StackedParameters = StackedParameters()
 
     def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
         experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
@@ -126,6 +147,7 @@ class TransposedExperts(ExpertTensors):
     """All experts in two tensors: [E, H, 2 · I] of gates, then ups; and [E, I, H]."""
 
     prefix: str
+    parameters: StackedParameters = StackedParameters(inputs_first=True)
 
     def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
         experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
@@ -152,6 +174,7 @@ class InterleavedExperts(ExpertTensors):
     """All experts in two tensors: [E, H, 2 · I] of alternating gates and ups; and [E, I, H]; with biases."""
 
     prefix: str
+    parameters: StackedParameters = StackedParameters(interleaved=True, inputs_first=True, is_transposed=True)
 
     def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
         experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size

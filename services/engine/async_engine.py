@@ -10,21 +10,26 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from engine_core.config import ModelSpec
 from engine_core.errors import RequestError
+from engine_core.lora.schedule import AdapterSchedule
 from engine_core.media import Picture
+from engine_core.pooling.params import PoolingRequest
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.request import Request
 from engine_core.step import SequenceOutput
+from services.engine.adapters.control import AdapterControl
+from services.engine.adapters.queue import AdapterLoader, AdapterQueue
+from services.engine.adapters.registry import AdapterNews, AdapterRegistry, Generation
 from services.engine.engine_messages import end_of, status_of
 from services.engine.grammar_queue import EngineRequest, GrammarQueue
 from services.engine.large_messages import LargeMessages
 from services.engine.media_store import MediaNews, MediaStore
-from services.engine.metrics import EngineMetrics, EngineReading
+from services.engine.metrics import AdapterReading, EngineMetrics, EngineReading
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tracing import EngineTraces
 from services.ring.attach_registry import AttachRegistry
@@ -34,6 +39,10 @@ from services.ring.identity import POOLING, PeerId
 from services.ring.ledger import LedgerEntry, Ledgers
 from services.ring.outbound_link import OutboundLink
 from text_core.grammar.grammar_text import Marker
+
+if TYPE_CHECKING:
+    from engine_core.lora.adapter import AdapterFile  # it imports torch
+    from engine_core.lora.support import LoRASupport
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +58,8 @@ class LinkWaker:
         self.link = link
         self.event = asyncio.Event()
         self.load_due = False
+        self.adapters: AdapterNews | None = None
+        """What the peer must be told of adapters; None: it did not ask for it, or there are none."""
         self.media: MediaNews | None = None
         """What the peer must be told of pictures; None: it submits nothing, or the model takes none."""
         self.superseded = asyncio.Event()
@@ -57,18 +68,18 @@ class LinkWaker:
     @property
     def pending(self) -> bool:
         """Whether there is something new to write."""
-        return self.link.pending or bool(self.media)
+        return self.link.pending or bool(self.media) or bool(self.adapters)
 
     @property
     def hurries(self) -> bool:
         """Whether some of it should be written at once."""
-        return self.link.hurries or bool(self.media)
+        return self.link.hurries or bool(self.media) or bool(self.adapters)
 
 
 class AsyncEngine:
     """The attach registry with its ledger, the step loop, and the writers of all links.
 
-    Implements ``CorePort`` and ``GrammarQueueOwner``.
+    Implements ``CorePort``, ``GrammarQueueOwner`` and ``AdapterQueueOwner``.
     """
 
     def __init__(self, *, orphan_grace: float, max_ledgers: int, traces: EngineTraces | None = None) -> None:
@@ -84,13 +95,19 @@ class AsyncEngine:
         """Digest of model and tokenizer; set once the engine has loaded."""
         self.media: MediaStore | None = None
         """The pictures that peers have sent; None until the engine has loaded, or if its model takes none."""
+        self.adapters: AdapterControl | None = None
+        """The adapters that requests may name; None until the engine has loaded, or if it serves none."""
+        self.adapter_queue: AdapterQueue | None = None
+        """Requests that wait for their adapters; None like ``adapters``."""
         self.ledgers = Ledgers(
             orphan_grace=orphan_grace,
             max_entries=max_ledgers,
             retry_after_ms=self._retry_after_ms,
             on_released=self._released,
         )
-        self.registry: AttachRegistry[EngineRequest] = AttachRegistry(self, self.ledgers, on_removed=self._removed)
+        self.registry: AttachRegistry[EngineRequest] = AttachRegistry(
+            self, self.ledgers, on_removed=self._removed, on_left_core=self._left_core
+        )
         self._traces = traces
         self.large_frames = LargeMessages()
         """Large frames of all peers, parsed and executed one at a time."""
@@ -114,8 +131,11 @@ class AsyncEngine:
             self.media.pin(core_id, (item.picture.digest for item in core.media))
         if self._traces is not None:
             self._traces.submitted(core_id, self.registry.traceparent(core_id), time.monotonic())
+        if core_request.adapter is not None:
+            assert self.adapters is not None  # else its Submit was refused
+            self.adapters.registry.use(core_id, core_request.adapter)
         if core_request.make_grammar is None:
-            self.step_loop.add(core_id, core)
+            self._go_on(core_id, core)
         else:
             assert self.grammars is not None  # else its Submit was refused
             self.metrics.constrained_requests += 1
@@ -125,25 +145,65 @@ class AsyncEngine:
         assert self.step_loop is not None
         if self.grammars is not None and core_id in self.grammars:
             return self.grammars.cancel(core_id, choice)
+        if self.adapter_queue is not None and core_id in self.adapter_queue:
+            return self.adapter_queue.cancel(core_id, choice)
         return self.step_loop.cancel(core_id, choice)
 
-    # GrammarQueueOwner
+    def _go_on(self, core_id: str, request: Request | PoolingRequest, cancelled: Collection[int] = ()) -> None:
+        """A request needs no grammar any more; the choices in ``cancelled`` were cancelled meanwhile."""
+        adapter = None if self.adapters is None else self.adapters.registry.used_by(core_id)
+        if adapter is None:
+            self._compute(core_id, request, cancelled)
+        else:
+            assert self.adapter_queue is not None
+            self.adapter_queue.add(core_id, request, adapter, cancelled)
 
-    def grammar_ready(self, core_id: str, request: Request, cancelled: set[int]) -> None:
+    def _compute(self, core_id: str, request: Request | PoolingRequest, cancelled: Collection[int]) -> None:
         assert self.step_loop is not None
         self.step_loop.add(core_id, request)
         for choice in cancelled:
             self.step_loop.cancel(core_id, choice)
+
+    def _too_late(self, core_id: str, request: Request | PoolingRequest) -> None:
+        if isinstance(request, Request):
+            choices = request.resume or dict.fromkeys(range(request.params.n), ())
+        else:
+            choices = dict.fromkeys(request.inputs, ())
+        for choice, ids in choices.items():
+            self.registry.progress(core_id, choice, (), None, ChoiceEnd(FinishReason.DEADLINE, len(ids)))
+        self.wake()
+
+    # GrammarQueueOwner
+
+    def grammar_ready(self, core_id: str, request: Request, cancelled: set[int]) -> None:
+        self._go_on(core_id, request, cancelled)
 
     def grammar_refused(self, core_id: str, error: RequestError | Status) -> None:
         self._refuse(core_id, error)
         self.wake()
 
     def grammar_too_late(self, core_id: str, request: Request) -> None:
-        for choice in request.resume or range(request.params.n):
-            end = ChoiceEnd(FinishReason.DEADLINE, len(request.resume.get(choice, ())))
-            self.registry.progress(core_id, choice, (), None, end)
+        self._too_late(core_id, request)
+
+    # AdapterQueueOwner
+
+    def adapter_ready(self, core_id: str, request: Request | PoolingRequest, cancelled: set[int]) -> None:
+        self._compute(core_id, request, cancelled)
+
+    def adapter_refused(self, core_id: str, status: Status) -> None:
+        self._refuse(core_id, status)
         self.wake()
+
+    def adapter_too_late(self, core_id: str, request: Request | PoolingRequest) -> None:
+        self._too_late(core_id, request)
+
+    def adapter_moved(self, digest: str, *, loaded: bool) -> None:
+        assert self.adapters is not None
+        self.adapters.registry.set_loaded(digest, loaded=loaded)
+
+    def adapter_failed(self, generation: Generation) -> None:
+        assert self.adapters is not None
+        self.adapters.look_again(generation)
 
     # Peers
 
@@ -162,6 +222,8 @@ class AsyncEngine:
         self._wakers.pop(waker.link, None)
         if self.media is not None and waker.media is not None:
             self.media.ignore(waker.media)
+        if self.adapters is not None and waker.adapters is not None:
+            self.adapters.registry.ignore(waker.adapters)
         self.registry.detach(waker.link, time.monotonic())
         self.wake()
         log.info("detached", peer=waker.link.peer.name, incarnation=waker.link.peer.incarnation)
@@ -204,6 +266,28 @@ class AsyncEngine:
     def use_media(self, max_bytes: int, max_tokens: int, check: Callable[[Picture], None]) -> None:
         """Accept pictures of ``max_bytes`` together, each of ``max_tokens``; ``check`` is the executor's."""
         self.media = MediaStore(max_bytes, check, max_tokens=max_tokens, retry_after_ms=self._retry_after_ms)
+
+    def use_adapters(
+        self,
+        loader: AdapterLoader,
+        support: LoRASupport,
+        open_adapter: Callable[[str], AdapterFile],
+        *,
+        max_waiting: int,
+        lora_dir: str | None = None,
+    ) -> None:
+        """Serve adapters; ``loader`` and ``support`` are the executor's, ``open_adapter`` reads and checks files."""
+        self.adapters = AdapterControl(AdapterRegistry(self.model.name, self.wake_soon), open_adapter, lora_dir)
+        self.adapter_queue = AdapterQueue(
+            self,
+            loader,
+            AdapterSchedule(support.max_loras, support.max_loaded, support.max_bytes),
+            max_active=support.max_loras,
+            max_bytes=support.max_bytes,
+            max_waiting=max_waiting,
+            observe=self.metrics.adapter_loaded,
+            retry_after_ms=self._retry_after_ms,
+        )
 
     def fail(self, reason: str) -> None:
         """End every stream and refuse new ones: computing has stopped."""
@@ -277,6 +361,11 @@ class AsyncEngine:
         if self._traces is not None:
             self._traces.removed(entry, time.monotonic())
 
+    def _left_core(self, core_id: str) -> None:
+        if self.adapters is not None and self.adapter_queue is not None:
+            self.adapter_queue.end(core_id)
+            self.adapters.registry.release(core_id)
+
     def _released(self, core_id: str) -> None:
         if self.media is not None:
             self.media.unpin(core_id)
@@ -301,7 +390,8 @@ class AsyncEngine:
             running=stats.running_seqs,
             waiting=stats.waiting_reqs
             + stats.returning_reqs
-            + (len(self.grammars) if self.grammars is not None else 0),
+            + (len(self.grammars) if self.grammars is not None else 0)
+            + (len(self.adapter_queue) if self.adapter_queue is not None else 0),
             kv_usage=stats.kv_usage,
             kv_blocks=stats.kv_blocks,
             states=stats.state_slots,
@@ -325,6 +415,28 @@ class AsyncEngine:
             draft_tokens=stats.draft_tokens,
             accepted_draft_tokens=stats.accepted_draft_tokens,
             accepted_by_position=stats.accepted_by_position,
+            adapters=self._read_adapters(),
+        )
+
+    def _read_adapters(self) -> AdapterReading | None:
+        queue = self.adapter_queue
+        if queue is None or self.adapters is None:
+            return None
+        running, waiting = queue.names()
+        return AdapterReading(
+            known=len(self.adapters.registry),
+            loaded=queue.num_loaded,
+            active=queue.num_active,
+            nbytes=queue.nbytes,
+            waiting_requests=len(queue),
+            requests=queue.counts.requests,
+            hits=queue.counts.hits,
+            loads=queue.counts.loads,
+            failed_loads=queue.counts.failed_loads,
+            evictions=queue.counts.evictions,
+            max_active=queue.max_active,
+            running_names=running,
+            waiting_names=waiting,
         )
 
 

@@ -18,12 +18,13 @@ from services.common.rpc.message_limits import is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.output_stream import write_in_time
 from services.common.rpc.shared_messages import welcome_message
+from services.engine.adapters.messages import changes_message, no_adapter
 from services.engine.async_engine import AsyncEngine, LinkWaker
 from services.engine.engine_messages import header_of, no_picture, response_of, submission_of
 from services.engine.media_store import PictureReceiver
 from services.engine.submit_limits import frame_limits
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
-from services.ring.identity import MAX_REQUEST_ID_LENGTH, MEDIA, PeerId, check_requires, negotiate
+from services.ring.identity import ADAPTERS, MAX_REQUEST_ID_LENGTH, MEDIA, PeerId, check_requires, negotiate
 from services.ring.outbound_link import RejectedCommand
 from services.ring.roles import Role, check_name, check_role, has_role
 
@@ -77,6 +78,8 @@ class Attachment:
         waker = self._engine.attach(PeerId(hello.name, hello.incarnation))
         if self._engine.media is not None and has_role(SUBMITTERS):
             waker.media = self._engine.media.listen()
+        if self._engine.adapters is not None and ADAPTERS in hello.capabilities and has_role(SUBMITTERS):
+            waker.adapters = self._engine.adapters.registry.listen()
         try:
             failure = await self._serve(data, incoming, context, waker, version)
         finally:
@@ -190,7 +193,10 @@ class Attachment:
                 self._check_model(command.submit)
                 engine = self._engine
                 find = no_picture if self._pictures is None else self._pictures.find
-                submission = submission_of(command.submit, engine.model, time.monotonic(), engine.capabilities, find)
+                adapter = no_adapter if engine.adapters is None else engine.adapters.registry.wanted
+                submission = submission_of(
+                    command.submit, engine.model, time.monotonic(), engine.capabilities, find, adapter
+                )
                 registry.submit(peer, submission, ordinal)
             case "media":
                 check_role("to send pictures", SUBMITTERS)
@@ -248,6 +254,9 @@ class Attachment:
             response = response or engine_pb2.AttachResponse()
             held, dropped = waker.media.take()
             response.media.MergeFrom(engine_pb2.MediaChanges(held=held, dropped=dropped))
+        if waker.adapters and self._engine.adapters is not None:
+            response = response or engine_pb2.AttachResponse()
+            response.adapters.CopyFrom(changes_message(self._engine.adapters.registry, waker.adapters))
         if self._engine.drain_grace is not None and not self._draining_told:
             self._draining_told = True
             response = response or engine_pb2.AttachResponse()

@@ -20,6 +20,8 @@ from engine_core.validation import MAX_LOGPROBS
 from services.common.rpc.constraint_messages import read_answer_form
 from services.common.rpc.shared_messages import peer_changes_to_proto, status_to_proto, write_logprobs
 from services.common.telemetry.tracing import MAX_TRACEPARENT
+from services.engine.adapters.messages import FindAdapter, adapter_of, no_adapter
+from services.engine.adapters.registry import Generation
 from services.engine.grammar_queue import EngineRequest
 from services.engine.media_store import PictureHeader
 from services.engine.pooling_messages import check_generates, facts_message, pooled_message, pooling_submission_of
@@ -70,6 +72,7 @@ def submission_of(
     now: float,
     capabilities: Collection[str] = ENGINE_CAPABILITIES,
     find_picture: Callable[[bytes], Picture] = no_picture,
+    find_adapter: FindAdapter = no_adapter,
 ) -> Submission[EngineRequest]:
     """The ring's and the core's forms of a Submit; ``now`` is on the core's clock, ``capabilities`` are this engine's.
 
@@ -78,7 +81,7 @@ def submission_of(
     Raises ``Refused`` for sizes and contradictions; the core validates values against the model.
     """
     if submit.HasField("pooling"):
-        return pooling_submission_of(submit, model, now, capabilities)
+        return pooling_submission_of(submit, model, now, capabilities, find_adapter)
     check_generates(submit, model)
     check_size(submit, model, capabilities)
     params = sampling_params_of(submit)
@@ -112,18 +115,18 @@ def submission_of(
         constraint_bytes=submit.constraint.ByteSize() + submit.parse.ByteSize(),
         beams=0 if params.beam_search is None else params.beam_search.width,
         tenant=submit.tenant,
-        core_request=_engine_request(request, submit),
+        core_request=_engine_request(request, submit, adapter_of(submit, capabilities, find_adapter)),
         traceparent=submit.traceparent if len(submit.traceparent) <= MAX_TRACEPARENT else "",
     )
 
 
-def _engine_request(request: Request, submit: engine_pb2.Submit) -> EngineRequest:
+def _engine_request(request: Request, submit: engine_pb2.Submit, adapter: Generation | None) -> EngineRequest:
     if not submit.HasField("constraint"):
-        return EngineRequest(request)
+        return EngineRequest(request, adapter=adapter)
     constraint, parse = constraint_pb2.Constraint(), part_pb2.ParseParams()
     constraint.CopyFrom(submit.constraint)  # submessages would keep the whole frame in memory
     parse.CopyFrom(submit.parse)
-    return EngineRequest(request, partial(_grammar, constraint, parse))
+    return EngineRequest(request, partial(_grammar, constraint, parse), adapter)
 
 
 def _grammar(constraint: constraint_pb2.Constraint, parse: part_pb2.ParseParams, marker: Marker) -> str:

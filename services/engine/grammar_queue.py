@@ -20,6 +20,7 @@ from engine_core.errors import ExecutorError, InvalidRequestError, RequestError
 from engine_core.pooling.params import PoolingRequest
 from engine_core.request import Request
 from services.common.process.run import DaemonThreadPool
+from services.engine.adapters.registry import Generation
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.tenant_quota import TenantQuota
 from text_core.grammar.constraints import ConstraintError
@@ -35,12 +36,13 @@ MAX_WAITING = 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A submitted request: its form for the core, and its constraint."""
+    """A submitted request: its form for the core, its constraint and its adapter."""
 
     core: Request | PoolingRequest
-    """Without a grammar."""
+    """Without a grammar, and without an adapter."""
     make_grammar: Callable[[Marker], str] | None = None
     """Makes the constraint's grammar, in a thread; None without a constraint. Raises ``ConstraintError``."""
+    adapter: Generation | None = None
 
 
 class GrammarQueueOwner(Protocol):

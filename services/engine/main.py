@@ -8,18 +8,20 @@ import math
 import time
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 from ringline.engine.v1 import engine_pb2
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, LoRAConfig
 from engine_core.errors import ConfigError, EngineError
 from engine_core.executor.base import Executor
+from engine_core.lora.adapter import open_adapter
 from engine_core.model_loader.digest import digest_of
 from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
 from services.common.config.errors import ExitCode, FatalError, unusable_option
-from services.common.config.settings import EngineServiceSettings
+from services.common.config.settings import AdapterSettings, EngineServiceSettings
 from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, resident_memory
 from services.common.process.run import DaemonThreadPool, begin_process, new_incarnation, run_service
@@ -29,6 +31,7 @@ from services.common.security.credentials import listening_credentials, service_
 from services.common.telemetry.logs import report_fatal
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
+from services.engine.adapters.modules import lora_modules
 from services.engine.async_engine import AsyncEngine
 from services.engine.engine_messages import model_message, rank_messages
 from services.engine.load_log import LoadLog
@@ -39,7 +42,7 @@ from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import checked_tokenizer, read_tokenizer, warn_without_template
 from services.engine.tracing import EngineTraces
-from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, MEDIA, POOLING, PeerId
+from services.ring.identity import ADAPTERS, ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, MEDIA, POOLING, PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from text_core.grammar.markers import Markers
 from text_core.tokenizer_files import NO_TOKENIZER, fingerprint
@@ -71,6 +74,7 @@ def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
 class _EngineProcess:
     def __init__(self, settings: EngineServiceSettings, config: EngineConfig) -> None:
         scheduler = config.scheduler
+        _check_adapters(settings.adapters, config.lora)
         self._settings = settings
         self._config = config
         self._tracing = start_tracing(settings)
@@ -152,6 +156,7 @@ class _EngineProcess:
             self._engine.use_grammars(executor.compile_grammar, markers)
         if (vision := executor.model.vision) is not None:
             self._engine.use_media(self._config.cache.media_memory_bytes, vision.max_tokens, executor.check_picture)
+        await self._use_adapters(executor)
         room = executor.request_memory
         # An engine has log probabilities or results of inputs, never both.
         self._engine.ledgers.resize(
@@ -178,6 +183,12 @@ class _EngineProcess:
         await self._server.set_serving(True)
         seconds = round(time.monotonic() - start, 3)
         log.info("serving", address=self._server.address, seconds=seconds, model_digest=model.model_digest)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat())
+            if self._engine.adapters is not None:
+                tasks.create_task(self._engine.adapters.watch())
+
+    async def _beat(self) -> None:
         load_log = LoadLog(self._settings.load_log_interval, time.monotonic())
         while True:
             await asyncio.sleep(BEAT_INTERVAL)
@@ -185,6 +196,21 @@ class _EngineProcess:
             self._engine.registry.expire(now)
             self._engine.push_load()
             load_log.beat(now, self._service.load())
+
+    async def _use_adapters(self, executor: Executor) -> None:
+        """Know the adapters that are there from the start."""
+        if executor.lora is None:
+            return
+        support = executor.lora
+        self._engine.use_adapters(
+            executor,
+            support,
+            lambda path: open_adapter(Path(path), support.targets, support.limits),
+            max_waiting=self._config.scheduler.max_num_queued_reqs,
+            lora_dir=self._settings.adapters.lora_dir,
+        )
+        assert self._engine.adapters is not None
+        await self._engine.adapters.begin(lora_modules(self._settings.adapters.lora_modules), executor.model.name)
 
     async def _start_engine(self, tokenizer_files: dict[str, bytes]) -> None:
         """Load in a thread that ends before the step loop's thread starts.
@@ -254,8 +280,9 @@ class _EngineProcess:
     def _close(self) -> None:
         if self._watchdog is not None:
             self._watchdog.stop()
-        if self._engine.grammars is not None:
-            self._engine.grammars.close()
+        for work in (self._engine.grammars, self._engine.adapters, self._engine.adapter_queue):
+            if work is not None:
+                work.close()
         loop = self._engine.step_loop
         if loop is not None and not loop.stop(_STOP_TIMEOUT):
             raise FatalError(f"the current step did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)
@@ -263,9 +290,18 @@ class _EngineProcess:
             self._started.close()
 
 
+def _check_adapters(adapters: AdapterSettings, config: LoRAConfig) -> None:
+    """Raise ``ConfigError`` for options of adapters that do not fit together."""
+    lora_modules(adapters.lora_modules)
+    for option, value in (("lora_modules", adapters.lora_modules), ("lora_dir", adapters.lora_dir)):
+        if value and not config.enable_lora:
+            raise ConfigError(option, value, "--enable-lora to be given, too")
+
+
 def _capabilities(executor: Executor) -> list[str]:
+    adapters = [] if executor.lora is None else [ADAPTERS]
     if executor.model.pooling is not None:
-        return [POOLING]
+        return [POOLING, *adapters]
     can_constrain, sees = executor.grammar_support is None, executor.model.vision is not None
     known = [name for name in ENGINE_CAPABILITIES if can_constrain or name not in GRAMMAR_CAPABILITIES]
-    return [*known, MEDIA] if sees else known
+    return [*known, *([MEDIA] if sees else []), *adapters]

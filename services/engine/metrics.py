@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from services.common.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 
+_MOST_NAMES = 64
+"""Names of adapters that requests wait for, in one label."""
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReading:
+    """Adapters; ``requests`` and the numbers after it are totals since the start."""
+
+    known: int
+    """Names."""
+    loaded: int
+    """In memory, or being loaded."""
+    active: int
+    """Of these, those of requests under way, and those being loaded."""
+    nbytes: int
+    """Of those in ``loaded``."""
+    waiting_requests: int
+    requests: int
+    hits: int
+    """Requests whose adapter was loaded when they came."""
+    loads: int
+    failed_loads: int
+    evictions: int
+    max_active: int
+    running_names: Sequence[str]
+    waiting_names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +84,8 @@ class EngineReading:
     accepted_draft_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()
     """Drafts whose first token came true, whose second did, and so on; empty if none are guessed."""
+    adapters: AdapterReading | None = None
+    """None: the engine serves none."""
 
 
 class EngineMetrics(ServiceMetrics):
@@ -74,6 +103,9 @@ class EngineMetrics(ServiceMetrics):
         )
         self._grammar = Histogram(
             "ringline_grammar_compile_seconds", "Making and compiling the grammar of a request.", GAP_SECONDS
+        )
+        self._adapter_load = Histogram(
+            "ringline_adapter_load_seconds", "Loading an adapter, beside the steps.", GAP_SECONDS
         )
         self.constrained_requests = 0
         """Requests with a constraint since the start."""
@@ -93,6 +125,10 @@ class EngineMetrics(ServiceMetrics):
     def grammar(self, seconds: float) -> None:
         """A grammar took ``seconds`` in its thread; almost none if it was compiled before."""
         self._grammar.observe(seconds)
+
+    def adapter_loaded(self, seconds: float) -> None:
+        """An adapter was loaded, in a thread."""
+        self._adapter_load.observe(seconds)
 
     def failed(self, *, by_model: bool) -> None:
         """A choice ended because nothing could be sampled; ``by_model``: because of its logits."""
@@ -121,6 +157,8 @@ class EngineMetrics(ServiceMetrics):
             yield self._counter("ringline_generated_tokens", "Output tokens computed.", now.generated_tokens)
             yield from self._of_pictures(now)
             yield from self._of_drafts(now)
+            if now.adapters is not None:
+                yield from self._of_adapters(now.adapters)
         yield self._counter("ringline_constrained_requests", "Requests with a constraint.", self.constrained_requests)
         yield self._counter("ringline_failed_choices", "Choices ended by an error of their own.", self._failed_choices)
         yield self._counter(
@@ -138,6 +176,34 @@ class EngineMetrics(ServiceMetrics):
             "position",
             {str(position): count for position, count in enumerate(now.accepted_by_position)},
         )
+
+    def _of_adapters(self, now: AdapterReading) -> Iterator[Metric]:
+        yield self._lora_requests_info(now)
+        yield self._gauge("ringline_adapters_known", "Names of adapters that requests may give.", now.known)
+        yield self._gauge("ringline_adapters_loaded", "Adapters in memory.", now.loaded)
+        yield self._gauge("ringline_adapters_active", "Of these, the ones of requests under way.", now.active)
+        yield self._gauge("ringline_adapter_memory_bytes", "Bytes of the adapters in memory.", now.nbytes)
+        yield self._gauge(
+            "ringline_adapter_requests_waiting", "Requests waiting for their adapter.", now.waiting_requests
+        )
+        yield self._counter("ringline_adapter_requests", "Requests with an adapter.", now.requests)
+        yield self._counter("ringline_adapter_hits", "Of these, those whose adapter was in memory.", now.hits)
+        yield self._counter("ringline_adapter_loads", "Adapters loaded.", now.loads)
+        yield self._counter("ringline_adapter_load_failures", "Adapters that could not be loaded.", now.failed_loads)
+        yield self._counter("ringline_adapter_evictions", "Adapters that made room for others.", now.evictions)
+        yield from self._histograms(self._adapter_load)
+
+    def _lora_requests_info(self, now: AdapterReading) -> Metric:
+        """As vLLM has it, by which Kubernetes' gateways choose an engine; its value is the time."""
+        labels = {
+            "model_name": self.model_name,
+            "max_lora": str(now.max_active),
+            "running_lora_adapters": ",".join(now.running_names),
+            "waiting_lora_adapters": ",".join(now.waiting_names[:_MOST_NAMES]),
+        }
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of requests.", labels=list(labels))
+        family.add_metric(list(labels.values()), time.time())
+        return family
 
     def _of_pictures(self, now: EngineReading) -> Iterator[Metric]:
         yield self._gauge("ringline_pictures_held", "Pictures whose pixels are kept.", now.pictures)

@@ -14,6 +14,7 @@ from engine_core.pooling.facts import PairForm, PoolingFacts
 from engine_core.pooling.params import PoolingInput, PoolingParams, PoolingRequest, PoolingTask
 from engine_core.pooling.validation import result_bytes
 from services.common.telemetry.tracing import MAX_TRACEPARENT
+from services.engine.adapters.messages import FindAdapter, adapter_of, no_adapter
 from services.engine.grammar_queue import EngineRequest
 from services.engine.submit_limits import check_envelope
 from services.ring.errors import Code, Reason, Refused, invalid_field
@@ -48,6 +49,7 @@ _FIELDS = frozenset(
         "requires",
         "model_digest",
         "pooling",
+        "adapter",
     )
 )
 """What a Submit may have whose inputs are pooled."""
@@ -64,7 +66,11 @@ def check_generates(submit: engine_pb2.Submit, model: ModelSpec) -> None:
 
 
 def pooling_submission_of(
-    submit: engine_pb2.Submit, model: ModelSpec, now: float, capabilities: Collection[str]
+    submit: engine_pb2.Submit,
+    model: ModelSpec,
+    now: float,
+    capabilities: Collection[str],
+    find_adapter: FindAdapter = no_adapter,
 ) -> Submission[EngineRequest]:
     """As ``submission_of``, for a Submit with ``pooling``."""
     check_requires(submit.requires, capabilities)
@@ -99,7 +105,7 @@ def pooling_submission_of(
         prompt_logprobs=None,
         num_ids=tokens + _IDS_PER_INPUT * len(request.inputs),
         tenant=submit.tenant,
-        core_request=EngineRequest(request),
+        core_request=EngineRequest(request, adapter=adapter_of(submit, capabilities, find_adapter)),
         traceparent=submit.traceparent if len(submit.traceparent) <= MAX_TRACEPARENT else "",
         pooled_bytes=_result_bytes(request, model.pooling),
     )

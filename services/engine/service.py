@@ -14,13 +14,16 @@ from services.common.links.zone import tell_zone
 from services.common.rpc.handlers import Context, RequestStream
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
 from services.common.rpc.output_stream import write_in_time
+from services.engine.adapters.control import AdapterControl
+from services.engine.adapters.messages import adapter_message, listed_message
 from services.engine.async_engine import AsyncEngine
-from services.engine.attach_stream import ATTACHERS, Attachment
+from services.engine.attach_stream import ATTACHERS, SUBMITTERS, Attachment
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
 from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
 from services.engine.tokenizer import chunks
-from services.ring.errors import Code, Refused, invalid_field
+from services.ring.errors import Code, Reason, Refused, invalid_field
 from services.ring.identity import PeerId
+from services.ring.limits import MAX_LISTED_ADAPTERS
 from services.ring.roles import Role
 
 METHOD_ROLES = {
@@ -31,6 +34,9 @@ METHOD_ROLES = {
     "Drain": {Role.OPERATOR},
     "ResetPrefixCache": {Role.OPERATOR},
     "Profile": {Role.OPERATOR},
+    "LoadAdapter": SUBMITTERS,
+    "UnloadAdapter": SUBMITTERS,
+    "ListAdapters": SUBMITTERS,
 }
 """Roles that may call each method."""
 _CALL_TIMEOUT = 60.0
@@ -60,6 +66,8 @@ class EngineService:
         self._model: engine_pb2.GetModelResponse | None = None
         self._tokenizer: dict[str, bytes] = {}
         self._ranks: Sequence[engine_pb2.RankProcess] = ()
+        self._model_with_adapters = -1, b""
+        """The model's message with the adapters of a revision of the registry."""
 
     def serve(
         self,
@@ -85,10 +93,19 @@ class EngineService:
         await tell_zone(context, self._zone)
         await attachment.run(incoming, context)
 
-    async def GetModel(self, data: bytes, context: Context) -> engine_pb2.GetModelResponse:
+    async def GetModel(self, data: bytes, context: Context) -> engine_pb2.GetModelResponse | bytes:
         self._loaded()
         assert self._model is not None
-        return self._model
+        return self._model if self._engine.adapters is None else self._with_adapters(self._model)
+
+    def _with_adapters(self, model: engine_pb2.GetModelResponse) -> bytes:
+        """The answer of GetModel, made when a name has changed: there may be thousands."""
+        assert self._engine.adapters is not None
+        registry = self._engine.adapters.registry
+        if self._model_with_adapters[0] != registry.revision:
+            names = engine_pb2.GetModelResponse(adapters=map(adapter_message, registry.current()))
+            self._model_with_adapters = registry.revision, model.SerializeToString() + names.SerializeToString()
+        return self._model_with_adapters[1]
 
     async def GetTokenizer(self, data: bytes, context: Context) -> None:
         self._loaded()
@@ -148,12 +165,33 @@ class EngineService:
                 with suppress(TooManyCalls):  # then the profile ends after its last step
                     loop.call(finish)  # the caller is gone
 
+    async def LoadAdapter(self, data: bytes, context: Context) -> engine_pb2.LoadAdapterResponse:
+        request = parse(engine_pb2.LoadAdapterRequest, data, SMALL_MESSAGE)
+        known, before = await self._adapters().load(request.name, request.path, replace=request.replace)
+        return engine_pb2.LoadAdapterResponse(
+            adapter=adapter_message(known), replaced_digest="" if before is None else before.file.digest
+        )
+
+    async def UnloadAdapter(self, data: bytes, context: Context) -> engine_pb2.UnloadAdapterResponse:
+        request = parse(engine_pb2.UnloadAdapterRequest, data, SMALL_MESSAGE)
+        unloaded = self._adapters().unload(request.name)
+        return engine_pb2.UnloadAdapterResponse(adapter=adapter_message(unloaded), live_requests=len(unloaded.users))
+
+    async def ListAdapters(self, data: bytes, context: Context) -> engine_pb2.ListAdaptersResponse:
+        request = parse(engine_pb2.ListAdaptersRequest, data, SMALL_MESSAGE)
+        registry = self._adapters().registry
+        limit = request.limit if request.HasField("limit") else MAX_LISTED_ADAPTERS
+        if not 1 <= limit <= MAX_LISTED_ADAPTERS:
+            raise invalid_field("limit", f"{limit} is out of range: expected 1 to {MAX_LISTED_ADAPTERS}")
+        listed, more = registry.page(request.after, limit)
+        return engine_pb2.ListAdaptersResponse(adapters=[listed_message(registry, each) for each in listed], more=more)
+
     def load(self) -> engine_pb2.Load:
         """The load now, without waiting for the current step."""
         loop = self._engine.step_loop
         if loop is None:
             return engine_pb2.Load()
-        stats = loop.stats
+        stats, adapters = loop.stats, self._engine.adapter_queue
         return engine_pb2.Load(
             steps=loop.steps,
             longest_step_ms=round(loop.longest_step * 1000),
@@ -175,7 +213,17 @@ class EngineService:
             draft_tokens=stats.draft_tokens,
             accepted_draft_tokens=stats.accepted_draft_tokens,
             accepted_by_position=stats.accepted_by_position,
+            adapters_loaded=0 if adapters is None else adapters.num_loaded,
+            adapters_active=0 if adapters is None else adapters.num_active,
+            adapter_requests_waiting=0 if adapters is None else len(adapters),
         )
+
+    def _adapters(self) -> AdapterControl:
+        self._loaded()
+        if self._engine.adapters is None:
+            message = "this engine serves no adapters: start it with --enable-lora"
+            raise Refused(Code.FAILED_PRECONDITION, message, reason=Reason.CAPABILITY_MISSING)
+        return self._engine.adapters
 
     def _loaded(self) -> StepLoop:
         if self._model is None or self._engine.step_loop is None:

@@ -19,6 +19,7 @@ from services.processor.in_flight import InFlightRequests
 from services.processor.linked_peers import LinkedPeers
 from services.processor.request import Request
 from services.processor.served_models import no_route
+from services.ring.adapters import Adapter
 from services.ring.errors import Code, Reason, Status
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId
@@ -36,8 +37,9 @@ MAX_PICTURES_MISSED = 8
 """Submits in a row for which an engine did not hold the pictures."""
 _MISSED_PAUSE = 0.1
 """Seconds before pictures are sent again, more each time: others' pictures may fill the engine's room."""
-_TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
-"""Reasons to try another engine: during a rollout, it may have the capability or model that the rejecting one lacks."""
+_TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE, Reason.ADAPTER_GONE})
+"""Reasons to try another engine: during a rollout, it may have the capability, model or adapter that the rejecting one
+lacks."""
 _BLAME_INTERVAL = 0.25
 """Seconds between checks whether engines that died with a request have come back."""
 
@@ -97,6 +99,13 @@ class Failover:
         status = status_from_proto(rejection.status)
         if request.resolved.pictures and request.route is not None:
             self._peers.pictures_missed(request.route.engine, request.resolved.pictures)
+        if (adapter := request.resolved.needs.adapter) is not None and status.reason is Reason.ADAPTER_GONE:
+            if request.route is not None:
+                self._routes.adapters.missed(request.route.engine, adapter)
+            if self._is_replaced(request, adapter):
+                message = f"{adapter} was replaced or unloaded before an engine began with it; send the request again"
+                self._in_flight.end(request, FinishReason.ERROR, Status(Code.UNAVAILABLE, message, 0, status.reason))
+                return
         if status.reason is Reason.MEDIA_MISSING:
             self._send_pictures_again(request, status)
             return
@@ -114,6 +123,11 @@ class Failover:
         self._dispatcher.clear_route(request)
         request.route_timeout.refused(now)
         self._dispatcher.wait(request, status.message, request.retry_at)
+
+    def _is_replaced(self, request: Request, adapter: Adapter) -> bool:
+        """Whether nothing is computed of a request and no engine has its adapter: it should begin with another."""
+        is_new = not (request.was_in_flight or request.heard_on_route)
+        return is_new and not self._routes.adapters.anywhere(adapter, request.resolved.generation)
 
     def _send_pictures_again(self, request: Request, status: Status) -> None:
         """The engine dropped pictures, as it may at any time: they go again before the request."""
@@ -170,9 +184,12 @@ class Failover:
 
     def _end_without_route(self, request: Request) -> None:
         no_route_reason = self._peers.no_route_reason(request.resolved.needs)
+        adapter = request.resolved.needs.adapter
+        has_adapter = adapter is None or self._routes.adapters.anywhere(adapter, request.resolved.generation)
         reasons = filter(None, (request.route_lost_reason, no_route_reason))
         served, wanted = self._routes.preferred(), request.resolved.generation
-        refused = no_route(served, wanted, self._dispatcher.route_timeout, "; ".join(reasons))
+        gone = "" if has_adapter or wanted not in served else str(adapter)
+        refused = no_route(served, wanted, self._dispatcher.route_timeout, "; ".join(reasons), gone)
         self._in_flight.end(request, FinishReason.ERROR, refused.status)
 
     def _leave_silent_peers(self, now: float) -> None:

@@ -16,14 +16,16 @@ from ringline.types.v1 import link_pb2
 
 from services.common.links.engine_link import EngineLink
 from services.common.links.redial import LinkRefused
-from services.common.rpc.shared_messages import peer_changes_from_proto
+from services.common.process.run import new_incarnation
+from services.common.rpc.shared_messages import adapter_from_proto, peer_changes_from_proto
 from services.processor.failover import Failover
 from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers, PeerEvent
 from services.processor.pooled_output import PooledOutput
 from services.processor.served_models import ServedModels, generation_of
 from services.processor.text_output import TextOutput
+from services.ring.adapters import AdapterState
 from services.ring.attached_peers import PeerList
-from services.ring.identity import PeerId
+from services.ring.identity import ADAPTERS, PeerId
 from services.ring.liveness import BEAT_INTERVAL, step_limit
 from services.ring.routing_logic import Routes
 
@@ -61,9 +63,19 @@ class LinkEvents:
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """The engine is attached; raises ``LinkRefused`` if its model was dropped meanwhile."""
         self._models.engine_up(engine, model)
-        self._peers.engines[engine] = LinkedEngine("engine", engine, link.address, link, model.numerics)
+        self._peers.engines[engine] = LinkedEngine(
+            "engine",
+            engine,
+            link.address,
+            link,
+            model.numerics,
+            generation_of(model),
+            serves_adapters=ADAPTERS in model.capabilities,
+        )
         capacity = model.max_num_seqs or None
         self._routes.engine_up(engine, generation_of(model), capacity, model.capabilities, link.zone)
+        if ADAPTERS in model.capabilities:
+            self._routes.adapters.attached(engine, generation_of(model))
         self._peers.events.append(PeerEvent("engine", engine.name, "joined"))
         log.info("engine attached", engine=engine.name, address=link.address, zone=link.zone)
         self._update_partitions(engine)
@@ -85,6 +97,8 @@ class LinkEvents:
             self._routes.set_taking_work(engine, False)
         if frame.HasField("media"):
             link.media.changed(frame.media.held, frame.media.dropped)
+        if frame.HasField("adapters"):
+            self._adapters_changed(engine, frame.adapters)
         for rejection in frame.rejections:
             self._failover.rejected(rejection)
         if frame.HasField("outputs"):
@@ -94,10 +108,23 @@ class LinkEvents:
         node = self._peers.engines.pop(engine)
         self._lost(node)
         self._routes.engine_down(engine)
+        self._routes.adapters.detached(engine)
         log.info("engine lost", engine=engine.name, address=link.address)
         self._models.held.engine_down(engine)
         self._failover.engine_lost(engine, crashed=not (node.draining or node.suspected))
         self._update_partitions(engine)
+
+    def _adapters_changed(self, engine: PeerId, changes: engine_pb2.AdapterChanges) -> None:
+        """An engine tells which adapters it knows; raises ``LinkRefused`` for more than it may."""
+        known = ((adapter_from_proto(each.adapter), each) for each in changes.states)
+        states = [(adapter, AdapterState(each.current, each.loaded)) for adapter, each in known if adapter is not None]
+        gone = filter(None, map(adapter_from_proto, changes.gone))
+        now = new_incarnation()
+        try:
+            self._routes.adapters.told(engine, states, gone, complete=changes.complete, now=now)
+        except ValueError as error:
+            raise LinkRefused(str(error)) from None
+        self._routes.adapters_changed()
 
     # DetokenizerOwner
 

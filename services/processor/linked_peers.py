@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
@@ -17,6 +17,7 @@ from services.common.links.engine_link import EngineLink
 from services.ring.attached_peers import PeerList
 from services.ring.identity import PeerId
 from services.ring.liveness import Liveness
+from services.ring.model_generations import Generation
 from services.ring.routing_logic import Needs, Route, Routes
 from text_core.pictures.prepared import PreparedItem
 
@@ -53,6 +54,8 @@ class LinkedEngine(LinkedPeer):
 
     link: EngineLink
     numerics: str
+    generation: Generation
+    serves_adapters: bool = False
     load: engine_pb2.Load = field(default_factory=engine_pb2.Load, init=False)
     """Its latest load report."""
 
@@ -144,6 +147,8 @@ class LinkedPeers:
             return None
         if self._routes.any_joined():
             lacking = ", ".join(sorted(needs.engine | needs.detokenizer)) if needs else ""
+            if needs and needs.adapter is not None and self._routes.any_joined(replace(needs, adapter=None)):
+                lacking = str(needs.adapter)
             return f"no engine and detokenizer that are attached have what it needs ({lacking})"
         missing = self.missing()
         engines, detokenizers = len(self.engines), len(self.detokenizers)

@@ -23,8 +23,10 @@ from services.common.rpc.server import Server
 from services.common.security.credentials import certificate_authorizers, dialling_credentials, listening_credentials
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
+from services.processor.adapter_control import AdapterControl
 from services.processor.admission.admission import Admission
 from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -47,7 +49,7 @@ from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
 from services.processor.text_output import TextOutput
 from services.processor.tracing import RequestTraces
-from services.ring.identity import PeerId
+from services.ring.identity import ADAPTERS, PeerId
 from services.ring.limits import MAX_POOLED_BYTES
 from services.ring.outbox import Outboxes
 from services.ring.routing_logic import Routes
@@ -149,11 +151,17 @@ class _Processor:
             keeps_archives=settings.vllm_engine_api,
             aliases=settings.model_aliases,
         )
+        self._choices = ModelChoices(self._models, self._routes.adapters, policies)
         self._queue = TokenizationQueue(
-            self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
+            self._models,
+            self._choices,
+            policies,
+            me,
+            route_timeout=settings.patience,
+            engine_capacity=self._routes.capacity,
         )
         self._pool = _picture_pool(settings)
-        self._pictures = self._picture_stage(policies)
+        self._pictures = self._picture_stage()
         self._admission = self._make_admission(policies)
         self._dispatcher = Dispatcher(self._peers, self._routes, route_timeout=settings.patience)
         self._in_flight = InFlightRequests(self._models, self._admission, self._dispatcher, self._metrics)
@@ -204,14 +212,22 @@ class _Processor:
             _session_limits(self._settings),
             self._settings.tenant_header,
             policies,
+            self._choices,
+            AdapterControl(
+                self._models,
+                self._routes.adapters,
+                self._peers,
+                policies,
+                enabled=self._settings.enable_adapter_control,
+            ),
         )
 
-    def _picture_stage(self, policies: TenantPolicies) -> PictureStage:
+    def _picture_stage(self) -> PictureStage:
         return PictureStage(
             self._pool,
             self._queue,
             self._models,
-            policies,
+            self._choices,
             self._metrics,
             max_bytes=self._settings.server.memory_budget // _BUDGET_PER_PICTURES,
             route_timeout=self._settings.patience,
@@ -224,7 +240,7 @@ class _Processor:
             RateLimiter(policies),
             self._queue,
             self._pictures,
-            self._models,
+            self._choices,
             max_live_bytes=settings.server.memory_budget // _BUDGET_PER_LIVE,
         )
 
@@ -244,6 +260,7 @@ class _Processor:
                 self._link_events,
                 self._dedup,
                 stall_timeout=server.stall_timeout,
+                capabilities=(ADAPTERS,),
             ),
             interval=settings.discovery.dns_refresh_interval,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
@@ -17,6 +17,8 @@ MAX_TENANTS = 50
 """The most tenants with their own counters."""
 IDLE = 3600.0
 """Seconds without a request after which a tenant's counters may go to another tenant."""
+MAX_ADAPTERS = 100
+"""The most pairs of a tenant and an adapter with their own counters."""
 OTHERS, NOBODY = "(others)", "(none)"
 """Labels of all tenants without their own counters, and of requests without a tenant."""
 _SERIES = {
@@ -24,6 +26,11 @@ _SERIES = {
     "refused": ("ringline_tenant_refused", "Requests refused before they had choices, by tenant."),
     "prompt_tokens": ("ringline_tenant_prompt_tokens", "Prompt tokens of ended requests, by tenant."),
     "generation_tokens": ("ringline_tenant_generation_tokens", "Output tokens of ended requests, by tenant."),
+}
+_ADAPTER_SERIES = {
+    "requests": ("ringline_adapter_requests", "Admitted requests with an adapter that have ended, by tenant."),
+    "prompt_tokens": ("ringline_adapter_prompt_tokens", "Prompt tokens of ended requests with an adapter."),
+    "generation_tokens": ("ringline_adapter_generation_tokens", "Output tokens of ended requests with an adapter."),
 }
 _FIRST_TOKEN_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -40,48 +47,63 @@ class _Counts:
     generation_tokens: int = 0
 
 
-class TenantCounts:
-    """Counters per tenant. The event loop writes them; another thread reads them."""
+class BoundedCounts:
+    """Counters by labels, of which a bounded number have their own. The event loop writes; another thread reads."""
 
-    def __init__(self, most: int = MAX_TENANTS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        series: Mapping[str, tuple[str, str]],
+        labels: Sequence[str],
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``series``: name and documentation of each counter. ``most``: combinations of labels with their own ones."""
+        self._series = series
+        self._labels = labels
         self._most = most
         self._clock = clock
-        self._named: OrderedDict[str, _Counts] = OrderedDict()
-        """Counters by tenant, least recently active first."""
+        self._named: OrderedDict[tuple[str, ...], _Counts] = OrderedDict()
+        """Counters by labels, least recently active first."""
         self._others = _Counts()
 
-    def ended(self, tenant: str, prompt_tokens: int, generation_tokens: int) -> None:
+    def ended(self, *labels: str, prompt_tokens: int, generation_tokens: int) -> None:
         """An admitted request has ended."""
-        counts = self._of(tenant)
+        counts = self._of(labels)
         counts.requests += 1
         counts.prompt_tokens += prompt_tokens
         counts.generation_tokens += generation_tokens
 
-    def refused(self, tenant: str) -> None:
+    def refused(self, *labels: str) -> None:
         """A request was refused before it had choices."""
-        self._of(tenant).refused += 1
+        self._of(labels).refused += 1
 
-    def _of(self, tenant: str) -> _Counts:
+    def _of(self, labels: tuple[str, ...]) -> _Counts:
         now = self._clock()
-        counts = self._named.get(tenant)
+        counts = self._named.get(labels)
         if counts is None:
             if len(self._named) >= self._most:
                 first = next(iter(self._named))
                 if now - self._named[first].last_at < IDLE:
                     return self._others
                 del self._named[first]
-            counts = self._named[tenant] = _Counts()
+            counts = self._named[labels] = _Counts()
         counts.last_at = now
-        self._named.move_to_end(tenant)
+        self._named.move_to_end(labels)
         return counts
 
     def families(self, model_name: str) -> Iterator[Metric]:
-        named = [(_label(tenant), counts) for tenant, counts in self._named.copy().items()]
-        for count, (name, documentation) in _SERIES.items():
-            family = CounterMetricFamily(name, documentation, labels=["model_name", "tenant"])
-            for tenant, counts in (*named, (OTHERS, self._others)):
-                family.add_metric([model_name, tenant], getattr(counts, count))
+        named = [(tuple(map(_label, labels)), counts) for labels, counts in self._named.copy().items()]
+        others = (OTHERS,) * len(self._labels)
+        for count, (name, documentation) in self._series.items():
+            family = CounterMetricFamily(name, documentation, labels=["model_name", *self._labels])
+            for labels, counts in (*named, (others, self._others)):
+                family.add_metric([model_name, *labels], getattr(counts, count))
             yield family
+
+
+def tenant_counts(most: int = MAX_TENANTS, clock: Callable[[], float] = time.monotonic) -> BoundedCounts:
+    """Counters by tenant."""
+    return BoundedCounts(_SERIES, ("tenant",), most, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +167,8 @@ class ProcessorMetrics(ServiceMetrics):
         # Every kind starts at zero, so that Prometheus sees the first one as an increase.
         self._ends = Counter({_reason(finish_reason.name.lower()): 0 for finish_reason in FinishReason})
         self._refusals = Counter({code.name: 0 for code in Code})
-        self._tenants = TenantCounts()
+        self._tenants = tenant_counts()
+        self._adapters = BoundedCounts(_ADAPTER_SERIES, ("tenant", "adapter"), MAX_ADAPTERS)
         self.pooled_inputs = 0
         """Inputs of answered requests that were pooled, since the start."""
         self._pictures = Histogram(
@@ -203,18 +226,26 @@ class ProcessorMetrics(ServiceMetrics):
         self._tenants.refused(tenant)
 
     def request_ended(
-        self, tenant: str, prompt_tokens: int, completion_tokens: int, seconds: float, decode_seconds: float | None
+        self,
+        tenant: str,
+        prompt_tokens: int,
+        completion_tokens: int,
+        seconds: float,
+        decode_seconds: float | None,
+        adapter: str = "",
     ) -> None:
         """An admitted request has ended, ``seconds`` after it arrived.
 
-        ``decode_seconds``: from its first token to its last, if it had any.
+        ``decode_seconds``: from its first token to its last, if it had any. ``adapter``: name of its adapter, if any.
         """
         self._prompt.observe(prompt_tokens)
         self._generation.observe(completion_tokens)
         self._latency.observe(seconds)
         if decode_seconds is not None:
             self._decode.observe(decode_seconds)
-        self._tenants.ended(tenant, prompt_tokens, completion_tokens)
+        self._tenants.ended(tenant, prompt_tokens=prompt_tokens, generation_tokens=completion_tokens)
+        if adapter:
+            self._adapters.ended(tenant, adapter, prompt_tokens=prompt_tokens, generation_tokens=completion_tokens)
 
     @property
     def ended_requests(self) -> int:
@@ -256,6 +287,7 @@ class ProcessorMetrics(ServiceMetrics):
         yield from self._histograms(self.first_token_times, self._itl, self._latency, self._pictures)
         yield from self._histograms(self._admission, self._prefill, self._decode, self._prompt, self._generation)
         yield from self._tenants.families(self.model_name)
+        yield from self._adapters.families(self.model_name)
 
 
 def _label(tenant: str) -> str:

@@ -11,7 +11,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.common.process.run import DaemonThreadPool
-from services.common.rpc.shared_messages import read_end
+from services.common.rpc.shared_messages import adapter_to_proto, read_end
 from services.processor.admission.admission import Admission
 from services.processor.dispatcher import Dispatcher
 from services.processor.in_flight import InFlightRequests, usage_of
@@ -139,6 +139,7 @@ def _report(request: Request, plan: AnswerPlan) -> inference_pb2.PoolingReport:
         model_digest=model.model_digest,
         numerics=next(iter(numerics)) if len(numerics) == 1 else "",
         server_request_id=request.request_id,
+        adapter=adapter_to_proto(request.resolved.needs.adapter),
     )
 
 

@@ -33,6 +33,26 @@ from text_core.pictures.prepared import PreparedItem
 _REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12
 _COPIES = 2
 """Copies of the engine's message: one here, one in the link's queue."""
+SEPARATOR = ":"
+"""Between a model's name and that of an adapter, which has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request says of its model."""
+
+    model: str = ""
+    adapter: str = ""
+    model_digest: str = ""
+    """On which it began, if it is resumed; empty for a new request."""
+    adapter_digest: str = ""
+    """With which it began."""
+
+    @property
+    def awaited_adapter(self) -> str:
+        """Words for the adapter that the request names; empty if it names none, or in ``model`` alone."""
+        name = self.adapter or (self.model.rpartition(SEPARATOR)[2] if self.adapter_digest else "")
+        return f"the adapter {name[:200]!r}" if name else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +61,8 @@ class RequestMessage:
 
     packed: bytes
     """A message of ``kind``."""
-    model: str
-    """Name of the model; empty: any model."""
-    resumed_model_digest: str
-    """Digest of the model that a resumed request began on; empty for a new request."""
+    asked: Asked
+    """The model that it names, and the adapter."""
     priority: int
     is_constrained: bool = False
     """Whether it may need a grammar, which takes time to check."""
@@ -82,7 +100,7 @@ class ResolvedRequest:
     model: engine_pb2.GetModelResponse
     """The model that the request was checked against and tokenized for."""
     needs: Needs = field(default_factory=Needs)
-    """Capabilities that its engine and its detokenizer must have."""
+    """Capabilities that its engine and its detokenizer must have, and its adapter."""
     pictures: Mapping[bytes, PreparedItem] = field(default_factory=dict)
     """What its engine must hold, by digest. Counted by ``PictureStage``."""
     media_tokens: int = 0
@@ -239,4 +257,5 @@ class Request:
         submit, block_size = self.resolved.submit, self.resolved.model.block_size
         ids = [*submit.prompt_token_ids, *self.delivery.choices[0].ids]
         pictures = [(place.offset, place.digest) for place in submit.media]
-        return prefixes_of(ids, submit.cache_salt, block_size, pictures)
+        adapter = self.resolved.needs.adapter
+        return prefixes_of(ids, submit.cache_salt, block_size, pictures, b"" if adapter is None else adapter.key)

@@ -45,7 +45,15 @@ def count_request(metrics: ProcessorMetrics, request: Request, usage: inference_
     decode_seconds = None if first is None else max(request.last_delta_at.values()) - first
     seconds = now - request.arrived_at
     metrics.media_tokens += usage.media_tokens
-    metrics.request_ended(request.tenant, usage.prompt_tokens, usage.completion_tokens, seconds, decode_seconds)
+    adapter = request.resolved.needs.adapter
+    metrics.request_ended(
+        request.tenant,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        seconds,
+        decode_seconds,
+        "" if adapter is None else adapter.name,
+    )
 
 
 def log_finished(request: Request, usage: inference_pb2.Usage) -> None:

@@ -20,6 +20,7 @@ from services.processor.checked_grammars import CheckedGrammars
 from services.processor.suitability import Suits, generates
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import (
+    ADAPTERS,
     CHAT_CAPABILITIES,
     ENGINE_CAPABILITIES,
     MEDIA,
@@ -157,9 +158,9 @@ class ServedModel:
     def capabilities(self) -> frozenset[str]:
         """What a request may require: the engines' capabilities that this processor knows, and its own."""
         if self.pools:
-            return frozenset(name for name in self.model.capabilities if name == POOLING)
+            return frozenset(name for name in self.model.capabilities if name in (POOLING, ADAPTERS))
         chat = CHAT_CAPABILITIES if self.chat.names else ()
-        known = ENGINE_CAPABILITIES if self.pictures is None else (*ENGINE_CAPABILITIES, MEDIA)
+        known = (*ENGINE_CAPABILITIES, ADAPTERS, *(() if self.pictures is None else (MEDIA,)))
         return frozenset((*(name for name in self.model.capabilities if name in known), *PROCESSOR_CAPABILITIES, *chat))
 
     @property
@@ -227,6 +228,11 @@ class ServedModels:
         self.held: Generations[Generation, ServedModel] = Generations(max_generations, _kind_of)
         """Every model held; requests in flight enter and leave theirs."""
         self._fetches = TokenizerFetcher(_codec_with_archive if keeps_archives else _codec_of)
+
+    @property
+    def num_missing_engines(self) -> int:
+        """Known addresses at which no engine is attached."""
+        return self._num_missing_engines()
 
     @property
     def no_route_reason(self) -> str:
@@ -404,8 +410,16 @@ def generation_of(model: engine_pb2.GetModelResponse) -> Generation:
     return Generation(model.model, model.model_digest)
 
 
-def no_route(served: Sequence[Generation], wanted: Generation | None, route_timeout: float, reason: str) -> Refused:
-    """The error of a request for ``wanted`` (None: any) that found no engine; those of ``served`` take work."""
+def no_route(
+    served: Sequence[Generation], wanted: Generation | None, route_timeout: float, reason: str, adapter: str = ""
+) -> Refused:
+    """The error of a request for ``wanted`` (None: any) that found no engine; those of ``served`` take work.
+
+    ``adapter``: words for the one that it needs and that no engine has, if so.
+    """
+    if served and adapter:
+        message = f"no engine has had {adapter} for {route_timeout:g} s; send the request anew"
+        return Refused(Code.UNAVAILABLE, message, 0, reason=Reason.ADAPTER_GONE)
     if served and wanted not in served:
         message = f"no engine has served the model that this request began on for {route_timeout:g} s; send it anew"
         return Refused(Code.UNAVAILABLE, message, 0, reason=Reason.MODEL_GONE)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import grpc
@@ -15,9 +16,11 @@ from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.handlers import RequestStream
-from services.common.rpc.message_limits import MessageLimits, is_cheap_to_parse, parse
+from services.common.rpc.message_limits import SMALL_MESSAGE, MessageLimits, is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
-from services.common.rpc.shared_messages import abort, status_from_proto
+from services.common.rpc.shared_messages import abort, adapter_to_proto, status_from_proto
+from services.processor.adapter_control import AdapterControl
+from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.prompt_resolution import prompt_with_pictures, render_chat
 from services.processor.admission.request_resolution import resolve_sampling
@@ -37,7 +40,9 @@ from services.processor.media.chat_pictures import (
 from services.processor.metrics import ProcessorMetrics
 from services.processor.pooling.plan import PooledAnswer, PoolingMessage
 from services.processor.principal import Principal, authenticated, tenant_of
+from services.processor.request import SEPARATOR
 from services.processor.served_models import LookupModels, ServedModel, ServedModels
+from services.ring.adapters import Adapter
 from services.ring.errors import Code, Reason, Refused, Status
 from text_core.tokenizer_files import NEEDS_TOKENIZER
 
@@ -48,6 +53,8 @@ _Response = TypeVar("_Response")
 _Message = TypeVar("_Message", bound=Message)
 _Received = TypeVar("_Received", inference_pb2.GenerateRequest, inference_pb2.SessionRequest)
 _T = TypeVar("_T")
+MAX_LISTED_WITH_ADAPTER = 256
+"""Adapters of a model that its caller may not use by itself, which are listed as models; ListAdapters has all."""
 Pack = Callable[[inference_pb2.SessionResponse], Iterable[tuple[bytes | None, Status | None]]]
 """Converts a frame to serialized messages of a one-request call, each with the error that ends its request or choice
 (None: no error); an error may come without a message."""
@@ -89,8 +96,12 @@ class InferenceService:
         limits: SessionLimits,
         tenant_header: str,
         policies: TenantPolicies,
+        choices: ModelChoices,
+        adapters: AdapterControl,
     ) -> None:
         self._models = models
+        self._choices = choices
+        self._adapters = adapters
         self._intake = intake
         self._queue = queue
         self._pictures = pictures
@@ -376,21 +387,13 @@ class InferenceService:
     ) -> inference_pb2.TokenizeResponse | _WithPictures:
         """The answer, or what waits for its pictures. Runs in a thread; raises ``Refused``."""
         request = parse(inference_pb2.TokenizeRequest, data, limits)
-        model = self._model_of(request.model, models, tenant)
+        model = self._choices.for_lookup(request.model, models, tenant)
         sources = take_sources(request.chat)
         if not sources:
             return tokenize(request, model)
         check_sources(sources)
         check_pictures(request.chat, sources, model)
         return _WithPictures(request, model, sources, len(data))
-
-    def _model_of(self, name: str, models: LookupModels, tenant: str) -> ServedModel:
-        """The model of that name, which the tenant may use. Raises ``Refused``."""
-        model, refused = models.choose(name)
-        self._policies.check_model(tenant, model.limits.name)
-        if refused is not None:
-            raise refused
-        return model
 
     async def Detokenize(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -401,7 +404,27 @@ class InferenceService:
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
         tenant = (await self.principal(context)).tenant
-        return list_models([each for each in self._models.served() if self._policies.permits(tenant, each.limits.name)])
+        policy = self._policies.of(tenant)
+        adapters_of = partial(self._choices.adapters_of, policy=policy)
+        return list_models(self._models.served(), adapters_of, policy.permits)
+
+    async def LoadAdapter(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.LoadAdapterResponse:
+        tenant = (await self.principal(context)).tenant
+        return await self._adapters.load(parse(inference_pb2.LoadAdapterRequest, data, SMALL_MESSAGE), tenant)
+
+    async def UnloadAdapter(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.UnloadAdapterResponse:
+        tenant = (await self.principal(context)).tenant
+        return await self._adapters.unload(parse(inference_pb2.UnloadAdapterRequest, data, SMALL_MESSAGE), tenant)
+
+    async def ListAdapters(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.ListAdaptersResponse:
+        tenant = (await self.principal(context)).tenant
+        return self._adapters.list(parse(inference_pb2.ListAdaptersRequest, data, SMALL_MESSAGE), tenant)
 
     async def _look_up(
         self,
@@ -417,7 +440,7 @@ class InferenceService:
 
             def work() -> _Response:
                 request = parse(kind, data, limits)
-                return look_up(request, self._model_of(request.model, models, tenant))
+                return look_up(request, self._choices.for_lookup(request.model, models, tenant))
 
             return await self._queue.run_in_thread(work, tenant, len(data))
         except Refused as refused:
@@ -505,15 +528,34 @@ def _pieces(ids: Sequence[int], model: ServedModel) -> list[bytes]:
     return pieces
 
 
-def list_models(served: Sequence[ServedModel]) -> inference_pb2.ListModelsResponse:
-    """The newest model of each name, those that generate first; the first one under its further names, too."""
+def list_models(
+    served: Sequence[ServedModel],
+    adapters_of: Callable[[ServedModel], Iterable[Adapter]] = lambda model: (),
+    permits: Callable[[str], bool] = lambda name: True,
+) -> inference_pb2.ListModelsResponse:
+    """The newest model of each name, those that generate first; the first one under its further names, too.
+
+    ``adapters_of``: the adapters of a model that the caller may use; ``permits``: whether it may use a model by itself.
+    A model that it may use with an adapter only is listed under the names of both.
+    """
     by_name: dict[str, ServedModel] = {}
     for each in sorted(served, key=lambda each: each.pools):
         by_name.setdefault(each.limits.name, each)
-    for each in list(by_name.values())[:1]:
-        for alias in each.limits.aliases:
-            by_name.setdefault(alias, each)
-    return inference_pb2.ListModelsResponse(models=[_described(name, each) for name, each in by_name.items()])
+    permitted = {name: each for name, each in by_name.items() if permits(name)}
+    listed = inference_pb2.ListModelsResponse()
+    for name, each in permitted.items():
+        described = _described(name, each)
+        described.adapters.extend(filter(None, map(adapter_to_proto, adapters_of(each))))
+        listed.models.append(described)
+    for each in list(permitted.values())[:1]:
+        others = (alias for alias in dict.fromkeys(each.limits.aliases) if alias not in permitted)
+        listed.models.extend(_described(alias, each) for alias in others)
+    for name, each in by_name.items():
+        for adapter in () if name in permitted else islice(adapters_of(each), MAX_LISTED_WITH_ADAPTER):
+            described = _described(f"{name}{SEPARATOR}{adapter.name}", each)
+            described.adapters.extend(filter(None, [adapter_to_proto(adapter)]))
+            listed.models.append(described)
+    return listed
 
 
 def _described(name: str, served_model: ServedModel) -> inference_pb2.Model:

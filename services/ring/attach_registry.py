@@ -45,11 +45,16 @@ class AttachRegistry(Generic[CoreRequest]):
         ledgers: Ledgers,
         *,
         on_removed: Callable[[LedgerEntry], None] = lambda entry: None,
+        on_left_core: Callable[[str], None] = lambda core_id: None,
     ) -> None:
-        """``on_removed`` is called with a ledger entry just before its removal."""
+        """``on_removed`` is called with a ledger entry just before its removal.
+
+        ``on_left_core`` is called with a core id once the core holds nothing of it.
+        """
         self._core_port = core_port
         self._ledgers = ledgers
         self._on_removed = on_removed
+        self._on_left_core = on_left_core
         self._links: dict[str, OutboundLink] = {}
         self._submissions = count(1)
         self._in_core: dict[str, set[int]] = {}
@@ -227,7 +232,7 @@ class AttachRegistry(Generic[CoreRequest]):
         if choice is not None:
             choices.discard(choice)
         if choice is None or not choices:
-            del self._in_core[core_id]
+            self._left_core(core_id)
             self._ledgers.release(core_id)
 
     def traceparent(self, core_id: str) -> str:
@@ -328,4 +333,8 @@ class AttachRegistry(Generic[CoreRequest]):
 
     def _cancel(self, core_id: str) -> None:
         if core_id in self._in_core and not self._core_port.cancel(core_id, None):
-            del self._in_core[core_id]
+            self._left_core(core_id)
+
+    def _left_core(self, core_id: str) -> None:
+        del self._in_core[core_id]
+        self._on_left_core(core_id)

@@ -68,6 +68,9 @@ class Reason(enum.IntEnum):
     INTERNAL = 23
     UNSUPPORTED = 24
     MEDIA_MISSING = 25
+    ADAPTER_NOT_FOUND = 26
+    ADAPTER_GONE = 27
+    ADAPTER_EXISTS = 28
 
 
 USUAL_REASONS = {

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from services.ring.errors import Code, Reason, Refused, invalid_field
 
 PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/+-]{0,127}")
+ADAPTER_DIGEST = re.compile(r"[0-9a-f]{64}")
 GATEWAY_HEADER = "x-ringline-gateway"
 """Metadata key under which a gateway tells processors its name."""
 MIN_VERSION, MAX_VERSION = 1, 1
@@ -17,6 +19,7 @@ MAX_REQUEST_ID_LENGTH = 64
 CONSTRAINT, FORM_BESIDE_TOOLS, REASONING_BUDGET = "constraint", "form_beside_tools", "reasoning_budget"
 MEDIA, NO_REPEAT_NGRAM, BEAM_SEARCH = "media", "no_repeat_ngram", "beam_search"
 POOLING = "pooling"
+ADAPTERS = "adapters"
 PARSE, ANSWER_STOPS, CONTENT_TOKENS = "parse", "answer_stops", "content_tokens"
 FORMAT_CAPABILITIES = (
     "calls.apertus",
@@ -71,7 +74,8 @@ ENGINE_CAPABILITIES = (
     BEAM_SEARCH,
     *GRAMMAR_CAPABILITIES,
 )
-"""Capabilities of engines of this version; an engine whose model sees pictures has ``MEDIA``, too."""
+"""Capabilities of engines of this version; an engine whose model sees pictures has ``MEDIA``, too,
+and one that serves adapters ``ADAPTERS``."""
 DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS, CONTENT_TOKENS, BEAM_SEARCH, *FORMAT_CAPABILITIES)
 """Capabilities of every detokenizer of this version."""
 PROCESSOR_CAPABILITIES = ("resume", "pieces", PARSE, ANSWER_STOPS, CONTENT_TOKENS)
@@ -92,6 +96,13 @@ class PeerId:
 def ring_id(incarnation: int, counter: int) -> str:
     """A request's id on the ring; unique as long as incarnations are."""
     return f"{incarnation}-{counter}"
+
+
+def check_adapter_name(field: str, name: str) -> None:
+    """Raise ``Refused`` for what is no name of an adapter, given in ``field``."""
+    if ADAPTER_NAME.fullmatch(name) is None:
+        accepted = "1 to 128 characters of [A-Za-z0-9._@/+-], the first a letter or a digit"
+        raise invalid_field(field, f"{name[:200]!r} is not a name: expected {accepted}")
 
 
 def is_ring_id_of(request_id: str, incarnation: int) -> bool:

@@ -16,6 +16,11 @@ MAX_POOLED_CHOICES = 2 * MAX_POOLED_INPUTS
 """What an engine computes of such a request: queries and documents, for example."""
 MAX_POOLED_BYTES = 32 << 20
 """Of the results of such a request."""
+MAX_ADAPTERS = 10_000
+"""Names that an engine knows."""
+MAX_ADAPTER_PATH_BYTES = 4096
+MAX_LISTED_ADAPTERS = 1000
+"""Names in one answer of ListAdapters."""
 PICTURE_OVERHEAD_BYTES = 16 << 10
 """Charged at an engine for each picture besides its pixels; so a store of pictures of a few pixels is bounded, too."""
 

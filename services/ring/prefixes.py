@@ -52,16 +52,21 @@ class Match:
 
 
 def prefixes_of(
-    token_ids: Iterable[int], salt: bytes, block_size: int, pictures: Sequence[tuple[int, bytes]] = ()
+    token_ids: Iterable[int],
+    salt: bytes,
+    block_size: int,
+    pictures: Sequence[tuple[int, bytes]] = (),
+    adapter: bytes = b"",
 ) -> Prefixes:
     """The prefixes of a prompt; none if it is shorter than a block, or the block size is not known (0).
 
     ``pictures``: offset and digest of each, by ascending offset. A prefix with a part of a picture has its digest.
+    ``adapter``: the digest of the one that is computed beside the model, at most 64 bytes; empty: none.
     """
     ids = array("I", token_ids)
     packed = memoryview(ids).cast("B")
     width = ids.itemsize * block_size
-    running = blake2b(salt, digest_size=_DIGEST_SIZE, person=b"prefixes")
+    running = blake2b(salt, digest_size=_DIGEST_SIZE, key=adapter, person=b"prefixes")
     hashes: list[bytes] = []
     tokens: list[int] = []
     done, rest = 0, list(reversed(pictures))

@@ -7,6 +7,9 @@ its inputs sends their results to the processor itself, and takes work without a
 A request goes to engines of its generation only. A new request may belong to any generation: it gets the newest with
 room, or the newest if none has room, so that the first engine of a new model does not get the work of all others.
 
+A request with an adapter goes to engines that know it only; one that has its weights in memory comes before the others,
+unless it is busier than they are by more than reading the weights is worth.
+
 No request goes where it would wait while another engine has room. A processor with a zone takes the engines of other
 zones only while all of its own are full, and their detokenizers only while its own zone has none.
 
@@ -26,12 +29,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from services.ring.adapters import Adapter, AdapterBook
 from services.ring.identity import POOLING, PeerId
 from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes, PrefixMap, by_rendezvous
 
 TOKENS_PER_REQUEST = 64
 """Cached prompt tokens for which an engine may be one request busier than the others' average load."""
+ADAPTER_TOKENS = 8 * TOKENS_PER_REQUEST
+"""Cached prompt tokens that are worth as much as an adapter's weights in memory."""
 MAX_EXTRA_REQUESTS, MAX_EXTRA_SHARE = 8, 0.25
 """Limit on those extra requests: a number, or a share of that average where that is more."""
 FULL_KV_USAGE = 0.95
@@ -41,10 +47,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Capabilities that a request needs of its peers beyond those of their generation."""
+    """What a request needs of its peers beyond their generation: capabilities, and an adapter that the engine knows."""
 
     engine: frozenset[str] = frozenset()
     detokenizer: frozenset[str] = frozenset()
+    adapter: Adapter | None = None
 
 
 _NO_NEEDS = Needs()
@@ -129,6 +136,7 @@ class Routes:
         self.revision = 0
         """Grows when a pair may have begun or ceased to take work; until then an unrouted request finds no route."""
         self.prefixes = PrefixMap()
+        self.adapters = AdapterBook()
         self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
         """Number of decisions of each kind."""
 
@@ -151,6 +159,10 @@ class Routes:
         if (node := self._engines.get(peer.name)) is not None and node.peer == peer:
             del self._engines[peer.name]
             self.revision += 1
+
+    def adapters_changed(self) -> None:
+        """Engines told of adapters: requests may find a route, or one that is better."""
+        self.revision += 1
 
     def engine_peers(self, engine: PeerId, attached: Iterable[PeerId]) -> None:
         if (node := self._engines.get(engine.name)) is not None and node.peer == engine:
@@ -292,7 +304,8 @@ class Routes:
         near = self._near(taking)
         if any(not node.full for node in near):
             taking = near
-        nodes = {node.peer: node for node in taking}
+        held = self._holding(taking, needs)
+        nodes = {node.peer: node for node in held or taking}
         if not nodes:
             return None
         match = self.prefixes.find(prefixes, nodes)
@@ -303,11 +316,20 @@ class Routes:
                 chosen, decision = None, Decision.OVERLOAD
         if chosen is None:
             free = [peer for peer, node in nodes.items() if not node.full] or list(nodes)
-            pair = by_rendezvous(match.branch, free)[:2] if match.branch is not None else free
+            branch = match.branch if needs.adapter is None or held else needs.adapter.key
+            pair = by_rendezvous(branch, free)[:2] if branch is not None else free
             chosen = self._less_loaded([nodes[peer] for peer in pair])
         self.decisions[decision] += 1
         self.prefixes.add(prefixes, chosen.peer)
         return chosen
+
+    def _holding(self, nodes: list[_Node], needs: Needs) -> list[_Node]:
+        """Those that have the request's adapter in memory and are not too busy."""
+        adapter = needs.adapter
+        if adapter is None:
+            return []
+        holding = [node for node in nodes if self.adapters.holds(node.peer, adapter)]
+        return [node for node in holding if not self._overloaded(node, ADAPTER_TOKENS, nodes)]
 
     def _near(self, nodes: list[_Node]) -> list[_Node]:
         """Those of this processor's zone."""
@@ -331,7 +353,10 @@ class Routes:
         return [
             node
             for node in self._engines.values()
-            if node.taking and needs.engine <= node.capabilities and self._is_joined(node, needs)
+            if node.taking
+            and needs.engine <= node.capabilities
+            and (needs.adapter is None or self.adapters.knows(node.peer, needs.adapter))
+            and self._is_joined(node, needs)
         ]
 
     def _is_joined(self, engine: _Node, needs: Needs) -> bool:

@@ -84,11 +84,16 @@ struct RinglineLoraSpan {
 };
 
 // An adapter's weights for one layer. Spans do not overlap.
+//
+// The experts of a layer are two: one of what is before the activation, whose outputs are I′ of gate, if experts are gated,
+// and then I′ of up; and one of down. Each has the experts that the adapter touches as its groups.
 struct RinglineLoraLayer {
     const void* a;                  // [R / 16, K / P, 16, P]
     const float* scales;            // [R]
     const RinglineLoraSpan* spans;  // at least one
+    const int32_t* experts;         // [E]: the group of each, or −1; null: not of experts
     int64_t a_group_stride;         // like b_group_stride
+    int64_t scales_group_stride;    // likewise; of experts only
     int64_t ranks;                  // R, a multiple of 16; 0: the layer is as without adapter
     int64_t panels;                 // of all spans
     int64_t products;               // per row and group
@@ -168,6 +173,7 @@ struct RinglineExperts {
     void* outputs;              // [M, k, H′] numbers, weighted; may be `gathered`
     void* rounded;              // [M, k, max(H, I)] bytes; 8-bit weights only, like the next
     float* row_scales;          // [M, k]
+    const RinglineLoraStep* adapters;  // or null
     int64_t rows, hidden, inner;
     int64_t hidden_part, inner_part;  // H′ and I′
     int64_t residual_stride;          // elements from one row to the next
@@ -176,6 +182,7 @@ struct RinglineExperts {
     int32_t activation;  // RinglineActivationKind
     int32_t weighs_inputs;  // whether weights multiply experts' inputs, instead of their outputs
     int32_t gated;          // else there is only up, in tiles and panels of its own, and no bias
+    int32_t lora_layer;     // the number of what is before the activation; down's follows it
     int32_t number_type;
     int32_t num_threads;
     float limit, alpha;  // of kRinglineClampedSwiglu

@@ -78,7 +78,8 @@ def _aliases() -> Iterator[str]:
     for name, entry in FOREIGN_FLAGS.items():
         if isinstance(entry, Alias):
             flag = ("-" if len(name) <= 3 else "--") + name.replace("_", "-")
-            values[entry.option] |= entry.values
+            if entry.values:
+                values[entry.option] |= entry.values
             if name != entry.option:
                 by_option[entry.option].append(f"`{flag}`" if entry.value is None else f"`{flag}` ({entry.value})")
     yield "| flag | other names | other values |"

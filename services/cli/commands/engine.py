@@ -43,6 +43,7 @@ FOREIGN_FLAGS: ForeignFlags = {
     **{name: NoEffect(each.why, each.takes_value, each.only, each.otherwise) for name, each in WITHOUT_EFFECT.items()},
     **{name: Alias(option) for name, option in CALLED.items()},
     "allowed_media_domains": VLLM_FLAGS["allowed_media_domains"],
+    "lora_modules": VLLM_FLAGS["lora_modules"],
     "load_format": Alias("load_format", LOAD_FORMATS),
 }
 """Flags of vLLM and llama-server; vLLM's win."""

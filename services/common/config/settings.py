@@ -387,6 +387,11 @@ class ProcessorSettings(ServiceSettings):
         "Answer vllm.grpc.engine.VllmEngine, too, as which the Shepherd Model Gateway and others drive vLLM's "
         "engine. Needs ringline-server[smg].",
     )
+    enable_adapter_control: bool = option(
+        False,
+        "Let clients load and unload adapters at engines: with a --tenants-file, those tenants whose adapter_control "
+        "is true.",
+    )
     max_live_requests: int = option(
         4096, "Most unfinished requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
@@ -474,6 +479,22 @@ class DetokenizerSettings(ServiceSettings):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSettings(_Section):
+    """Which adapters an engine knows."""
+
+    lora_modules: str = option(
+        "",
+        'Adapters that are known from the start, as name=path or {"name": …, "path": …}, separated by commas. Needs '
+        "--enable-lora.",
+    )
+    lora_dir: str | None = option(
+        None,
+        "Folder whose folders are adapters of their names: they become known, are replaced and removed as they come, "
+        "change and go. LoadAdapter loads from below it alone. Needs --enable-lora.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineServiceSettings(ServiceSettings):
     """The engine as a service; what it computes and how is ``engine_core.config.EngineConfig``."""
 
@@ -482,6 +503,7 @@ class EngineServiceSettings(ServiceSettings):
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=ENGINE_PORT))
     place: PlaceSettings = field(default_factory=PlaceSettings)
     answers: AnswerSettings = field(default_factory=AnswerSettings)
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
     orphan_grace: float = option(
         2.0,
         "Requests are cancelled when the processor that sent them has been gone for this long.",

@@ -71,6 +71,7 @@ VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("api_server_count", "asc"): Alias("num_gateways"),
         # Values that are called otherwise, or several
         ("allowed_media_domains",): Alias("allowed_media_hosts", others="allowed_media_hosts"),
+        ("lora_modules",): Alias("lora_modules", others="lora_modules"),
         ("generation_config",): Alias("generation_config", {"vllm": "none"}),
         ("served_model_name",): Alias("served_model_name", others="model_aliases"),
         ("dtype",): Alias("dtype", {"half": "float16", "float": "float32"}),

@@ -63,10 +63,12 @@ class EngineLink:
         dedup: PeerDedup,
         *,
         stall_timeout: float,
+        capabilities: Sequence[str] = (),
     ) -> None:
         """``dedup`` is shared by all links of the process.
 
-        ``stall_timeout``: seconds after which an engine that reads no commands is given up.
+        ``stall_timeout``: seconds after which an engine that reads no commands is given up. ``capabilities``: what this
+        process can do beyond the contract's version.
         """
         self.address = endpoint.address
         self._endpoint = endpoint
@@ -74,6 +76,7 @@ class EngineLink:
         self._owner = owner
         self._dedup = dedup
         self._stall_timeout = stall_timeout
+        self._capabilities = capabilities
         self._commands: list[bytes] = []
         """Serialized frames of one command each; concatenated, they form one frame with all commands."""
         self._later: list[bytes] = []
@@ -85,6 +88,8 @@ class EngineLink:
         """Wakes the writer for commands that may wait."""
         self._call: Any = None
         self.up = False
+        self.stub: Any = None
+        """For calls other than the stream; None while there is no connection."""
         self.max_command_bytes = 0
         """The largest command that the engine accepts; known once the link is up."""
         self.zone: str | None = None
@@ -130,14 +135,18 @@ class EngineLink:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
         model = await self._owner.prepare(stub)
         with self._dedup.claim(PeerId(model.name, model.incarnation), self.address):
-            await self._attach_to(model, stub, backoff)
+            self.stub = stub
+            try:
+                await self._attach_to(model, stub, backoff)
+            finally:
+                self.stub = None
 
     async def _attach_to(self, model: engine_pb2.GetModelResponse, stub: Any, backoff: Backoff) -> None:
         engine = PeerId(model.name, model.incarnation)
         self._call = stub.Attach()
         try:
             async with asyncio.timeout(WELCOME_TIMEOUT):
-                await self._call.write(engine_pb2.AttachRequest(hello=hello_message(self._me)))
+                await self._call.write(engine_pb2.AttachRequest(hello=hello_message(self._me, self._capabilities)))
                 first = await self._call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it did not send a Welcome first")

@@ -12,9 +12,10 @@ from google.rpc import error_details_pb2, status_pb2
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import link_pb2, output_pb2
+from ringline.types.v1 import adapter_pb2, link_pb2, output_pb2
 
 from services.common.rpc.part_messages import read_parts, write_parts
+from services.ring.adapters import Adapter
 from services.ring.attached_peers import PeerChange
 from services.ring.errors import USUAL_REASONS, Code, Reason, Status
 from services.ring.events import ChoiceEnd, FinishReason, Pooled
@@ -22,6 +23,7 @@ from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 from services.ring.logprobs import PackedLogprobs
 
 _DOMAIN = "ringline"
+_DETAILS_KEY = "grpc-status-details-bin"
 _MAX_STATUS_BYTES = 1000
 """Limit on a status message. gRPC's trailers carry it three times, once with three characters for each byte that is not
 ASCII, and may have 8 KiB in all."""
@@ -60,12 +62,33 @@ def status_from_proto(message: status_pb2.Status) -> Status:
     return Status(code, message.message, retry_after_ms, reason, field)
 
 
+def status_of_call(error: grpc.aio.AioRpcError) -> Status:
+    """The status with which a call to another service ended."""
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            return status_from_proto(status_pb2.Status.FromString(value))
+    return status_from_proto(status_pb2.Status(code=error.code().value[0], message=error.details() or ""))
+
+
+def adapter_from_proto(message: adapter_pb2.Adapter) -> Adapter | None:
+    """An adapter of a message; None for one that this release cannot name."""
+    try:
+        return Adapter(message.name, message.digest)
+    except ValueError:
+        return None
+
+
+def adapter_to_proto(adapter: Adapter | None) -> adapter_pb2.Adapter | None:
+    """An adapter as messages have it."""
+    return None if adapter is None else adapter_pb2.Adapter(name=adapter.name, digest=adapter.digest)
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
     """End a call with a status and its details; the message is cut to what fits into gRPC's trailers."""
     text = status.message.encode()[:_MAX_STATUS_BYTES].decode(errors="ignore")
     status = replace(status, message=text)
     details = status_to_proto(status).SerializeToString()
-    await context.abort(_STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
+    await context.abort(_STATUS_CODES[status.code], status.message, ((_DETAILS_KEY, details),))
 
 
 class OutputEntry(NamedTuple):
@@ -143,9 +166,15 @@ def write_end(message: detokenizer_pb2.TextFinished | inference_pb2.ChoiceFinish
         message.accepted_draft_tokens, message.rejected_draft_tokens = end.drafts
 
 
-def hello_message(me: PeerId) -> link_pb2.Hello:
-    """The first frame of a link."""
-    return link_pb2.Hello(name=me.name, incarnation=me.incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION)
+def hello_message(me: PeerId, capabilities: Iterable[str] = ()) -> link_pb2.Hello:
+    """The first frame of a link; ``capabilities``: what ``me`` can do beyond the version."""
+    return link_pb2.Hello(
+        name=me.name,
+        incarnation=me.incarnation,
+        min_version=MIN_VERSION,
+        max_version=MAX_VERSION,
+        capabilities=capabilities,
+    )
 
 
 def welcome_message(

@@ -15,14 +15,14 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.backlog import Backlog
 from services.processor.admission.constraint_resolution import is_constrained
+from services.processor.admission.model_choice import Chosen, ModelChoices
 from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.media.chat_pictures import PictureSource, check_sources
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.request import Request, RequestMessage, ResolvedRequest
-from services.processor.served_models import ServedModels
+from services.processor.request import Asked, Request, RequestMessage, ResolvedRequest
 from services.processor.suitability import SUITS, generates
 from services.ring.errors import Refused, retry_after_ms
 from services.ring.tenant_quota import TenantMemoryQuota
@@ -40,11 +40,11 @@ class Admission:
         rate_limiter: RateLimiter,
         queue: TokenizationQueue,
         pictures: PictureStage,
-        models: ServedModels,
+        choices: ModelChoices,
         *,
         max_live_bytes: int = MAX_LIVE_BYTES,
     ) -> None:
-        self._models = models
+        self._choices = choices
         self._backlog = backlog
         self._rate_limiter = rate_limiter
         self._queue = queue
@@ -77,11 +77,12 @@ class Admission:
         ``on_resolved`` (``InFlightRequests.start``) is called with the outcome, unless the request has left by then.
         """
         timeout = None if request.deadline is None else request.deadline - now
-        tenant, model = request.tenant, self._model_of(message)
+        tenant, kept = request.tenant, _kept(message)
+        model = self._model_of(kept, tenant)
         self._backlog.check(model, tenant, timeout, _max_tokens(message))
         self._rate_limiter.check(tenant, now)
         check_sources(sources)
-        request.message, request.awaited_model = _kept(message), model
+        request.message, request.awaited_model = kept, model
         if sources:
             self._pictures.add(request, sources, on_resolved, self._tokenize)
         else:
@@ -89,11 +90,10 @@ class Admission:
         self._backlog.enter(request.request_id, model, tenant)
         self._rate_limiter.enter(request.request_id, tenant, now)
 
-    def _model_of(self, message: inference_pb2.GenerateRequest | PoolingMessage) -> str:
+    def _model_of(self, message: RequestMessage, tenant: str) -> str:
         """The name of the model whose engines a request will wait for; empty if it is not known yet."""
-        digest = message.resume.model_digest if isinstance(message, inference_pb2.GenerateRequest) else ""
-        model, _ = self._models.choose(message.model, digest, suits=SUITS.get(type(message), generates))
-        return "" if model is None else model.limits.name
+        chosen = self._choices.choose(message.asked, tenant, SUITS.get(message.kind, generates))
+        return chosen.model.limits.name if isinstance(chosen, Chosen) else ""
 
     def admit(self, request: Request, resolved: ResolvedRequest) -> None:
         """Admit a tokenized request; raises ``Refused`` if it exceeds the quota of memory or queued tokens."""
@@ -182,5 +182,7 @@ def _max_tokens(message: inference_pb2.GenerateRequest | PoolingMessage) -> int 
 def _kept(message: inference_pb2.GenerateRequest | PoolingMessage) -> RequestMessage:
     packed = message.SerializeToString()
     if not isinstance(message, inference_pb2.GenerateRequest):
-        return RequestMessage(packed, message.model, "", message.options.priority, kind=type(message))
-    return RequestMessage(packed, message.model, message.resume.model_digest, message.priority, is_constrained(message))
+        asked = Asked(message.model, message.options.adapter)
+        return RequestMessage(packed, asked, message.options.priority, kind=type(message))
+    asked = Asked(message.model, message.adapter, message.resume.model_digest, message.resume.adapter_digest)
+    return RequestMessage(packed, asked, message.priority, is_constrained(message))

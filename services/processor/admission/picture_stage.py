@@ -15,7 +15,7 @@ from functools import partial
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission.tenant_policy import TenantPolicies
+from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import BATCH_BYTES, TokenizationQueue
 from services.processor.admission.validation import check_request, refuse
@@ -63,7 +63,7 @@ class PictureStage:
         pool: PicturePool,
         queue: TokenizationQueue,
         models: ServedModels,
-        policies: TenantPolicies,
+        choices: ModelChoices,
         metrics: ProcessorMetrics,
         *,
         max_bytes: int,
@@ -73,7 +73,7 @@ class PictureStage:
         self._pool = pool
         self._queue = queue
         self._models = models
-        self._policies = policies
+        self._choices = choices
         self._metrics = metrics
         self._route_timeout = route_timeout
         self._memory = TenantMemoryQuota(
@@ -152,7 +152,6 @@ class PictureStage:
     async def _prepare(self, waiting: _Waiting) -> ChatPictures:
         request = waiting.request
         model = await self._model(request)
-        self._policies.check_model(request.tenant, model.limits.name)
         message = request.message
         assert message is not None
         pictures_of(model, waiting.sources)
@@ -206,14 +205,15 @@ class PictureStage:
         assert message is not None
         until = time.monotonic() + self._route_timeout
         while True:
-            model, refused = self._models.choose(message.model, message.resumed_model_digest)
-            if refused is not None:
-                raise refused
-            if model is not None:
-                check_generates(model)
-                return model
+            chosen = self._choices.choose(message.asked, request.tenant)
+            if isinstance(chosen, Refused):
+                raise chosen
+            if chosen is not None:
+                check_generates(chosen.model)
+                return chosen.model
             if time.monotonic() > until:
-                raise no_route(self._models.preferred(), None, self._route_timeout, self._models.no_route_reason)
+                reason, served = self._models.no_route_reason, self._models.preferred()
+                raise no_route(served, None, self._route_timeout, reason, message.asked.awaited_adapter)
             await asyncio.sleep(_LOOK_AGAIN)
 
     def _charge(self, request: Request, size: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import structlog
 from ringline.inference.v1 import inference_pb2
 
+from services.processor.admission.model_choice import Chosen, ModelChoices
 from services.processor.admission.pooling_resolution import PoolingResolution
-from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_job import Job, OnResolved
 from services.processor.pooling.plan import PoolingMessage
 from services.processor.request import Request, RequestMessage, ResolvedRequest
@@ -27,7 +27,7 @@ _LEAST_INPUT = 2
 class PoolingJob(Job):
     """A received request: chooses its model, and resolves it for that."""
 
-    __slots__ = ("_message", "_model", "_models", "_on_resolved", "_policies", "_refused", "_request", "_resolution")
+    __slots__ = ("_choices", "_chosen", "_message", "_models", "_on_resolved", "_refused", "_request", "_resolution")
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PoolingJob(Job):
         message: RequestMessage,
         on_resolved: OnResolved,
         models: ServedModels,
-        policies: TenantPolicies,
+        choices: ModelChoices,
     ) -> None:
         super().__init__(request.request_id, request.tenant, len(message.packed))
         self.size = min(self.size, TURN_SIZE)
@@ -43,17 +43,20 @@ class PoolingJob(Job):
         self._message = message
         self._on_resolved = on_resolved
         self._models = models
-        self._policies = policies
-        self._model: ServedModel | None = None
+        self._choices = choices
+        self.awaited_adapter = message.asked.awaited_adapter
+        self._chosen: Chosen | None = None
         self._refused: Refused | None = None
         """Raised by ``run`` if no model is known, or none of that name."""
         self._resolution: PoolingResolution | None = None
         """As far as it has come."""
 
     def is_ready(self) -> bool:
-        self._model, self._refused = self._models.choose(self._message.model, suits=SUITS[self._message.kind])
-        self.is_quick = self._model is not None and self._is_quick_for(self._model)
-        return self._model is not None or self._refused is not None
+        outcome = self._choices.choose(self._message.asked, self.tenant, SUITS[self._message.kind])
+        self._chosen = outcome if isinstance(outcome, Chosen) else None
+        self._refused = outcome if isinstance(outcome, Refused) else None
+        self.is_quick = self._chosen is not None and self._is_quick_for(self._chosen.model)
+        return outcome is not None
 
     def _is_quick_for(self, model: ServedModel) -> bool:
         """False for pairs, as a chat template may show them; a model's prompt may stand before each input."""
@@ -67,16 +70,19 @@ class PoolingJob(Job):
         """None: there are more inputs to encode."""
         if self._refused is not None:
             raise self._refused
-        assert self._model is not None
+        assert self._chosen is not None
         if self._request.finished:
             raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
-        self._policies.check_model(self._request.tenant, self._model.limits.name)
-        resolution = self._resolution
-        if resolution is None or resolution.served_model.generation != self._model.generation:
-            resolution = self._resolution = PoolingResolution(self._read(), self._model)
+        chosen, resolution = self._chosen, self._resolution
+        if resolution is None or resolution.served_model.generation != chosen.model.generation:
+            resolution = self._resolution = PoolingResolution(self._read(), chosen.model, chosen.adapter)
+        resolution.adapter = chosen.adapter  # it may have been replaced since the last turn
         if not resolution.advance(TURN_SIZE):
             return None
         return resolution.resolved(self._request.tenant, self._request.trace.traceparent)
+
+    def _is_gone(self) -> bool:
+        return self._chosen is not None and self._choices.is_gone(self._chosen)
 
     def _read(self) -> PoolingMessage:
         message = self._message.kind.FromString(self._message.packed)
@@ -96,7 +102,7 @@ class PoolingJob(Job):
             log.error("admission failed", request_id=request.request_id, error=repr(outcome))
             text = f"internal error; find {request.request_id} in the processor's log"
             self._on_resolved(request, Status(Code.INTERNAL, text))
-        elif outcome.generation not in self._models.preferred():
+        elif outcome.generation not in self._models.preferred() or self._is_gone():
             self._resolution = None
             return False
         else:

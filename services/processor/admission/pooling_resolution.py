@@ -12,6 +12,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import pooling_pb2
 
+from services.common.rpc.shared_messages import adapter_to_proto
 from services.processor.admission.pooling_inputs import chats_of, length_of, pairs_of, texts_of
 from services.processor.admission.pooling_validation import (
     check_dimensions,
@@ -30,8 +31,9 @@ from services.processor.pooling.plan import AnswerForm, AnswerPlan, PoolingMessa
 from services.processor.pooling.purpose import wrong_model
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
+from services.ring.adapters import Adapter
 from services.ring.errors import Reason, invalid_field
-from services.ring.identity import POOLING
+from services.ring.identity import ADAPTERS, POOLING
 from services.ring.limits import max_pooled_tokens
 from services.ring.prefixes import Prefixes
 from services.ring.routing_logic import Needs
@@ -62,10 +64,12 @@ class _Question:
 class PoolingResolution:
     """One request on its way from the client's message to the engine's."""
 
-    def __init__(self, message: PoolingMessage, served_model: ServedModel) -> None:
+    def __init__(self, message: PoolingMessage, served_model: ServedModel, adapter: Adapter | None = None) -> None:
         """Raises ``Refused`` for whatever needs no tokens to be seen."""
-        check_pooling_request(message, served_model)
+        check_pooling_request(message, served_model, has_adapter=adapter is not None)
         self._options = message.options
+        self.adapter = adapter
+        """That which the request names."""
         self.served_model = served_model
         self._question = _question_of(message, served_model)
         self._pooling = engine_pb2.Pooling(params=self._question.params)
@@ -108,14 +112,16 @@ class PoolingResolution:
     def resolved(self, tenant: str, traceparent: str) -> ResolvedRequest:
         """The request with everything encoded. ``traceparent``: empty if it is not traced."""
         options, model = self._options, self.served_model.model
+        needs = frozenset((POOLING,) if self.adapter is None else (POOLING, ADAPTERS))
         submit = engine_pb2.Submit(
             pooling=self._pooling,
             priority=options.priority,
             tenant=tenant,
             cache_salt=cache_salt(tenant, options.cache_salt),
             traceparent=traceparent,
-            requires=[POOLING, *(name for name in options.requires if name in model.capabilities and name != POOLING)],
+            requires=[*sorted(needs), *(name for name in options.requires if name in {*model.capabilities} - needs)],
             model_digest=model.model_digest,
+            adapter=adapter_to_proto(self.adapter),
         )
         question = self._question
         plan = AnswerPlan(
@@ -141,7 +147,7 @@ class PoolingResolution:
             num_prompt_logprobs=0,
             numerics="",
             model=model,
-            needs=Needs(engine=frozenset((POOLING,))),
+            needs=Needs(engine=needs, adapter=self.adapter),
             answer_plan=plan,
         )
 

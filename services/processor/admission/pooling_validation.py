@@ -28,10 +28,11 @@ MAX_REPEATED_CHARACTERS = 16 << 20
 """Of what is read with each document, times the documents: few tokens may be made of much text."""
 
 
-def check_pooling_request(message: PoolingMessage, served_model: ServedModel) -> None:
-    """What requests of all kinds have in common; raises ``Refused``."""
+def check_pooling_request(message: PoolingMessage, served_model: ServedModel, *, has_adapter: bool = False) -> None:
+    """What requests of all kinds have in common; raises ``Refused``. ``has_adapter``: it names one of the model's."""
     limits, options = served_model.limits, message.options
-    check_model(message.model, limits)
+    if not has_adapter:
+        check_model(message.model, limits)
     if not served_model.pools:
         raise wrong_model(served_model, "makes no vectors, scores or labels")
     check_requires(options.requires, served_model.capabilities)

@@ -16,6 +16,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2, part_pb2, sampling_pb2
 
+from services.common.rpc.shared_messages import adapter_to_proto
 from services.processor.admission.beam_resolution import check_beside_beams, resolve_beams, sampling_for_beams
 from services.processor.admission.budget_resolution import resolve_budget
 from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
@@ -39,7 +40,9 @@ from services.processor.media.chat_pictures import ChatPictures, check_resumed
 from services.processor.pooling.purpose import check_generates
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ModelLimits, ServedModel
+from services.ring.adapters import Adapter
 from services.ring.identity import (
+    ADAPTERS,
     ANSWER_STOPS,
     BEAM_SEARCH,
     CONTENT_TOKENS,
@@ -75,13 +78,14 @@ def resolve_request(
     reply_to: PeerId,
     traceparent: str = "",
     pictures: ChatPictures | None = None,
+    adapter: Adapter | None = None,
 ) -> ResolvedRequest:
     """Check, tokenize and resolve; raises ``Refused`` naming the invalid field.
 
     ``reply_to``: this processor. ``traceparent``: trace context; empty if the request is not traced. ``pictures``: the
-    chat's, prepared for this model.
+    chat's, prepared for this model. ``adapter``: that which the request names, in its field or by ``model``.
     """
-    resolved = _resolve(request, served_model, pictures)
+    resolved = _resolve(request, served_model, pictures, adapter)
     submit = resolved.submit(tenant, traceparent)
     return ResolvedRequest(
         packed_admitted=resolved.admitted().SerializeToString(),
@@ -97,11 +101,12 @@ def resolve_request(
             submit.cache_salt,
             served_model.model.block_size,
             [(place.offset, place.digest) for place in submit.media],
+            b"" if adapter is None else adapter.key,
         ),
         num_prompt_logprobs=len(resolved.prompt.ids) - 1 if resolved.output.HasField("prompt_logprobs") else 0,
         numerics=request.resume.numerics,
         model=served_model.model,
-        needs=Needs(engine=resolved.engine_needs(), detokenizer=resolved.detokenizer_needs()),
+        needs=Needs(resolved.engine_needs(), resolved.detokenizer_needs(), adapter),
         pictures={item.digest: item for _, item in resolved.prompt.places},
         media_tokens=resolved.prompt.media_tokens,
         beams=0 if resolved.beams is None else resolved.beams.width,
@@ -110,10 +115,14 @@ def resolve_request(
 
 
 def _resolve(
-    request: inference_pb2.GenerateRequest, served_model: ServedModel, pictures: ChatPictures | None
+    request: inference_pb2.GenerateRequest,
+    served_model: ServedModel,
+    pictures: ChatPictures | None,
+    adapter: Adapter | None,
 ) -> _Resolved:
     limits, model = served_model.limits, served_model.model
-    check_model(request.model, limits)
+    if adapter is None:
+        check_model(request.model, limits)
     check_generates(served_model)
     require_template(request, served_model)  # a better reason than capabilities that it would have
     check_requires(request.requires, served_model.capabilities)
@@ -121,6 +130,7 @@ def _resolve(
     tools = resolve_tools(request.chat)
     digests = [] if pictures is None else pictures.digests
     check_resumed(request, digests)
+    _check_resumed_adapter(request, adapter)
     resolved_prompt = resolve_prompt(request, served_model, tools, pictures)
     prompt = resolved_prompt.ids
     check_prompt_length(len(prompt), limits)
@@ -164,6 +174,7 @@ def _resolve(
         bad_words,
         budget,
         beams,
+        adapter,
     )
     if beams is not None:
         check_beside_beams(
@@ -195,6 +206,7 @@ class _Resolved:
     bad_words: Sequence[Sequence[int]]
     budget: engine_pb2.ReasoningBudget | None
     beams: sampling_pb2.BeamSearch | None
+    adapter: Adapter | None
 
     @property
     def stops_in_answer_only(self) -> bool:
@@ -224,6 +236,7 @@ class _Resolved:
             requires=_engine_requires(request.requires, model, self.engine_needs()),
             model_digest=model.model_digest,
             constraint=self.constraint,
+            adapter=adapter_to_proto(self.adapter),
             parse=self.parse if self.constraint is not None else None,
             reasoning_budget=self.budget,
             beam_search=self.beams,
@@ -264,6 +277,7 @@ class _Resolved:
             media_digests=self.media_digests,
             prompt_digest=self.prompt_digest,
             beam_search=self.beams,
+            adapter=adapter_to_proto(self.adapter),
         )
 
     def engine_needs(self) -> frozenset[str]:
@@ -273,6 +287,7 @@ class _Resolved:
             MEDIA: bool(self.prompt.places),
             NO_REPEAT_NGRAM: self.sampling.HasField("no_repeat_ngram"),
             BEAM_SEARCH: self.beams is not None,
+            ADAPTERS: self.adapter is not None,
         }
         return engine_needs(self.constraint, self.parse).union(name for name, needed in asked.items() if needed)
 
@@ -310,6 +325,15 @@ def _check_resumed_prompt(request: inference_pb2.GenerateRequest, prompt_digest:
             "template may write the time or the date, so send the request anew"
         )
         raise refuse("resume.prompt_digest", problem)
+
+
+def _check_resumed_adapter(request: inference_pb2.GenerateRequest, adapter: Adapter | None) -> None:
+    """With another adapter, the rest of an answer would not belong to its beginning."""
+    began = any(choice.token_ids for choice in request.resume.choices)
+    if adapter is not None and began and not request.resume.adapter_digest:
+        raise refuse("resume.adapter_digest", "absent: a resume needs the digest of the adapter that Admitted returned")
+    if adapter is None and request.resume.adapter_digest:
+        raise refuse("resume.adapter_digest", "set, but the request names no adapter: expected adapter, too")
 
 
 def _resumed(request: inference_pb2.GenerateRequest, room: int, limits: ModelLimits) -> dict[int, array[int]]:

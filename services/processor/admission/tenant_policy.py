@@ -19,12 +19,23 @@ class TenantPolicy:
     """A tenant's models and limits; None: no limit."""
 
     models: frozenset[str] | None = None
+    """Names of models; of adapters, alone or as ``model:adapter``; ``model:*`` for all adapters of a model."""
     max_concurrent_requests: int | None = None
     max_queued_tokens: int | None = None
     """Limit on the prompt tokens of requests that no engine has begun to compute."""
     max_requests_per_minute: int | None = None
     max_tokens_per_minute: int | None = None
     """Limit on prompt and output tokens together."""
+    adapter_control: bool = False
+    """Whether it may load and unload adapters, where clients may."""
+
+    def permits(self, model: str) -> bool:
+        """Whether the tenant may use a model by itself."""
+        return self.models is None or model in self.models
+
+    def permits_adapter(self, model: str, adapter: str) -> bool:
+        """Whether the tenant may use a model with an adapter."""
+        return self.models is None or not self.models.isdisjoint((adapter, f"{model}:{adapter}", f"{model}:*"))
 
 
 class TenantPolicies:
@@ -44,13 +55,21 @@ class TenantPolicies:
     def check_model(self, tenant: str, model: str) -> None:
         """Raise ``Refused`` unless a tenant may use a model; the error does not name the model."""
         if not self.permits(tenant, model):
-            message = "model: this tenant may not use the served model; ask the operator for access"
-            raise Refused(Code.PERMISSION_DENIED, message)
+            raise forbidden_model()
 
     def permits(self, tenant: str, model: str) -> bool:
         """Whether a tenant may use a model."""
-        models = self.of(tenant).models
-        return models is None or model in models
+        return self.of(tenant).permits(model)
+
+    def may_control_adapters(self, tenant: str) -> bool:
+        """Whether a tenant may load and unload adapters; without a file, all may."""
+        return self._file is None or self.of(tenant).adapter_control
+
+
+def forbidden_model() -> Refused:
+    """The error of a model that a tenant may not use; it does not name the model."""
+    message = "model: this tenant may not use the served model; ask the operator for access"
+    return Refused(Code.PERMISSION_DENIED, message)
 
 
 _UNLIMITED = TenantPolicy()
@@ -89,6 +108,9 @@ def _policy(place: str, values: Any, default: TenantPolicy) -> TenantPolicy:
             if not isinstance(value, list) or not all(isinstance(model, str) for model in value):
                 raise UnusableFile(FLAG, f"{place}.models: expected a list of names")
             changes[name] = frozenset(value)
+        elif name == "adapter_control":
+            if not isinstance(value, bool):
+                raise UnusableFile(FLAG, f"{place}.{name}: expected true or false")
         elif type(value) is not int or value < 0:
             raise UnusableFile(FLAG, f"{place}.{name}: expected an integer, at least 0")
     return replace(default, **changes)

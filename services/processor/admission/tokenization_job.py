@@ -11,11 +11,11 @@ import structlog
 from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.message_limits import MalformedMessage
+from services.processor.admission.model_choice import Chosen, ModelChoices
 from services.processor.admission.request_resolution import resolve_request
-from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.media.chat_pictures import OtherModelError
 from services.processor.request import Request, RequestMessage, ResolvedRequest
-from services.processor.served_models import ServedModel, ServedModels
+from services.processor.served_models import ServedModels
 from services.ring.errors import Code, Refused, Status
 from services.ring.identity import PeerId
 
@@ -38,7 +38,7 @@ class Job(ABC):
     ``is_ready`` and ``finish`` are called on the event loop.
     """
 
-    __slots__ = ("held", "is_constrained", "is_quick", "key", "size", "tenant")
+    __slots__ = ("awaited_adapter", "held", "is_constrained", "is_quick", "key", "size", "tenant")
 
     def __init__(self, key: str, tenant: str, size: int, *, is_constrained: bool = False) -> None:
         self.key = key
@@ -48,6 +48,8 @@ class Job(ABC):
         self.is_constrained = is_constrained
         self.is_quick = False
         """Whether ``run`` takes about a millisecond at most: then it may be called on the event loop, too."""
+        self.awaited_adapter = ""
+        """Words for the adapter that it needs; empty: none."""
         self.size = self.held + (CONSTRAINT_CHARGE if is_constrained else 0)
         """Bytes charged in deficit round-robin."""
 
@@ -107,13 +109,13 @@ class RequestJob(Job):
     """A received request: chooses its model, and resolves it for that."""
 
     __slots__ = (
+        "_choices",
+        "_chosen",
         "_me",
         "_message",
-        "_model",
         "_models",
         "_on_other_model",
         "_on_resolved",
-        "_policies",
         "_refused",
         "_request",
     )
@@ -124,7 +126,7 @@ class RequestJob(Job):
         message: RequestMessage,
         on_resolved: OnResolved,
         models: ServedModels,
-        policies: TenantPolicies,
+        choices: ModelChoices,
         me: PeerId,
         on_other_model: Callable[[Request], None] = lambda request: None,
     ) -> None:
@@ -135,32 +137,40 @@ class RequestJob(Job):
         self._message = message
         self._on_resolved = on_resolved
         self._models = models
-        self._policies = policies
+        self._choices = choices
         self._me = me
         self._on_other_model = on_other_model
-        self._model: ServedModel | None = None
+        self.awaited_adapter = message.asked.awaited_adapter
+        self._chosen: Chosen | None = None
         self._refused: Refused | None = None
         """Raised by ``run`` if no model is known."""
 
     def is_ready(self) -> bool:
-        """Choose the model: that on which a resumed request began, else that for new requests."""
-        name, digest = self._message.model, self._message.resumed_model_digest
-        self._model, self._refused = self._models.choose(name, digest)
-        return self._model is not None or self._refused is not None
+        """Choose the model: that on which a resumed request began, else that for new requests; so the adapter."""
+        outcome = self._choices.choose(self._message.asked, self.tenant)
+        self._chosen = outcome if isinstance(outcome, Chosen) else None
+        self._refused = outcome if isinstance(outcome, Refused) else None
+        return outcome is not None
 
     def run(self) -> ResolvedRequest:
         if self._refused is not None:
             raise self._refused
-        assert self._model is not None
+        assert self._chosen is not None
         if self._request.finished:
             raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
-        self._policies.check_model(self._request.tenant, self._model.limits.name)
+        model = self._chosen.model
         message = inference_pb2.GenerateRequest.FromString(self._message.packed)
-        pictures, known = self._message.pictures, self._model.pictures
+        pictures, known = self._message.pictures, model.pictures
         if pictures is not None and (known is None or pictures.facts != known.facts):
             raise OtherModelError
         return resolve_request(
-            message, self._model, self._request.tenant, self._me, self._request.trace.traceparent, pictures
+            message,
+            model,
+            self._request.tenant,
+            self._me,
+            self._request.trace.traceparent,
+            pictures,
+            self._chosen.adapter,
         )
 
     def finish(self, outcome: ResolvedRequest | Exception) -> bool:
@@ -183,7 +193,10 @@ class RequestJob(Job):
         return True
 
     def _has_engines(self, resolved: ResolvedRequest) -> bool:
-        """Whether the model still has engines."""
-        if self._message.resumed_model_digest:
+        """Whether the model still has engines, and the adapter."""
+        assert self._chosen is not None
+        if self._choices.is_gone(self._chosen):
+            return False
+        if self._message.asked.model_digest:
             return resolved.generation in self._models.held
         return resolved.generation in self._models.preferred()

@@ -25,6 +25,7 @@ from ringline.inference.v1 import inference_pb2
 from services.common.process.memory import trim_malloc
 from services.common.process.run import DaemonThreadPool
 from services.processor.admission.deficit_round_robin import DeficitRoundRobin
+from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.pooling_job import PoolingJob
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tenant_window import MIN_AHEAD, TenantWindow
@@ -55,6 +56,7 @@ class TokenizationQueue:
     def __init__(
         self,
         models: ServedModels,
+        choices: ModelChoices,
         policies: TenantPolicies,
         me: PeerId,
         *,
@@ -69,6 +71,7 @@ class TokenizationQueue:
         ``engine_capacity``: choices that engines compute at a time; None without engines, or if it is not known.
         """
         self._models = models
+        self._choices = choices
         self._policies = policies
         self._me = me
         self._route_timeout = route_timeout
@@ -120,9 +123,9 @@ class TokenizationQueue:
         assert message is not None
         job: Job
         if message.kind is inference_pb2.GenerateRequest:
-            job = RequestJob(request, message, on_resolved, self._models, self._policies, self._me, on_other_model)
+            job = RequestJob(request, message, on_resolved, self._models, self._choices, self._me, on_other_model)
         else:
-            job = PoolingJob(request, message, on_resolved, self._models, self._policies)
+            job = PoolingJob(request, message, on_resolved, self._models, self._choices)
         self._reserve(job.tenant, job.held)
         if self._window.enter(job.tenant, message.priority, job.key, job, self._max_ahead(job.tenant)):
             self._append(job)
@@ -281,7 +284,8 @@ class TokenizationQueue:
             elif now - since > self._route_timeout:
                 del self._parked[key]
                 self._bytes.give_back(job.tenant, job.held)
-                job.finish(no_route(served, None, self._route_timeout, self._models.no_route_reason))
+                reason = self._models.no_route_reason
+                job.finish(no_route(served, None, self._route_timeout, reason, job.awaited_adapter))
             elif not served:
                 return  # later entries came later still
 

@@ -37,7 +37,6 @@ def refuse(field: str, problem: str) -> Refused:
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
     """Every check that needs no tokenization; raises ``Refused``."""
-    check_model(request.model, limits)
     _check_prompt(request, limits)
     check_sampling(request.sampling, limits)
     _check_stopping(request.stopping, limits)

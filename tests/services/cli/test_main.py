@@ -99,9 +99,9 @@ ENGINES = (
             "-c is called --max-model-len here, and is no option of `ringline processor`.",
         ),
         (
-            "engine m --enable-lora",
-            "--enable-lora is not supported yet: merge the adapter into the model's weights, and serve the merged "
-            "checkpoint.",
+            "engine m --enable-prompt-adapter",
+            "--enable-prompt-adapter is not supported: merge the adapter into the model's weights, and serve the "
+            "merged checkpoint.",
         ),
         (
             "serve m --hf-overrides.rope_theta 3",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from services.processor.admission.admission import MAX_LIVE_BYTES, Admission
 from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -59,8 +60,10 @@ class ProcessorCore:
         self.peers = LinkedPeers(self.routes)
         self.policies = TenantPolicies(None)
         self.rate_limiter = RateLimiter(self.policies)
+        self.choices = ModelChoices(self.models, self.routes.adapters, self.policies)
         self.queue = TokenizationQueue(
             self.models,
+            self.choices,
             self.policies,
             self.me,
             route_timeout=route_timeout,
@@ -72,13 +75,13 @@ class ProcessorCore:
             pool or PicturePool(PictureLimits()),
             self.queue,
             self.models,
-            self.policies,
+            self.choices,
             self.metrics,
             max_bytes=max_picture_bytes,
             route_timeout=route_timeout,
         )
         self.admission = Admission(
-            self.backlog, self.rate_limiter, self.queue, self.pictures, self.models, max_live_bytes=max_live_bytes
+            self.backlog, self.rate_limiter, self.queue, self.pictures, self.choices, max_live_bytes=max_live_bytes
         )
         self.dispatcher = Dispatcher(self.peers, self.routes, route_timeout=route_timeout)
         self.in_flight = InFlightRequests(self.models, self.admission, self.dispatcher, self.metrics)

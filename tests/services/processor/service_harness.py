@@ -15,6 +15,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.handlers import rpc_handlers
 from services.common.rpc.open_calls import CallRegistry
+from services.processor.adapter_control import AdapterControl
 from services.processor.admission.backlog import BacklogLimits
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.main import DESCRIPTION
@@ -46,7 +47,16 @@ class ServiceHarness(ProcessorCore):
             max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0, max_age=600.0
         )
         self.service = InferenceService(
-            self.models, self.intake, self.queue, self.pictures, self.metrics, limits, "x-tenant", self.policies
+            self.models,
+            self.intake,
+            self.queue,
+            self.pictures,
+            self.metrics,
+            limits,
+            "x-tenant",
+            self.policies,
+            self.choices,
+            AdapterControl(self.models, self.routes.adapters, self.peers, self.policies, enabled=True),
         )
         self.go = threading.Event()
 

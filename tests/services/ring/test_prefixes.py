@@ -15,6 +15,7 @@ from services.ring.prefixes import MAX_HOLDERS, Prefixes, PrefixMap, by_rendezvo
 BLOCK = 4
 ENGINES = [PeerId(f"e{index}", 1) for index in range(12)]
 prompts = st.lists(st.integers(0, 1), max_size=60)
+salts, adapters = st.sampled_from([b"", b"salt"]), st.sampled_from([b"", b"a" * 32, b"b" * 32])
 
 
 def common(one: list[int], other: list[int]) -> int:
@@ -22,13 +23,15 @@ def common(one: list[int], other: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-@given(prompts, prompts, st.sampled_from([b"", b"salt"]), st.sampled_from([b"", b"salt"]))
-def test_hashes_are_equal_exactly_where_tokens_and_salt_are(
-    one: list[int], other: list[int], salt: bytes, other_salt: bytes
+@given(prompts, prompts, salts, salts, adapters, adapters)
+def test_hashes_are_equal_exactly_where_tokens_salt_and_adapter_are(
+    one: list[int], other: list[int], salt: bytes, other_salt: bytes, adapter: bytes, other_adapter: bytes
 ) -> None:
-    first, second = prefixes_of(one, salt, BLOCK), prefixes_of(other, other_salt, BLOCK)
+    first = prefixes_of(one, salt, BLOCK, adapter=adapter)
+    second = prefixes_of(other, other_salt, BLOCK, adapter=other_adapter)
+    is_alike = (salt, adapter) == (other_salt, other_adapter)
     for length, ours, theirs in zip(first.tokens, first.hashes, second.hashes, strict=False):
-        assert (ours == theirs) == (salt == other_salt and common(one, other) >= length)
+        assert (ours == theirs) == (is_alike and common(one, other) >= length)
 
 
 @given(st.integers(0, 5000), st.integers(1, 64))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from services.ring.adapters import Adapter, AdapterState
 from services.ring.identity import POOLING, PeerId
 from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes, prefixes_of
@@ -434,3 +436,63 @@ def test_an_engine_that_pools_needs_no_detokenizer() -> None:
     assert routes.partitioned(detokenizer) == {Route(generates, detokenizer)}
     routes.release("2")
     assert (routes.loads()[pools.name], routes.requests()) == (0, {})
+
+
+def with_adapters(count: int, adapters: Sequence[Adapter], seed: int = 0, capacity: int | None = None) -> Routes:
+    """As ``make_routes``; each engine knows the adapters and holds none."""
+    routes, detokenizer = Routes(random.Random(seed)), PeerId("d0", 1)
+    routes.detokenizer_up(detokenizer)
+    for engine in (PeerId(f"e{number}", 1) for number in range(count)):
+        routes.engine_up(engine, OLD, capacity)
+        routes.engine_peers(engine, [detokenizer])
+        routes.adapters.attached(engine, OLD)
+        routes.adapters.told(engine, [(one, AdapterState()) for one in adapters], complete=True, now=1)
+    return routes
+
+
+def place(routes: Routes, number: int, adapter: Adapter, prefixes: Prefixes | None = None) -> str:
+    """The engine that a request with an adapter goes to."""
+    route = routes.choose(str(number), OLD, prefixes or Prefixes(), needs=Needs(adapter=adapter))
+    assert route is not None
+    return route.engine.name
+
+
+ADAPTERS = [Adapter(f"a{number}", f"{number:064x}") for number in range(40)]
+
+
+def test_engines_that_read_an_adapter_are_few_and_the_same_for_every_processor() -> None:
+    one, other = with_adapters(8, ADAPTERS, seed=1), with_adapters(8, ADAPTERS, seed=2)
+    used = set()
+    for number, adapter in enumerate(ADAPTERS):
+        places = {place(routes, 4 * number + ask, adapter) for routes in (one, other) for ask in range(4)}
+        assert len(places) <= 2
+        used |= places
+    assert len(used) == 8
+
+
+def test_an_adapter_in_memory_is_worth_some_requests_and_no_wait() -> None:
+    adapter, other = ADAPTERS[:2]
+    routes = with_adapters(2, [adapter, other], capacity=100)
+    routes.adapters.told(PeerId("e1", 1), [(adapter, AdapterState(loaded=True))], complete=True, now=2)
+    family = [prompt(0, tail) for tail in range(20)]
+    routes.prefixes.add(family[0], PeerId("e0", 1))
+    assert place(routes, 0, adapter, family[1]) == "e1", "the prefixes are of prompts without it"
+    for number in range(1, 60):
+        place(routes, number, adapter)
+        loads = routes.loads()
+        assert loads["e1"] - loads["e0"] <= MAX_EXTRA_REQUESTS + 1
+    assert loads["e1"] > loads["e0"]
+    routes.engine_load(PeerId("e1", 1), 100, 5, 1.0)
+    assert place(routes, 60, adapter) == "e0"
+
+
+def test_only_engines_that_know_the_adapter_get_its_requests() -> None:
+    routes = with_adapters(3, ADAPTERS[:1])
+    extra = PeerId("extra", 1)
+    routes.engine_up(extra, OLD)
+    routes.engine_peers(extra, [PeerId("d0", 1)])
+    routes.adapters.missed(PeerId("e0", 1), ADAPTERS[0])
+    assert {place(routes, number, ADAPTERS[0]) for number in range(40)} <= {"e1", "e2"}
+    needs = Needs(adapter=Adapter("a0", "f" * 64))
+    assert not routes.any_joined(needs)
+    assert routes.choose("x", OLD, Prefixes(), needs=needs) is None

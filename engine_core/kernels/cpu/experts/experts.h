@@ -7,7 +7,7 @@
 // of the step nor on which thread, or machine, computed an expert's output.
 #pragma once
 
-#include "experts/expert_rows.h"
+#include "experts/expert_adapters.h"
 #include "linear/linear.h"
 
 namespace {
@@ -62,21 +62,28 @@ struct GateUp : ExpertProducts<F, Products> {
     using typename ExpertProducts<F, Products>::ExpertUnit;
     const RinglineExperts& args;
     const ExpertRows& rows;
+    const ExpertAdapters<F>& adapters;
     const int tile_inner;
     const typename Products::Tile* then;  // tile to read ahead at the end; null: none
 
-    GateUp(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const void* x,
-           const typename Products::Tile* then = nullptr)
+    GateUp(const RinglineExperts& args, const ExpertRows& rows, const ExpertAdapters<F>& adapters, const Products& products,
+           const void* x, const typename Products::Tile* then = nullptr)
         : ExpertProducts<F, Products>(rows, products, x, args.hidden, gate_up_tiles(args),
                                       inner_of(args, kTileOutputs)),
           args(args),
           rows(rows),
+          adapters(adapters),
           tile_inner(inner_of(args, kTileOutputs)),
           then(then) {}
 
     typename Products::Tile after_all(const ExpertUnit& unit) const { return then ? *then : unit.tile; }
 
     void take(int, const ExpertUnit& unit, long place, float* sums) const {
+        const long left = args.inner_part - unit.output, count = left < tile_inner ? left : tile_inner;
+        if (adapters.any()) {
+            adapters.add(place, unit.output, count, sums);
+            if (args.gated) adapters.add(place, args.inner_part + unit.output, count, sums + tile_inner);
+        }
         if (args.weighs_inputs) {
             const Vec weight = splat(input_weight(args, rows.pair(place)));
             for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, multiply(load(sums + i), weight));
@@ -86,7 +93,6 @@ struct GateUp : ExpertProducts<F, Products> {
             const float* const bias = args.gate_up_bias + tile * kTileOutputs;
             for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, add(load(sums + i), load(bias + i)));
         }
-        const long left = args.inner_part - unit.output, count = left < tile_inner ? left : tile_inner;
         typename F::Element rounded[kTileOutputs];
         for (long i = 0; i < count; i += kLanes) {
             const Vec up = args.gated ? load(sums + tile_inner + i) : splat(1.0f);
@@ -102,17 +108,21 @@ struct Down : ExpertProducts<F, Products> {
     using typename ExpertProducts<F, Products>::ExpertUnit;
     const RinglineExperts& args;
     const ExpertRows& rows;
+    const ExpertAdapters<F>& adapters;
 
-    Down(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const void* x)
+    Down(const RinglineExperts& args, const ExpertRows& rows, const ExpertAdapters<F>& adapters, const Products& products,
+         const void* x)
         : ExpertProducts<F, Products>(rows, products, x, args.inner, down_tiles(args), kTileOutputs),
           args(args),
-          rows(rows) {}
+          rows(rows),
+          adapters(adapters) {}
 
     typename Products::Tile after_all(const ExpertUnit& unit) const { return unit.tile; }
 
     void take(int, const ExpertUnit& unit, long place, float* sums) const {
         const long pair = rows.pair(place), left = args.hidden_part - unit.output;
         const long count = left < kTileOutputs ? left : kTileOutputs;
+        if (adapters.any()) adapters.add(place, unit.output, count, sums);
         const long padded = down_tiles(args) * kTileOutputs;
         const float* const bias = args.down_bias ? args.down_bias + unit.group * padded + unit.output : nullptr;
         auto* const to = static_cast<typename F::Element*>(args.outputs) + pair * args.hidden_part + unit.output;
@@ -143,15 +153,21 @@ template <class F>
 int multiply_experts(const RinglineExperts& args, const ExpertRows& rows) {
     const TileProducts<F> by_gate_up(args.gate_up, args.hidden, args.hidden), by_down(args.down, args.inner, args.inner);
     const typename TileProducts<F>::Tile first_of_down = by_down.tile(rows.active(0) * down_tiles(args));
-    const GateUp<F, TileProducts<F>> gate_up(args, rows, by_gate_up, args.gathered, &first_of_down);
-    const Down<F, TileProducts<F>> down(args, rows, by_down, args.activated);
-    if (down.failed() || gate_up.failed()) return 1;
     const int threads = threads_of_experts(args, rows);
     if (args.phases & kRinglineGateUp) {
+        const ExpertAdapters<F> adapters(args, rows, kExpanding);
+        const GateUp<F, TileProducts<F>> gate_up(args, rows, adapters, by_gate_up, args.gathered, &first_of_down);
+        if (gate_up.failed() || adapters.failed()) return 1;
         gather_rows_of_experts<F>(args, rows);
+        adapters.shrink(args.gathered, args.num_threads);
         multiply_tiles(by_gate_up, threads, gate_up);
     }
-    if (args.phases & kRinglineDown) multiply_tiles(by_down, threads, down);
+    if (!(args.phases & kRinglineDown)) return 0;
+    const ExpertAdapters<F> adapters(args, rows, kReducing);
+    const Down<F, TileProducts<F>> down(args, rows, adapters, by_down, args.activated);
+    if (down.failed() || adapters.failed()) return 1;
+    adapters.shrink(args.activated, args.num_threads);
+    multiply_tiles(by_down, threads, down);
     return 0;
 }
 

@@ -2,7 +2,7 @@
 // the activation is first rounded to its type.
 #pragma once
 
-#include "experts/expert_rows.h"
+#include "experts/expert_adapters.h"
 #include "quantized/int8_multiply.h"
 
 namespace {
@@ -31,18 +31,24 @@ public:
 
 private:
     int multiply_gate_up(const ExpertUnits& blocks, int threads) const {
-        round(blocks, args_.hidden, threads, [&](long place) {
+        const ExpertAdapters<F> adapters(args_, rows_, kExpanding);
+        const auto input = [&](long place) {
             return static_cast<const Element*>(args_.x) + rows_.pair(place) / args_.top_k * args_.hidden;
-        });
+        };
+        if (adapters.failed() || adapters.shrink_numbers(input, args_.num_threads) != 0) return 1;
+        round(blocks, args_.hidden, threads, input);
         return compute(gate_up_, threads, [&](const Panels& weight, long place, long panel, const int32_t* sums) {
-            activate(weight, place, panel, sums);
+            activate(weight, adapters, place, panel, sums);
         });
     }
 
     int multiply_down(const ExpertUnits& blocks, int threads) const {
-        round(blocks, args_.inner, threads, [&](long place) { return activated() + place * args_.inner; });
+        const ExpertAdapters<F> adapters(args_, rows_, kReducing);
+        const auto input = [&](long place) { return activated() + place * args_.inner; };
+        if (adapters.failed() || adapters.shrink_numbers(input, args_.num_threads) != 0) return 1;
+        round(blocks, args_.inner, threads, input);
         return compute(down_, threads, [&](const Panels& weight, long place, long panel, const int32_t* sums) {
-            put(weight, place, panel, sums);
+            put(weight, adapters, place, panel, sums);
         });
     }
 
@@ -88,25 +94,41 @@ private:
         return 0;
     }
 
-    void activate(const Panels& weight, long place, long panel, const int32_t* sums) const {
+    void activate(const Panels& weight, const ExpertAdapters<F>& adapters, long place, long panel, const int32_t* sums) const {
         const int inner = inner_of(args_, kInt8Panel);
         const long first = panel * kInt8Panel, left = args_.inner_part - panel * inner, count = left < inner ? left : inner;
         Element* const to = activated() + place * args_.inner_part + panel * inner;
-        const float scale = args_.row_scales[place] * input_weight(args_, rows_.pair(place));
+        const float factor = input_weight(args_, rows_.pair(place));
+        float results[kInt8Panel];
+        for (int i = 0; i < kInt8Panel; i += kLanes)
+            store(results + i, weight.result(sums + i, first + i, args_.row_scales[place] * factor));
+        if (adapters.any()) {
+            add(adapters, place, panel * inner, count, factor, results);
+            if (args_.gated) add(adapters, place, args_.inner_part + panel * inner, count, factor, results + inner);
+        }
         for (long i = 0; i < count; i += kLanes) {
-            const Vec x = weight.result(sums + i, first + i, scale);
-            const Vec up = args_.gated ? weight.result(sums + inner + i, first + inner + i, scale) : splat(1.0f);
-            F::narrow(to + i, gated(args_, x, up));
+            const Vec up = args_.gated ? load(results + inner + i) : splat(1.0f);
+            F::narrow(to + i, gated(args_, load(results + i), up));
         }
     }
 
-    void put(const Panels& weight, long place, long panel, const int32_t* sums) const {
+    void put(const Panels& weight, const ExpertAdapters<F>& adapters, long place, long panel, const int32_t* sums) const {
         const long pair = rows_.pair(place), left = args_.hidden_part - panel * kInt8Panel, count = left < kInt8Panel ? left : kInt8Panel;
         Element* const to = static_cast<Element*>(args_.outputs) + pair * args_.hidden_part + panel * kInt8Panel;
-        const float scale = args_.row_scales[place];
         const Vec factor = splat(output_weight(args_, pair));
+        float results[kInt8Panel];
+        for (int i = 0; i < kInt8Panel; i += kLanes)
+            store(results + i, weight.result(sums + i, panel * kInt8Panel + i, args_.row_scales[place]));
+        if (adapters.any()) add(adapters, place, panel * kInt8Panel, count, 1.0f, results);
+        for (long i = 0; i < count; i += kLanes) F::narrow(to + i, multiply(load(results + i), factor));
+    }
+
+    // Add what a pair's adapter adds, times `factor`.
+    static void add(const ExpertAdapters<F>& adapters, long place, long first, long count, float factor, float* results) {
+        float added[kInt8Panel] = {};
+        adapters.add(place, first, count, added);
         for (long i = 0; i < count; i += kLanes)
-            F::narrow(to + i, multiply(weight.result(sums + i, panel * kInt8Panel + i, scale), factor));
+            store(results + i, ::add(load(results + i), multiply(load(added + i), splat(factor))));
     }
 
     const RinglineExperts& args_;

@@ -51,12 +51,14 @@ int with_products_of(const void* weight_of, const ExpertRows& expert_rows, const
 }
 
 template <class F, class Products>
-GateUp<F, Products> gate_up_by(const Products& products, const void* x, const RinglineExperts& args, const ExpertRows& rows) {
-    return {args, rows, products, x};
+GateUp<F, Products> gate_up_by(const Products& products, const void* x, const RinglineExperts& args, const ExpertRows& rows,
+                        const ExpertAdapters<F>& adapters) {
+    return {args, rows, adapters, products, x};
 }
 template <class F, class Products>
-Down<F, Products> down_by(const Products& products, const void* x, const RinglineExperts& args, const ExpertRows& rows) {
-    return {args, rows, products, x};
+Down<F, Products> down_by(const Products& products, const void* x, const RinglineExperts& args, const ExpertRows& rows,
+                        const ExpertAdapters<F>& adapters) {
+    return {args, rows, adapters, products, x};
 }
 
 // Returns 0, or 1 when there is no memory.
@@ -69,15 +71,21 @@ int multiply_quantized_experts(const RinglineExperts& args, const ExpertRows& ro
         return 0;
     };
     if (args.phases & kRinglineGateUp) {
+        const ExpertAdapters<F> adapters(args, rows, kExpanding);
+        if (adapters.failed()) return 1;
         gather_rows_of_experts<F>(args, rows);
+        adapters.shrink(args.gathered, args.num_threads);
         const int failed = with_products_of<F>(args.gate_up, rows, args.gathered, threads, [&](const auto& products, const auto* x) {
-            return multiply(gate_up_by<F>(products, x, args, rows));
+            return multiply(gate_up_by<F>(products, x, args, rows, adapters));
         });
         if (failed) return failed;
     }
     if (!(args.phases & kRinglineDown)) return 0;
+    const ExpertAdapters<F> adapters(args, rows, kReducing);
+    if (adapters.failed()) return 1;
+    adapters.shrink(args.activated, args.num_threads);
     return with_products_of<F>(args.down, rows, args.activated, threads, [&](const auto& products, const auto* x) {
-        return multiply(down_by<F>(products, x, args, rows));
+        return multiply(down_by<F>(products, x, args, rows, adapters));
     });
 }
 

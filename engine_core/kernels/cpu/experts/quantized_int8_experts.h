@@ -59,19 +59,22 @@ int multiply_code_experts(const RinglineExperts& args, const ExpertRows& rows) {
     const int threads = threads_of_experts(args, rows);
     if (args.phases & kRinglineGateUp) {
         const CodeProducts products(*static_cast<const RinglineQuantizedWeight*>(args.gate_up), rows.count());
-        const GateUp<F, CodeProducts> gate_up(args, rows, products, nullptr);
-        if (products.failed() || gate_up.failed()) return 1;
-        const auto* const x = static_cast<const Element*>(args.x);
-        const int failed = round_rows_of_experts<F>(products, args, args.gate_up, rows, args.hidden, [&](long place) {
-            return x + rows.pair(place) / args.top_k * args.hidden;
-        });
-        if (failed) return failed;
+        const ExpertAdapters<F> adapters(args, rows, kExpanding);
+        const GateUp<F, CodeProducts> gate_up(args, rows, adapters, products, nullptr);
+        if (products.failed() || gate_up.failed() || adapters.failed()) return 1;
+        const auto input = [&](long place) {
+            return static_cast<const Element*>(args.x) + rows.pair(place) / args.top_k * args.hidden;
+        };
+        if (adapters.shrink_numbers(input, args.num_threads) != 0) return 1;
+        if (round_rows_of_experts<F>(products, args, args.gate_up, rows, args.hidden, input) != 0) return 1;
         multiply_tiles(products, threads, gate_up);
     }
     if (!(args.phases & kRinglineDown)) return 0;
     const CodeProducts products(*static_cast<const RinglineQuantizedWeight*>(args.down), rows.count());
-    const Down<F, CodeProducts> down(args, rows, products, nullptr);
-    if (products.failed() || down.failed()) return 1;
+    const ExpertAdapters<F> adapters(args, rows, kReducing);
+    const Down<F, CodeProducts> down(args, rows, adapters, products, nullptr);
+    if (products.failed() || down.failed() || adapters.failed()) return 1;
+    adapters.shrink(args.activated, args.num_threads);
     const auto* const activated = static_cast<const float*>(args.activated);
     const int failed = round_rows_of_experts<Float32>(products, args, args.down, rows, args.inner, [&](long place) {
         return activated + place * args.inner;

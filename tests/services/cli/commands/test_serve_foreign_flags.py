@@ -153,6 +153,10 @@ def test_an_answer_names_flags_that_are_there() -> None:
             "m --mm-processor-kwargs.size.longest_edge 5 --mm-processor-kwargs.size.mode crop",
             {"mm_processor_kwargs": '{"size": {"longest_edge": 5, "mode": "crop"}}'},
         ),
+        (
+            "m --enable-lora --lora-modules a=/x b=/y --max_loras 4",
+            {"enable_lora": True, "lora_modules": "a=/x,b=/y", "max_loras": 4},
+        ),
         ("m -sc {}", {"speculative_config": "{}"}),
         ("m --speculative_config={}", {"speculative_config": "{}"}),
         (

@@ -28,7 +28,7 @@ def test_the_engines_options_are_known_without_the_engine():
         ("RINGLINE_MAX_MODEL_LENGTH", "RINGLINE_MAX_MODEL_LEN"),
         ("RINGLINE_ADRESS", "RINGLINE_ADDRESS"),
         ("RINGLINE_DETOKENIZER", "RINGLINE_DETOKENIZERS"),
-        ("RINGLINE_ENABLE_LORA", None),  # not RINGLINE_ENABLE_PREFIX_CACHING
+        ("RINGLINE_ENABLE_DBO", None),  # not RINGLINE_ENABLE_PREFIX_CACHING
         ("RINGLINE_ZZZ_UNLIKE_ANY_OTHER", None),
         ("RINGLINE_", None),
     ],

@@ -50,6 +50,7 @@ class Echo:
         self.received += len(data)
 
     Embed = Score = Classify = Tokenize = Detokenize = ListModels = Generate
+    LoadAdapter = UnloadAdapter = ListAdapters = Generate
 
 
 @asynccontextmanager

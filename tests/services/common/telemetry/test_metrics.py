@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.common.telemetry.metrics import Histogram
 from services.detokenizer.metrics import DetokenizerMetrics
-from services.engine.metrics import EngineMetrics, EngineReading
+from services.engine.metrics import AdapterReading, EngineMetrics, EngineReading
 from services.gateway.metrics import GatewayMetrics
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 
@@ -179,7 +179,11 @@ def test_every_series_is_documented():
     """And nothing else is: ``docs/metrics.md`` lists, service by service, what is exported."""
     page = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
     sections = re.split(r"^## ", page.partition("\n## Dashboard and alerts")[0], flags=re.MULTILINE)[1:]
-    reading = EngineReading(**dict.fromkeys(EngineReading.__annotations__, 0) | {"accepted_by_position": (0,)})
+    adapters = AdapterReading(
+        **dict.fromkeys(AdapterReading.__annotations__, 0) | {"running_names": "", "waiting_names": ""}
+    )
+    others = {"accepted_by_position": (0,), "adapters": adapters}
+    reading = EngineReading(**dict.fromkeys(EngineReading.__annotations__, 0) | others)
     services = {
         "Processor": ProcessorMetrics(),
         "Engine": EngineMetrics(lambda: reading),

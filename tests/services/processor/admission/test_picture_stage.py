@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from ringline.inference.v1 import inference_pb2 as pb
 
+from services.processor.admission.model_choice import Chosen
 from services.processor.admission.picture_stage import PictureStage
-from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.media.chat_pictures import take_sources
 from services.processor.metrics import ProcessorMetrics
-from services.processor.request import Request, RequestMessage
+from services.processor.request import Asked, Request, RequestMessage
 from services.processor.served_models import ModelPictures
 from services.ring.errors import Code, Refused, invalid_field
-from tests.services.processor.model_specs import served_model
+from tests.services.processor.model_specs import learned, served_model
 from text_core.pictures.base import ItemPlan, PicturePlan
 from text_core.pictures.prepared import PreparedItem, PreparedPicture, PreparedView
 
@@ -64,15 +64,15 @@ class Stage:
         self.pool, self.queue = Pool(), Queue()
         processor: Any = SimpleNamespace(placeholder="<image>", item_token="<image>")
         model = replace(served_model(), pictures=ModelPictures(b"facts", 3, processor))
-        models: Any = SimpleNamespace(choose=lambda name, digest: (model, None), newest=model)
+        choices: Any = SimpleNamespace(choose=lambda asked, tenant: Chosen(model))
         self.ids = count()
         self.prepared: list[Request] = []
         self.outcomes: list[Any] = []
         self.stage = PictureStage(
             self.pool,  # type: ignore[arg-type]
             self.queue,  # type: ignore[arg-type]
-            models,
-            TenantPolicies(None),
+            learned(),
+            choices,
             ProcessorMetrics(),
             max_bytes=MOST,
             route_timeout=1.0,
@@ -84,7 +84,7 @@ class Stage:
         sources = take_sources(message.chat)
         stream: Any = None
         request = Request(f"r{next(self.ids)}", "c", 1, tenant, stream, 0.0)
-        request.message = RequestMessage(message.SerializeToString(), "", "", 0)
+        request.message = RequestMessage(message.SerializeToString(), Asked(), 0)
         self.stage.add(request, sources, lambda request, outcome: self.outcomes.append(outcome), self.on_prepared)
         return request
 

@@ -10,12 +10,11 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import pooling_pb2
 
+from services.processor.admission.model_choice import Chosen
 from services.processor.admission.pooling_job import QUICK_SIZE, PoolingJob
-from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.request import Request, RequestMessage
-from services.processor.served_models import ServedModel
-from tests.services.processor.model_specs import served_model
+from services.processor.request import Asked, Request, RequestMessage
+from tests.services.processor.model_specs import learned, served_model
 
 
 class OneModel:
@@ -25,16 +24,16 @@ class OneModel:
         described = engine_pb2.GetModelResponse(model="m", pooling=pooling_pb2.PoolingFacts(prompts=prompts))
         self._model = replace(served_model(), model=described)
 
-    def choose(self, name: str, digest: str = "", *, suits: object = None) -> tuple[ServedModel, None]:
-        return self._model, None
+    def choose(self, asked: Asked, tenant: str, suits: object) -> Chosen:
+        return Chosen(self._model)
 
 
 def is_quick(message: PoolingMessage, **prompts: str) -> bool:
     stream: Any = None
     request = Request("r", "c", 1, "tenant", stream, 0.0)
-    kept = RequestMessage(message.SerializeToString(), "", "", 0, kind=type(message))
-    models: Any = OneModel(**prompts)
-    job = PoolingJob(request, kept, lambda *_: None, models, TenantPolicies(None))
+    kept = RequestMessage(message.SerializeToString(), Asked(), 0, kind=type(message))
+    choices: Any = OneModel(**prompts)
+    job = PoolingJob(request, kept, lambda *_: None, learned(), choices)
     assert job.is_ready()
     return job.is_quick
 

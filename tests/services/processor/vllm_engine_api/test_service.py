@@ -28,6 +28,7 @@ from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFact
 from services.processor.vllm_engine_api.service import DESCRIPTION, VllmEngineService
 from services.ring.errors import invalid_field
 from services.ring.identity import PeerId
+from services.ring.model_generations import Generation
 from tests.services.in_process import served, status_of
 from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model, tokenizer
 from tests.services.processor.service_harness import ServiceHarness
@@ -178,7 +179,7 @@ def test_the_load_is_that_of_all_engines(harness: ServiceHarness, monkeypatch: p
     facts = ServerFacts(harness.peers)
     for name, running in (("one", 3), ("two", 5)):
         peer = PeerId(name, 1)
-        engine = LinkedEngine("engine", peer, "", link=None, numerics="")  # type: ignore[arg-type]
+        engine = LinkedEngine("engine", peer, "", link=None, numerics="", generation=Generation("m", ""))  # type: ignore[arg-type]
         engine.load = engine_pb2.Load(
             running_choices=running, waiting_requests=1, waiting_tokens=9, generated_tokens=50
         )

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import google.rpc.status_pb2
+import ringline.types.v1.adapter_pb2
 import ringline.types.v1.constraint_pb2
 import ringline.types.v1.link_pb2
 import ringline.types.v1.output_pb2
@@ -220,10 +221,7 @@ global___MediaPlace = MediaPlace
 
 @typing.final
 class Submit(google.protobuf.message.Message):
-    """A request for the engine. Everything is resolved; a field has a default only where its comment says so.
-
-    Planned: adapter (23).
-    """
+    """A request for the engine. Everything is resolved; a field has a default only where its comment says so."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -249,6 +247,7 @@ class Submit(google.protobuf.message.Message):
     REQUIRES_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     MEDIA_FIELD_NUMBER: builtins.int
     PARSE_FIELD_NUMBER: builtins.int
     REASONING_BUDGET_FIELD_NUMBER: builtins.int
@@ -338,6 +337,14 @@ class Submit(google.protobuf.message.Message):
         """
 
     @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """What is computed beside the model. The digest decides: it is that of the adapter which has the name now, or of an
+        earlier one that is still known here; else the Submit is refused with FAILED_PRECONDITION (ADAPTER_GONE). So is one of
+        epoch 1 without resume whose name stands for no adapter any more. The request waits until the adapter is in memory. A
+        Submit with one names adapters in requires. Default: none.
+        """
+
+    @property
     def media(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaPlace]:
         """Pictures in the prompt, in order. A Submit with any names media in requires. Default: none."""
 
@@ -388,6 +395,7 @@ class Submit(google.protobuf.message.Message):
         requires: collections.abc.Iterable[builtins.str] | None = ...,
         model_digest: builtins.str = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
         media: collections.abc.Iterable[global___MediaPlace] | None = ...,
         parse: ringline.types.v1.part_pb2.ParseParams | None = ...,
         reasoning_budget: global___ReasoningBudget | None = ...,
@@ -395,8 +403,8 @@ class Submit(google.protobuf.message.Message):
         speculation: builtins.bool | None = ...,
         pooling: global___Pooling | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "beam_search", b"beam_search", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "reasoning_budget", b"reasoning_budget", "sampling", b"sampling", "speculation", b"speculation", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "pooling", b"pooling", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "adapter", b"adapter", "beam_search", b"beam_search", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "reasoning_budget", b"reasoning_budget", "sampling", b"sampling", "speculation", b"speculation", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "adapter", b"adapter", "bad_words", b"bad_words", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "pooling", b"pooling", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_budget", b"reasoning_budget", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload
@@ -765,6 +773,7 @@ class AttachResponse(google.protobuf.message.Message):
     LOAD_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     MEDIA_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> ringline.types.v1.link_pb2.Welcome:
         """In the first frame, and only there."""
@@ -793,6 +802,12 @@ class AttachResponse(google.protobuf.message.Message):
     def media(self) -> global___MediaChanges:
         """Which pictures the engine holds, when that changed; the first one of a stream brings all."""
 
+    @property
+    def adapters(self) -> global___AdapterChanges:
+        """Which adapters the engine knows, and which of them are in memory, when that changed; the first ones of a stream bring
+        all. Only for peers whose Hello has the capability adapters.
+        """
+
     def __init__(
         self,
         *,
@@ -803,11 +818,73 @@ class AttachResponse(google.protobuf.message.Message):
         load: global___Load | None = ...,
         draining: ringline.types.v1.link_pb2.Draining | None = ...,
         media: global___MediaChanges | None = ...,
+        adapters: global___AdapterChanges | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "load", b"load", "media", b"media", "outputs", b"outputs", "peers", b"peers", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "load", b"load", "media", b"media", "outputs", b"outputs", "peers", b"peers", "rejections", b"rejections", "welcome", b"welcome"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapters", b"adapters", "draining", b"draining", "load", b"load", "media", b"media", "outputs", b"outputs", "peers", b"peers", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "draining", b"draining", "load", b"load", "media", b"media", "outputs", b"outputs", "peers", b"peers", "rejections", b"rejections", "welcome", b"welcome"]) -> None: ...
 
 global___AttachResponse = AttachResponse
+
+@typing.final
+class AdapterChanges(google.protobuf.message.Message):
+    """How the adapters that an engine knows changed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: builtins.int
+    GONE_FIELD_NUMBER: builtins.int
+    COMPLETE_FIELD_NUMBER: builtins.int
+    complete: builtins.bool
+    """Nothing is left to be told. Until a stream's first frame with it, an adapter that was not named may be known."""
+    @property
+    def states(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AdapterState]:
+        """Those that are new, or of which something changed; at most 256 in a frame. An adapter is told by name and digest."""
+
+    @property
+    def gone(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.adapter_pb2.Adapter]:
+        """Those that the engine no longer computes with; at most 256 in a frame."""
+
+    def __init__(
+        self,
+        *,
+        states: collections.abc.Iterable[global___AdapterState] | None = ...,
+        gone: collections.abc.Iterable[ringline.types.v1.adapter_pb2.Adapter] | None = ...,
+        complete: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete", "gone", b"gone", "states", b"states"]) -> None: ...
+
+global___AdapterChanges = AdapterChanges
+
+@typing.final
+class AdapterState(google.protobuf.message.Message):
+    """What an engine says of an adapter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    CURRENT_FIELD_NUMBER: builtins.int
+    LOADED_FIELD_NUMBER: builtins.int
+    current: builtins.bool
+    """Its name stands for it; while two of a name say so, the one told last counts. False: it was replaced or unloaded. No
+    new request begins with it, but those that have it keep it, and one that began elsewhere may go on.
+    """
+    loaded: builtins.bool
+    """Its weights are in memory: a request for it need not wait until they are read."""
+    @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
+        current: builtins.bool = ...,
+        loaded: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "current", b"current", "loaded", b"loaded"]) -> None: ...
+
+global___AdapterState = AdapterState
 
 @typing.final
 class MediaChanges(google.protobuf.message.Message):
@@ -1204,6 +1281,9 @@ class Load(google.protobuf.message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_BY_POSITION_FIELD_NUMBER: builtins.int
+    ADAPTERS_LOADED_FIELD_NUMBER: builtins.int
+    ADAPTERS_ACTIVE_FIELD_NUMBER: builtins.int
+    ADAPTER_REQUESTS_WAITING_FIELD_NUMBER: builtins.int
     steps: builtins.int
     """Steps computed since start."""
     longest_step_ms: builtins.int
@@ -1242,6 +1322,12 @@ class Load(google.protobuf.message.Message):
     """Tokens that were guessed for them."""
     accepted_draft_tokens: builtins.int
     """Of these, the ones that came true."""
+    adapters_loaded: builtins.int
+    """Adapters in memory."""
+    adapters_active: builtins.int
+    """Of these, the ones that requests have which are being computed or queued."""
+    adapter_requests_waiting: builtins.int
+    """Requests that wait for their adapter, before they are queued; waiting_requests does not count them."""
     @property
     def accepted_by_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """How many drafts came true up to their first token at least, their second and so on; as many as an engine guesses at
@@ -1271,8 +1357,11 @@ class Load(google.protobuf.message.Message):
         draft_tokens: builtins.int = ...,
         accepted_draft_tokens: builtins.int = ...,
         accepted_by_position: collections.abc.Iterable[builtins.int] | None = ...,
+        adapters_loaded: builtins.int = ...,
+        adapters_active: builtins.int = ...,
+        adapter_requests_waiting: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_draft_tokens", b"accepted_draft_tokens", "blocks_total", b"blocks_total", "blocks_used", b"blocks_used", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "generated_tokens", b"generated_tokens", "kv_usage", b"kv_usage", "ledgers", b"ledgers", "longest_step_ms", b"longest_step_ms", "preemptions", b"preemptions", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "running_choices", b"running_choices", "states_total", b"states_total", "states_used", b"states_used", "step_timeout_ms", b"step_timeout_ms", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_draft_tokens", b"accepted_draft_tokens", "adapter_requests_waiting", b"adapter_requests_waiting", "adapters_active", b"adapters_active", "adapters_loaded", b"adapters_loaded", "blocks_total", b"blocks_total", "blocks_used", b"blocks_used", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "generated_tokens", b"generated_tokens", "kv_usage", b"kv_usage", "ledgers", b"ledgers", "longest_step_ms", b"longest_step_ms", "preemptions", b"preemptions", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "running_choices", b"running_choices", "states_total", b"states_total", "states_used", b"states_used", "step_timeout_ms", b"step_timeout_ms", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]) -> None: ...
 
 global___Load = Load
 
@@ -1292,7 +1381,7 @@ global___GetModelRequest = GetModelRequest
 class GetModelResponse(google.protobuf.message.Message):
     """What the engine serves.
 
-    Planned: further served names (19), zone (21), adapters (22).
+    Planned: further served names (19), zone (21).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1321,6 +1410,7 @@ class GetModelResponse(google.protobuf.message.Message):
     MEDIA_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     PICTURE_FACTS_FIELD_NUMBER: builtins.int
     POOLING_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that clients ask for."""
     architecture: builtins.str
@@ -1385,6 +1475,10 @@ class GetModelResponse(google.protobuf.message.Message):
         pooling instead of generate. Default: tokens are generated.
         """
 
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.adapter_pb2.Adapter]:
+        """The adapters whose names requests may give at this moment; at most 10000. Attach says how they change."""
+
     def __init__(
         self,
         *,
@@ -1412,9 +1506,10 @@ class GetModelResponse(google.protobuf.message.Message):
         media_memory_bytes: builtins.int = ...,
         picture_facts: builtins.str = ...,
         pooling: ringline.types.v1.pooling_pb2.PoolingFacts | None = ...,
+        adapters: collections.abc.Iterable[ringline.types.v1.adapter_pb2.Adapter] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling", "pooling", b"pooling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "media_memory_bytes", b"media_memory_bytes", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "picture_facts", b"picture_facts", "pooling", b"pooling", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "media_memory_bytes", b"media_memory_bytes", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "numerics", b"numerics", "picture_facts", b"picture_facts", "pooling", b"pooling", "reasoning_format", b"reasoning_format", "tokenizer_digest", b"tokenizer_digest", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
 
@@ -1691,3 +1786,190 @@ class ProfileResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["step_ms", b"step_ms", "step_tokens", b"step_tokens", "steps", b"steps", "table", b"table"]) -> None: ...
 
 global___ProfileResponse = ProfileResponse
+
+@typing.final
+class LoadAdapterRequest(google.protobuf.message.Message):
+    """Asks to make an adapter known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    REPLACE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """As in Adapter. If it stands for an adapter of other contents, the call fails with ALREADY_EXISTS (ADAPTER_EXISTS) unless
+    replace is set; for one of the same contents, nothing changes.
+    """
+    path: builtins.str
+    """Folder with adapter_config.json and adapter_model.safetensors, at most 4096 bytes: below the engine's --lora-dir, and
+    given from there or from the root. Symbolic links are followed before it is compared.
+    """
+    replace: builtins.bool
+    """Let the name stand for this adapter from now on. Requests that have the earlier one keep it. Default: false."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        path: builtins.str = ...,
+        replace: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "path", b"path", "replace", b"replace"]) -> None: ...
+
+global___LoadAdapterRequest = LoadAdapterRequest
+
+@typing.final
+class LoadAdapterResponse(google.protobuf.message.Message):
+    """The adapter is known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    REPLACED_DIGEST_FIELD_NUMBER: builtins.int
+    replaced_digest: builtins.str
+    """Digest of the adapter that the name stood for before; empty: none, or the same."""
+    @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """The adapter, with its digest."""
+
+    def __init__(
+        self,
+        *,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
+        replaced_digest: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "replaced_digest", b"replaced_digest"]) -> None: ...
+
+global___LoadAdapterResponse = LoadAdapterResponse
+
+@typing.final
+class UnloadAdapterRequest(google.protobuf.message.Message):
+    """Asks to forget an adapter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """As in Adapter. An unknown one is NOT_FOUND (ADAPTER_NOT_FOUND)."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___UnloadAdapterRequest = UnloadAdapterRequest
+
+@typing.final
+class UnloadAdapterResponse(google.protobuf.message.Message):
+    """The adapter is forgotten."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    LIVE_REQUESTS_FIELD_NUMBER: builtins.int
+    live_requests: builtins.int
+    """Requests that still have it, and keep it until they end."""
+    @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """Which it was."""
+
+    def __init__(
+        self,
+        *,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
+        live_requests: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "live_requests", b"live_requests"]) -> None: ...
+
+global___UnloadAdapterResponse = UnloadAdapterResponse
+
+@typing.final
+class ListAdaptersRequest(google.protobuf.message.Message):
+    """Asks for the adapters, page by page."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    after: builtins.str
+    """Names that come behind this one, in order of their bytes. Default: all."""
+    limit: builtins.int
+    """Entries of the answer at most, in [1, 1000]. Default: 1000."""
+    def __init__(
+        self,
+        *,
+        after: builtins.str = ...,
+        limit: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_limit", b"_limit", "limit", b"limit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_limit", b"_limit", "after", b"after", "limit", b"limit"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_limit", b"_limit"]) -> typing.Literal["limit"] | None: ...
+
+global___ListAdaptersRequest = ListAdaptersRequest
+
+@typing.final
+class ListAdaptersResponse(google.protobuf.message.Message):
+    """Adapters by name; a name has several entries while requests keep earlier ones."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """Names follow that are not in it."""
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ListedAdapter]:
+        """In order of names; the entries of one name are never divided between pages, so there may be more than the limit."""
+
+    def __init__(
+        self,
+        *,
+        adapters: collections.abc.Iterable[global___ListedAdapter] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "more", b"more"]) -> None: ...
+
+global___ListAdaptersResponse = ListAdaptersResponse
+
+@typing.final
+class ListedAdapter(google.protobuf.message.Message):
+    """One adapter of an engine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    BASE_MODEL_FIELD_NUMBER: builtins.int
+    LIVE_REQUESTS_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """The folder that it was read from."""
+    rank: builtins.int
+    """The largest rank of its matrices."""
+    memory_bytes: builtins.int
+    """Memory that its weights take, bytes."""
+    base_model: builtins.str
+    """Name of the model that it was made for, as its adapter_config.json says it. Empty: it does not."""
+    live_requests: builtins.int
+    """Requests that have it, waiting ones included."""
+    @property
+    def state(self) -> global___AdapterState:
+        """What Attach says of it."""
+
+    def __init__(
+        self,
+        *,
+        state: global___AdapterState | None = ...,
+        path: builtins.str = ...,
+        rank: builtins.int = ...,
+        memory_bytes: builtins.int = ...,
+        base_model: builtins.str = ...,
+        live_requests: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["state", b"state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base_model", b"base_model", "live_requests", b"live_requests", "memory_bytes", b"memory_bytes", "path", b"path", "rank", b"rank", "state", b"state"]) -> None: ...
+
+global___ListedAdapter = ListedAdapter

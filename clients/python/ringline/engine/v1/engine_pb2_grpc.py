@@ -70,6 +70,21 @@ class EngineServiceStub(object):
                 request_serializer=ringline_dot_engine_dot_v1_dot_engine__pb2.ProfileRequest.SerializeToString,
                 response_deserializer=ringline_dot_engine_dot_v1_dot_engine__pb2.ProfileResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/ringline.engine.v1.EngineService/LoadAdapter',
+                request_serializer=ringline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=ringline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/ringline.engine.v1.EngineService/UnloadAdapter',
+                request_serializer=ringline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=ringline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/ringline.engine.v1.EngineService/ListAdapters',
+                request_serializer=ringline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=ringline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -127,6 +142,28 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Make an adapter known under a name, from a folder that this engine can read. Needs the capability adapters, as the
+        next two.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forget the adapter of a name. New requests for it are refused; running ones keep it until they end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that the engine knows, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -164,6 +201,21 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Profile,
                     request_deserializer=ringline_dot_engine_dot_v1_dot_engine__pb2.ProfileRequest.FromString,
                     response_serializer=ringline_dot_engine_dot_v1_dot_engine__pb2.ProfileResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=ringline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=ringline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=ringline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=ringline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=ringline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=ringline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +408,87 @@ class EngineService(object):
             '/ringline.engine.v1.EngineService/Profile',
             ringline_dot_engine_dot_v1_dot_engine__pb2.ProfileRequest.SerializeToString,
             ringline_dot_engine_dot_v1_dot_engine__pb2.ProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.engine.v1.EngineService/LoadAdapter',
+            ringline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+            ringline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.engine.v1.EngineService/UnloadAdapter',
+            ringline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+            ringline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.engine.v1.EngineService/ListAdapters',
+            ringline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersRequest.SerializeToString,
+            ringline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

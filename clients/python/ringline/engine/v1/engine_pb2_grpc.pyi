@@ -67,6 +67,26 @@ class EngineServiceStub:
     ]
     """Record a profile of the next steps."""
 
+    LoadAdapter: grpc.UnaryUnaryMultiCallable[
+        ringline.engine.v1.engine_pb2.LoadAdapterRequest,
+        ringline.engine.v1.engine_pb2.LoadAdapterResponse,
+    ]
+    """Make an adapter known under a name, from a folder that this engine can read. Needs the capability adapters, as the
+    next two.
+    """
+
+    UnloadAdapter: grpc.UnaryUnaryMultiCallable[
+        ringline.engine.v1.engine_pb2.UnloadAdapterRequest,
+        ringline.engine.v1.engine_pb2.UnloadAdapterResponse,
+    ]
+    """Forget the adapter of a name. New requests for it are refused; running ones keep it until they end."""
+
+    ListAdapters: grpc.UnaryUnaryMultiCallable[
+        ringline.engine.v1.engine_pb2.ListAdaptersRequest,
+        ringline.engine.v1.engine_pb2.ListAdaptersResponse,
+    ]
+    """The adapters that the engine knows, by name."""
+
 class EngineServiceAsyncStub:
     """The engine: token ids in, token ids out. It opens no connections and knows no addresses."""
 
@@ -115,6 +135,26 @@ class EngineServiceAsyncStub:
         ringline.engine.v1.engine_pb2.ProfileResponse,
     ]
     """Record a profile of the next steps."""
+
+    LoadAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.engine.v1.engine_pb2.LoadAdapterRequest,
+        ringline.engine.v1.engine_pb2.LoadAdapterResponse,
+    ]
+    """Make an adapter known under a name, from a folder that this engine can read. Needs the capability adapters, as the
+    next two.
+    """
+
+    UnloadAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.engine.v1.engine_pb2.UnloadAdapterRequest,
+        ringline.engine.v1.engine_pb2.UnloadAdapterResponse,
+    ]
+    """Forget the adapter of a name. New requests for it are refused; running ones keep it until they end."""
+
+    ListAdapters: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.engine.v1.engine_pb2.ListAdaptersRequest,
+        ringline.engine.v1.engine_pb2.ListAdaptersResponse,
+    ]
+    """The adapters that the engine knows, by name."""
 
 class EngineServiceServicer(metaclass=abc.ABCMeta):
     """The engine: token ids in, token ids out. It opens no connections and knows no addresses."""
@@ -178,5 +218,31 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[ringline.engine.v1.engine_pb2.ProfileResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.ProfileResponse]]:
         """Record a profile of the next steps."""
+
+    @abc.abstractmethod
+    def LoadAdapter(
+        self,
+        request: ringline.engine.v1.engine_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.engine.v1.engine_pb2.LoadAdapterResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.LoadAdapterResponse]]:
+        """Make an adapter known under a name, from a folder that this engine can read. Needs the capability adapters, as the
+        next two.
+        """
+
+    @abc.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: ringline.engine.v1.engine_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.engine.v1.engine_pb2.UnloadAdapterResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.UnloadAdapterResponse]]:
+        """Forget the adapter of a name. New requests for it are refused; running ones keep it until they end."""
+
+    @abc.abstractmethod
+    def ListAdapters(
+        self,
+        request: ringline.engine.v1.engine_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.engine.v1.engine_pb2.ListAdaptersResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.ListAdaptersResponse]]:
+        """The adapters that the engine knows, by name."""
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.rpc.status_pb2
+import ringline.types.v1.adapter_pb2
 import ringline.types.v1.constraint_pb2
 import ringline.types.v1.link_pb2
 import ringline.types.v1.output_pb2
@@ -56,10 +57,7 @@ global___Truncation = Truncation
 
 @typing.final
 class GenerateRequest(google.protobuf.message.Message):
-    """One request. An absent field has the default stated at the field.
-
-    Planned: adapter (18).
-    """
+    """One request. An absent field has the default stated at the field."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -80,6 +78,7 @@ class GenerateRequest(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     REQUIRES_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     BEAM_SEARCH_FIELD_NUMBER: builtins.int
     SPECULATION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
@@ -87,7 +86,9 @@ class GenerateRequest(google.protobuf.message.Message):
     requests; optional on Generate. Responses repeat it.
     """
     model: builtins.str
-    """Name of a model of ListModels. Default: the model that is served."""
+    """Name of a model of ListModels; of one of its adapters, alone or behind the model's name and a colon, in place of the
+    field adapter. Default: the model that is served.
+    """
     text: builtins.str
     """Text; not empty."""
     add_special_tokens: builtins.bool
@@ -107,6 +108,10 @@ class GenerateRequest(google.protobuf.message.Message):
     traceparent: builtins.str
     """The caller's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters; a malformed one
     is ignored. Default: the traceparent in the call's metadata, if any.
+    """
+    adapter: builtins.str
+    """Name of one of the model's adapters. A request that depends on it names adapters in requires: a server that does not
+    know this field would ignore it. Default: none, or the one that the field model names.
     """
     speculation: builtins.bool
     """Whether the engine may guess tokens ahead and compute several in one step. The tokens are the same. Default: true."""
@@ -177,11 +182,12 @@ class GenerateRequest(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         requires: collections.abc.Iterable[builtins.str] | None = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
+        adapter: builtins.str = ...,
         beam_search: ringline.types.v1.sampling_pb2.BeamSearch | None = ...,
         speculation: builtins.bool | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "chat", b"chat", "constraint", b"constraint", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_speculation", b"_speculation", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
     @typing.overload
@@ -315,16 +321,14 @@ global___SamplingParams = SamplingParams
 
 @typing.final
 class Resume(google.protobuf.message.Message):
-    """What was delivered of a request before its stream was lost. A chat's pictures are sent again.
-
-    Planned: digest of the adapter (4).
-    """
+    """What was delivered of a request before its stream was lost. A chat's pictures are sent again."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CHOICES_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     NUMERICS_FIELD_NUMBER: builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: builtins.int
     MEDIA_DIGESTS_FIELD_NUMBER: builtins.int
     PROMPT_DIGEST_FIELD_NUMBER: builtins.int
     model_digest: builtins.str
@@ -334,6 +338,11 @@ class Resume(google.protobuf.message.Message):
     numerics: builtins.str
     """As the last Started said: the next Started says whether the tokens are identical to those it would have had.
     Default: not known, and so never identical.
+    """
+    adapter_digest: builtins.str
+    """Digest of the adapter, as Admitted said. The request goes on with those weights alone, also when the adapter's name
+    stands for others by now; if no engine has them, it is refused with UNAVAILABLE (ADAPTER_GONE). Required where any ids
+    were delivered and the request has an adapter.
     """
     prompt_digest: builtins.bytes
     """As Admitted said. A request whose prompt has another digest is refused: a chat template may write the date.
@@ -355,10 +364,11 @@ class Resume(google.protobuf.message.Message):
         choices: collections.abc.Iterable[ringline.types.v1.sampling_pb2.ResumedChoice] | None = ...,
         model_digest: builtins.str = ...,
         numerics: builtins.str = ...,
+        adapter_digest: builtins.str = ...,
         media_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
         prompt_digest: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "media_digests", b"media_digests", "model_digest", b"model_digest", "numerics", b"numerics", "prompt_digest", b"prompt_digest"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_digest", b"adapter_digest", "choices", b"choices", "media_digests", b"media_digests", "model_digest", b"model_digest", "numerics", b"numerics", "prompt_digest", b"prompt_digest"]) -> None: ...
 
 global___Resume = Resume
 
@@ -862,10 +872,7 @@ global___GenerateResponse = GenerateResponse
 
 @typing.final
 class Admitted(google.protobuf.message.Message):
-    """A request as it was accepted. A resume needs this and the delivered ids.
-
-    Planned: adapter with its digest (10).
-    """
+    """A request as it was accepted. A resume needs this and the delivered ids."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -878,6 +885,7 @@ class Admitted(google.protobuf.message.Message):
     SERVER_REQUEST_ID_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     MEDIA_DIGESTS_FIELD_NUMBER: builtins.int
     PROMPT_DIGEST_FIELD_NUMBER: builtins.int
     BEAM_SEARCH_FIELD_NUMBER: builtins.int
@@ -914,6 +922,10 @@ class Admitted(google.protobuf.message.Message):
         """
 
     @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """What is computed beside the model; a resume sends its name, and its digest as adapter_digest. Absent: nothing."""
+
+    @property
     def media_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """One for each picture of the prompt, in order: opaque, of its pixels as the model sees them. A resume sends them."""
 
@@ -933,12 +945,13 @@ class Admitted(google.protobuf.message.Message):
         server_request_id: builtins.str = ...,
         model_digest: builtins.str = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
         media_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
         prompt_digest: builtins.bytes = ...,
         beam_search: ringline.types.v1.sampling_pb2.BeamSearch | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beam_search", b"beam_search", "constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_digest", b"prompt_digest", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "constraint", b"constraint", "media_digests", b"media_digests", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_digest", b"prompt_digest", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
 
 global___Admitted = Admitted
 
@@ -1253,6 +1266,7 @@ class PoolingOptions(google.protobuf.message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     TRUNCATION_FIELD_NUMBER: builtins.int
     MAX_INPUT_TOKENS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     priority: builtins.int
     """As in GenerateRequest."""
     cache_salt: builtins.str
@@ -1269,6 +1283,8 @@ class PoolingOptions(google.protobuf.message.Message):
     """What becomes of an input that is longer than the model takes, or than max_input_tokens. Default: it is refused."""
     max_input_tokens: builtins.int
     """Most tokens of an input, special tokens included, ≥ 1. Default: what the model takes."""
+    adapter: builtins.str
+    """As in GenerateRequest."""
     @property
     def requires(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """As in GenerateRequest."""
@@ -1284,9 +1300,10 @@ class PoolingOptions(google.protobuf.message.Message):
         add_special_tokens: builtins.bool | None = ...,
         truncation: global___Truncation.ValueType = ...,
         max_input_tokens: builtins.int | None = ...,
+        adapter: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_input_tokens", b"_max_input_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "add_special_tokens", b"add_special_tokens", "max_input_tokens", b"max_input_tokens", "priority", b"priority", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_input_tokens", b"_max_input_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "max_input_tokens", b"max_input_tokens", "priority", b"priority", "requires", b"requires", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "truncation", b"truncation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_input_tokens", b"_max_input_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "max_input_tokens", b"max_input_tokens", "priority", b"priority", "requires", b"requires", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "truncation", b"truncation"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
     @typing.overload
@@ -1562,6 +1579,7 @@ class PoolingReport(google.protobuf.message.Message):
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     NUMERICS_FIELD_NUMBER: builtins.int
     SERVER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name of the model."""
     model_digest: builtins.str
@@ -1578,6 +1596,10 @@ class PoolingReport(google.protobuf.message.Message):
     def input_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Tokens of each input, or pair, in order."""
 
+    @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """As in Admitted."""
+
     def __init__(
         self,
         *,
@@ -1587,9 +1609,10 @@ class PoolingReport(google.protobuf.message.Message):
         model_digest: builtins.str = ...,
         numerics: builtins.str = ...,
         server_request_id: builtins.str = ...,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["input_tokens", b"input_tokens", "model", b"model", "model_digest", b"model_digest", "numerics", b"numerics", "server_request_id", b"server_request_id", "usage", b"usage"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "input_tokens", b"input_tokens", "model", b"model", "model_digest", b"model_digest", "numerics", b"numerics", "server_request_id", b"server_request_id", "usage", b"usage"]) -> None: ...
 
 global___PoolingReport = PoolingReport
 
@@ -1877,7 +1900,7 @@ global___ListModelsResponse = ListModelsResponse
 class Model(google.protobuf.message.Message):
     """A model that requests can name.
 
-    Planned: further names (10), adapters (12).
+    Planned: further names (10).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1894,6 +1917,7 @@ class Model(google.protobuf.message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: builtins.int
     POOLING_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     architecture: builtins.str
@@ -1928,6 +1952,12 @@ class Model(google.protobuf.message.Message):
     def pooling(self) -> ringline.types.v1.pooling_pb2.PoolingFacts:
         """What it computes in place of tokens, for Embed, Score and Classify. Absent: it generates tokens."""
 
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.adapter_pb2.Adapter]:
+        """Its adapters that the caller may use now; at most 10000, by name. The model is the parent of each. Where engines differ,
+        as while one is being replaced, the digest is one of theirs.
+        """
+
     def __init__(
         self,
         *,
@@ -1943,8 +1973,196 @@ class Model(google.protobuf.message.Message):
         default_sampling: global___SamplingParams | None = ...,
         num_parameters: builtins.int = ...,
         pooling: ringline.types.v1.pooling_pb2.PoolingFacts | None = ...,
+        adapters: collections.abc.Iterable[ringline.types.v1.adapter_pb2.Adapter] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling", "pooling", b"pooling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "name", b"name", "num_parameters", b"num_parameters", "pooling", b"pooling", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "architecture", b"architecture", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "name", b"name", "num_parameters", b"num_parameters", "pooling", b"pooling", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___Model = Model
+
+@typing.final
+class LoadAdapterRequest(google.protobuf.message.Message):
+    """Asks to make an adapter known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    REPLACE_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Name of a model of ListModels. Default: the model that is served."""
+    name: builtins.str
+    """As in Adapter. If it stands for an adapter of other contents, the call fails with ALREADY_EXISTS (ADAPTER_EXISTS) unless
+    replace is set; for one of the same contents, nothing changes. The name of a model is refused.
+    """
+    path: builtins.str
+    """Folder with adapter_config.json and adapter_model.safetensors, at most 4096 bytes: below each engine's --lora-dir, and
+    given from there or from the root.
+    """
+    replace: builtins.bool
+    """Let the name stand for this adapter from now on. Requests that have the earlier one keep it. Default: false."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        name: builtins.str = ...,
+        path: builtins.str = ...,
+        replace: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "name", b"name", "path", b"path", "replace", b"replace"]) -> None: ...
+
+global___LoadAdapterRequest = LoadAdapterRequest
+
+@typing.final
+class LoadAdapterResponse(google.protobuf.message.Message):
+    """The adapter is known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
+    engines: builtins.int
+    """Engines that know it."""
+    @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """The adapter, with its digest."""
+
+    def __init__(
+        self,
+        *,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
+        engines: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "engines", b"engines"]) -> None: ...
+
+global___LoadAdapterResponse = LoadAdapterResponse
+
+@typing.final
+class UnloadAdapterRequest(google.protobuf.message.Message):
+    """Asks to forget an adapter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Name of a model of ListModels. Default: the model that is served."""
+    name: builtins.str
+    """As in Adapter. One that no engine knows is NOT_FOUND (ADAPTER_NOT_FOUND)."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "name", b"name"]) -> None: ...
+
+global___UnloadAdapterRequest = UnloadAdapterRequest
+
+@typing.final
+class UnloadAdapterResponse(google.protobuf.message.Message):
+    """The adapter is forgotten."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
+    engines: builtins.int
+    """Engines that knew it."""
+    @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """Which it was."""
+
+    def __init__(
+        self,
+        *,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
+        engines: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "engines", b"engines"]) -> None: ...
+
+global___UnloadAdapterResponse = UnloadAdapterResponse
+
+@typing.final
+class ListAdaptersRequest(google.protobuf.message.Message):
+    """Asks for the adapters of a model, page by page."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Name of a model of ListModels. Default: the model that is served."""
+    after: builtins.str
+    """Names that come behind this one, in order of their bytes. Default: all."""
+    limit: builtins.int
+    """Entries of the answer at most, in [1, 1000]. Default: 1000."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        after: builtins.str = ...,
+        limit: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_limit", b"_limit", "limit", b"limit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_limit", b"_limit", "after", b"after", "limit", b"limit", "model", b"model"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_limit", b"_limit"]) -> typing.Literal["limit"] | None: ...
+
+global___ListAdaptersRequest = ListAdaptersRequest
+
+@typing.final
+class ListAdaptersResponse(google.protobuf.message.Message):
+    """Adapters by name; a name has several entries while engines have different ones."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """Names follow that are not in it."""
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ListedAdapter]:
+        """In order of names; the entries of one name are never divided between pages, so there may be more than the limit."""
+
+    def __init__(
+        self,
+        *,
+        adapters: collections.abc.Iterable[global___ListedAdapter] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "more", b"more"]) -> None: ...
+
+global___ListAdaptersResponse = ListAdaptersResponse
+
+@typing.final
+class ListedAdapter(google.protobuf.message.Message):
+    """One adapter of a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
+    LOADED_ENGINES_FIELD_NUMBER: builtins.int
+    engines: builtins.int
+    """Engines at which the name stands for it; 0: running requests keep it."""
+    loaded_engines: builtins.int
+    """Engines that have its weights in memory."""
+    @property
+    def adapter(self) -> ringline.types.v1.adapter_pb2.Adapter:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        adapter: ringline.types.v1.adapter_pb2.Adapter | None = ...,
+        engines: builtins.int = ...,
+        loaded_engines: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "engines", b"engines", "loaded_engines", b"loaded_engines"]) -> None: ...
+
+global___ListedAdapter = ListedAdapter

@@ -75,6 +75,21 @@ class InferenceServiceStub(object):
                 request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/ringline.inference.v1.InferenceService/LoadAdapter',
+                request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/ringline.inference.v1.InferenceService/UnloadAdapter',
+                request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/ringline.inference.v1.InferenceService/ListAdapters',
+                request_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -143,6 +158,28 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Make an adapter known at every engine of a model. PERMISSION_DENIED unless the server allows its clients to. The call
+        fails if any engine refuses, and says which; those that did it keep it, so that the call can be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forget the adapter of a name at every engine of a model that knows it; as LoadAdapter. Running requests keep it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters of a model that the caller may use, and how many engines have them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -185,6 +222,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=ringline_dot_inference_dot_v1_dot_inference__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -404,6 +456,87 @@ class InferenceService(object):
             '/ringline.inference.v1.InferenceService/ListModels',
             ringline_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             ringline_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.inference.v1.InferenceService/LoadAdapter',
+            ringline_dot_inference_dot_v1_dot_inference__pb2.LoadAdapterRequest.SerializeToString,
+            ringline_dot_inference_dot_v1_dot_inference__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.inference.v1.InferenceService/UnloadAdapter',
+            ringline_dot_inference_dot_v1_dot_inference__pb2.UnloadAdapterRequest.SerializeToString,
+            ringline_dot_inference_dot_v1_dot_inference__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringline.inference.v1.InferenceService/ListAdapters',
+            ringline_dot_inference_dot_v1_dot_inference__pb2.ListAdaptersRequest.SerializeToString,
+            ringline_dot_inference_dot_v1_dot_inference__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -78,6 +78,26 @@ class InferenceServiceStub:
     ]
     """The models that requests can name."""
 
+    LoadAdapter: grpc.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.LoadAdapterRequest,
+        ringline.inference.v1.inference_pb2.LoadAdapterResponse,
+    ]
+    """Make an adapter known at every engine of a model. PERMISSION_DENIED unless the server allows its clients to. The call
+    fails if any engine refuses, and says which; those that did it keep it, so that the call can be repeated.
+    """
+
+    UnloadAdapter: grpc.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.UnloadAdapterRequest,
+        ringline.inference.v1.inference_pb2.UnloadAdapterResponse,
+    ]
+    """Forget the adapter of a name at every engine of a model that knows it; as LoadAdapter. Running requests keep it."""
+
+    ListAdapters: grpc.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.ListAdaptersRequest,
+        ringline.inference.v1.inference_pb2.ListAdaptersResponse,
+    ]
+    """The adapters of a model that the caller may use, and how many engines have them."""
+
 class InferenceServiceAsyncStub:
     """The service for clients: text, chats or token ids in; text and token ids out, streamed."""
 
@@ -137,6 +157,26 @@ class InferenceServiceAsyncStub:
         ringline.inference.v1.inference_pb2.ListModelsResponse,
     ]
     """The models that requests can name."""
+
+    LoadAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.LoadAdapterRequest,
+        ringline.inference.v1.inference_pb2.LoadAdapterResponse,
+    ]
+    """Make an adapter known at every engine of a model. PERMISSION_DENIED unless the server allows its clients to. The call
+    fails if any engine refuses, and says which; those that did it keep it, so that the call can be repeated.
+    """
+
+    UnloadAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.UnloadAdapterRequest,
+        ringline.inference.v1.inference_pb2.UnloadAdapterResponse,
+    ]
+    """Forget the adapter of a name at every engine of a model that knows it; as LoadAdapter. Running requests keep it."""
+
+    ListAdapters: grpc.aio.UnaryUnaryMultiCallable[
+        ringline.inference.v1.inference_pb2.ListAdaptersRequest,
+        ringline.inference.v1.inference_pb2.ListAdaptersResponse,
+    ]
+    """The adapters of a model that the caller may use, and how many engines have them."""
 
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """The service for clients: text, chats or token ids in; text and token ids out, streamed."""
@@ -213,5 +253,31 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[ringline.inference.v1.inference_pb2.ListModelsResponse, collections.abc.Awaitable[ringline.inference.v1.inference_pb2.ListModelsResponse]]:
         """The models that requests can name."""
+
+    @abc.abstractmethod
+    def LoadAdapter(
+        self,
+        request: ringline.inference.v1.inference_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.inference.v1.inference_pb2.LoadAdapterResponse, collections.abc.Awaitable[ringline.inference.v1.inference_pb2.LoadAdapterResponse]]:
+        """Make an adapter known at every engine of a model. PERMISSION_DENIED unless the server allows its clients to. The call
+        fails if any engine refuses, and says which; those that did it keep it, so that the call can be repeated.
+        """
+
+    @abc.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: ringline.inference.v1.inference_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.inference.v1.inference_pb2.UnloadAdapterResponse, collections.abc.Awaitable[ringline.inference.v1.inference_pb2.UnloadAdapterResponse]]:
+        """Forget the adapter of a name at every engine of a model that knows it; as LoadAdapter. Running requests keep it."""
+
+    @abc.abstractmethod
+    def ListAdapters(
+        self,
+        request: ringline.inference.v1.inference_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[ringline.inference.v1.inference_pb2.ListAdaptersResponse, collections.abc.Awaitable[ringline.inference.v1.inference_pb2.ListAdaptersResponse]]:
+        """The adapters of a model that the caller may use, and how many engines have them."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -78,6 +78,14 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION: the parts of the service do not fit together, or the model lacks what was asked for."""
     ERROR_REASON_MEDIA_MISSING: _ErrorReason.ValueType  # 25
     """FAILED_PRECONDITION at an engine: it does not hold a picture that a Submit names. Send its chunks again."""
+    ERROR_REASON_ADAPTER_NOT_FOUND: _ErrorReason.ValueType  # 26
+    """NOT_FOUND: the model has no adapter of that name, or none that the caller may use."""
+    ERROR_REASON_ADAPTER_GONE: _ErrorReason.ValueType  # 27
+    """UNAVAILABLE: no engine has the adapter that this request began with. It cannot go on; send it again as a new request.
+    FAILED_PRECONDITION at an engine: it has no adapter of that name and digest.
+    """
+    ERROR_REASON_ADAPTER_EXISTS: _ErrorReason.ValueType  # 28
+    """ALREADY_EXISTS: the name stands for an adapter of other contents."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed, for programs. Every google.rpc.Status of this contract, and of its calls (in the
@@ -146,4 +154,12 @@ ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the parts of the service do not fit together, or the model lacks what was asked for."""
 ERROR_REASON_MEDIA_MISSING: ErrorReason.ValueType  # 25
 """FAILED_PRECONDITION at an engine: it does not hold a picture that a Submit names. Send its chunks again."""
+ERROR_REASON_ADAPTER_NOT_FOUND: ErrorReason.ValueType  # 26
+"""NOT_FOUND: the model has no adapter of that name, or none that the caller may use."""
+ERROR_REASON_ADAPTER_GONE: ErrorReason.ValueType  # 27
+"""UNAVAILABLE: no engine has the adapter that this request began with. It cannot go on; send it again as a new request.
+FAILED_PRECONDITION at an engine: it has no adapter of that name and digest.
+"""
+ERROR_REASON_ADAPTER_EXISTS: ErrorReason.ValueType  # 28
+"""ALREADY_EXISTS: the name stands for an adapter of other contents."""
 global___ErrorReason = ErrorReason

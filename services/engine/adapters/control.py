@@ -1,0 +1,194 @@
+"""How adapters become known: those of the start, those of the watched folder, and LoadAdapter.
+
+Files are read and checked in threads, a few at a time; what comes of it is entered in the registry on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from engine_core.errors import AdapterError, ConfigError
+from services.common.process.run import DaemonThreadPool
+from services.engine.adapters.folder import AdapterFolder
+from services.engine.adapters.modules import LoRAModule
+from services.engine.adapters.registry import AdapterRegistry, Generation
+from services.ring.errors import Code, Reason, Refused, invalid_field
+from services.ring.identity import check_adapter_name
+from services.ring.limits import MAX_ADAPTER_PATH_BYTES
+
+if TYPE_CHECKING:
+    from engine_core.lora.adapter import AdapterFile  # it imports torch
+
+log = structlog.get_logger(__name__)
+
+THREADS = 2
+"""Adapters that are read at a time."""
+MAX_CALLS = 64
+"""Calls of LoadAdapter at a time."""
+POLL_SECONDS = 1.0
+"""Between two scans of the folder."""
+_T = TypeVar("_T")
+_POLL_SHARE, _MOST_SECONDS = 50, 30.0
+"""Scans take at most one part in 50 of the time; but the next one comes after 30 s at the latest."""
+
+
+class AdapterControl:
+    """The adapters of an engine. Use it on the event loop."""
+
+    def __init__(
+        self, registry: AdapterRegistry, open_adapter: Callable[[str], AdapterFile], lora_dir: str | None
+    ) -> None:
+        """``open_adapter`` reads and checks the adapter in a folder; it blocks, and raises ``AdapterError``."""
+        self.registry = registry
+        self._open = open_adapter
+        self._lora_dir = lora_dir
+        self._folder = None if lora_dir is None else AdapterFolder(Path(lora_dir).resolve())
+        self._pool = DaemonThreadPool(THREADS, "adapter files")
+        self._calls = 0
+        self._hurry = asyncio.Event()
+        """Scan the folder now."""
+
+    def close(self) -> None:
+        """Read nothing more; a thread may still be at work."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # From the start
+
+    async def begin(self, modules: list[LoRAModule], model: str) -> None:
+        """Enter the adapters of ``--lora-modules``. Raises ``ConfigError`` or ``AdapterError``."""
+        if self._folder is not None and not await self._in_thread(self._folder.exists):
+            raise ConfigError("lora_dir", self._lora_dir, "a folder that can be read")
+        for module in modules:
+            if module.base_model_name not in (None, model):
+                problem = f"{module.name} to be made for {model}, and it says {module.base_model_name}"
+                raise ConfigError("lora_modules", module.name, problem)
+            try:
+                self._enter(module.name, await self._read(module.path), module.path)
+            except Refused as refused:
+                raise ConfigError("lora_modules", module.name, refused.status.message) from None
+            except AdapterError as error:
+                raise AdapterError(f"--lora-modules {module.name}: {error}") from None
+        if self._folder is None:
+            self.registry.complete()
+
+    async def watch(self) -> None:
+        """Enter what is in the folder, and what changes there, until cancelled; returns at once without a folder."""
+        if self._folder is None:
+            return
+        while True:
+            start = time.monotonic()
+            changes = await self._in_thread(self._folder.scan)
+            seconds = time.monotonic() - start
+            for name in changes.removed:
+                self._leave(name)
+            for name in changes.changed:
+                await self._enter_from_folder(self._folder, name)
+            self.registry.complete()
+            self._hurry.clear()
+            try:
+                async with asyncio.timeout(max(POLL_SECONDS, min(_POLL_SHARE * seconds, _MOST_SECONDS))):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+
+    def look_again(self, generation: Generation) -> None:
+        """An adapter could not be loaded: its files may have changed."""
+        if self._folder is not None and generation.path == self._folder.path_of(generation.name):
+            self._hurry.set()
+
+    async def _enter_from_folder(self, folder: AdapterFolder, name: str) -> None:
+        path = folder.path_of(name)
+        try:
+            file = await self._read(path)
+            now = self.registry.find(name)
+            if now is not None and now.path != path and now.file.digest != file.digest:
+                raise AdapterError(f"the name stands for the adapter of {now.path}: unload it, or rename the folder")
+            self._enter(name, file, path)
+        except (AdapterError, Refused) as error:
+            present = "known as it was" if self.registry.find(name) is not None else "not known"
+            reason = error.status.message if isinstance(error, Refused) else str(error)
+            log.warning("an adapter cannot be used", adapter=name, path=path, reason=reason, now=present)
+
+    def _leave(self, name: str) -> None:
+        """A name left the folder; one that stands for an adapter of elsewhere stays."""
+        assert self._folder is not None
+        generation = self.registry.find(name)
+        if generation is not None and generation.path == self._folder.path_of(name):
+            self.registry.remove(name)
+            log.info("adapter removed", adapter=name, digest=generation.file.digest, users=len(generation.users))
+
+    # Calls
+
+    async def load(self, name: str, path: str, *, replace: bool) -> tuple[Generation, Generation | None]:
+        """Make an adapter known; returns it and the one that it replaces. Raises ``Refused``."""
+        self.registry.check(name)
+        if self._calls >= MAX_CALLS:
+            message = f"limit of {MAX_CALLS} adapters being read reached; retry later"
+            raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms=1000)
+        self._calls += 1
+        try:
+            folder = await self._in_thread(lambda: self._allowed(path))
+            file = await self._read(folder)
+        except AdapterError as error:
+            raise invalid_field("path", str(error)) from None
+        finally:
+            self._calls -= 1
+        now = self.registry.find(name)
+        if now is not None and now.file.digest != file.digest and not replace:
+            message = (
+                f"name: {name!r} stands for another adapter, of digest {now.file.digest[:16]}…: set replace, or choose "
+                "another name"
+            )
+            raise Refused(Code.ALREADY_EXISTS, message, reason=Reason.ADAPTER_EXISTS, field="name")
+        before = self._enter(name, file, folder)
+        known = self.registry.find(name)
+        assert known is not None
+        return known, before
+
+    def unload(self, name: str) -> Generation:
+        """Forget a name. Raises ``Refused``."""
+        check_adapter_name("name", name)
+        if (generation := self.registry.remove(name)) is None:
+            message = f"name: there is no adapter {name!r} here"
+            raise Refused(Code.NOT_FOUND, message, reason=Reason.ADAPTER_NOT_FOUND, field="name")
+        log.info("adapter unloaded", adapter=name, digest=generation.file.digest, users=len(generation.users))
+        return generation
+
+    def _allowed(self, path: str) -> str:
+        """The real path of a folder that may be loaded. Raises ``Refused``. Runs in a thread."""
+        if self._lora_dir is None:
+            message = "path: adapters are loaded from below --lora-dir alone, which this engine was started without"
+            raise Refused(Code.FAILED_PRECONDITION, message, reason=Reason.UNSUPPORTED, field="path")
+        if not 0 < len(path.encode()) <= MAX_ADAPTER_PATH_BYTES or "\0" in path:
+            raise invalid_field("path", f"{path[:80]!r}: expected a folder, of at most {MAX_ADAPTER_PATH_BYTES} bytes")
+        root = Path(self._lora_dir).resolve()
+        found = (root / path).resolve()
+        if root not in found.parents:
+            raise invalid_field("path", f"{path[:200]!r} is not below the engine's --lora-dir")
+        return str(found)
+
+    # Files
+
+    async def _read(self, path: str) -> AdapterFile:
+        return await self._in_thread(lambda: self._open(path))
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _enter(self, name: str, file: AdapterFile, path: str) -> Generation | None:
+        now = self.registry.find(name)
+        before = self.registry.put(name, file, path)
+        if now is self.registry.find(name):
+            return None
+        told = {"adapter": name, "digest": file.digest, "path": path, "rank": file.rank, "bytes": file.nbytes}
+        if before is not None:
+            log.info("adapter replaced", **told, earlier=before.file.digest, users=len(before.users))
+        else:
+            log.info("adapter known", **told)
+        return before

@@ -1,0 +1,166 @@
+"""How adapters become known: at the start, from the watched folder, and by calls; and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine_core.errors import AdapterError, ConfigError
+from engine_core.lora.adapter import AdapterFile
+from services.engine.adapters import control as module
+from services.engine.adapters.control import MAX_CALLS, AdapterControl
+from services.engine.adapters.modules import LoRAModule
+from services.engine.adapters.registry import AdapterRegistry
+from services.ring.errors import Code, Reason, Refused
+from tests.services.engine.adapters.adapter_files import adapter_file, read_file, write_adapter
+from tests.waiting import until
+
+
+def control(lora_dir: Path | None = None) -> AdapterControl:
+    return AdapterControl(AdapterRegistry("base"), read_file, None if lora_dir is None else str(lora_dir))
+
+
+def digest(made: AdapterControl, name: str) -> str | None:
+    known = made.registry.find(name)
+    return None if known is None else known.file.digest
+
+
+@asynccontextmanager
+async def watched(made: AdapterControl, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_POLL_SHARE", 0)
+    task = asyncio.create_task(made.watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_adapters_of_the_start_are_known(tmp_path: Path) -> None:
+    made = control()
+    modules = [LoRAModule("a", write_adapter(tmp_path / "x", "x")), LoRAModule("b", write_adapter(tmp_path / "y", "y"))]
+    await made.begin(modules, "base")
+    assert digest(made, "a") == adapter_file("x").digest
+    assert len(made.registry) == 2
+    assert made.registry.is_complete
+
+
+@pytest.mark.parametrize(
+    ("contents", "name", "base", "error", "text"),
+    [
+        ("half", "a", None, AdapterError, "--lora-modules a: .* ends in the middle"),
+        ("x", "base", None, ConfigError, "'base' is the model's own"),
+        ("x", "a", "other", ConfigError, "a to be made for base, and it says other"),
+    ],
+)
+async def test_an_adapter_of_the_start_that_cannot_be_used_ends_it(
+    tmp_path: Path, contents: str, name: str, base: str | None, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        await control().begin([LoRAModule(name, write_adapter(tmp_path / "x", contents), base)], "base")
+
+
+async def test_a_watched_folder_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a folder that can be read"):
+        await control(tmp_path / "missing").begin([], "base")
+
+
+async def test_a_watched_folder_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_adapter(tmp_path / "a", "x")
+    made = control(tmp_path)
+    await made.begin([], "base")
+    assert not made.registry.is_complete
+    async with watched(made, monkeypatch):
+        await until(lambda: made.registry.is_complete)
+        first = made.registry.find("a")
+        assert first is not None
+        made.registry.use("request", first)
+        write_adapter(tmp_path / "a", "half")
+        write_adapter(tmp_path / "b", "z")
+        await until(lambda: digest(made, "b"))
+        assert digest(made, "a") == adapter_file("x").digest, "it stays as it was while it is half written"
+        write_adapter(tmp_path / "a", "y")
+        await until(lambda: digest(made, "a") == adapter_file("y").digest)
+        assert made.registry.used_by("request") is first
+        assert made.registry.wanted("a", adapter_file("x").digest) is first
+        shutil.rmtree(tmp_path / "a")
+        await until(lambda: made.registry.find("a") is None)
+        assert digest(made, "b")
+
+
+async def test_a_folder_does_not_take_a_name_that_stands_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = control(tmp_path / "dir")
+    write_adapter(tmp_path / "dir" / "a", "y")
+    await made.begin([LoRAModule("a", write_adapter(tmp_path / "own", "x"))], "base")
+    async with watched(made, monkeypatch):
+        await until(lambda: made.registry.is_complete)
+        write_adapter(tmp_path / "dir" / "b", "z")
+        await until(lambda: digest(made, "b"))
+        assert digest(made, "a") == adapter_file("x").digest
+        for name in ("a", "b"):
+            shutil.rmtree(tmp_path / "dir" / name)
+        await until(lambda: digest(made, "b") is None)
+        assert digest(made, "a") == adapter_file("x").digest
+
+
+async def test_a_call_makes_an_adapter_known_and_another_forgets_it(tmp_path: Path) -> None:
+    made = control(tmp_path)
+    path = write_adapter(tmp_path / "x", "x")
+    known, before = await made.load("a", "x", replace=False)
+    assert (known.file.digest, known.path, before) == (adapter_file("x").digest, path, None)
+    assert await made.load("a", path, replace=False) == (known, None), "the same may be said again"
+    write_adapter(tmp_path / "y", "y")
+    with pytest.raises(Refused) as refusal:
+        await made.load("a", "y", replace=False)
+    assert (refusal.value.status.code, refusal.value.status.reason) == (Code.ALREADY_EXISTS, Reason.ADAPTER_EXISTS)
+    assert digest(made, "a") == adapter_file("x").digest
+    later, before = await made.load("a", "y", replace=True)
+    assert (later.file.digest, before) == (adapter_file("y").digest, known)
+    assert made.unload("a") is later
+    with pytest.raises(Refused, match="there is no adapter 'a' here") as refusal:
+        made.unload("a")
+    assert (refusal.value.status.code, refusal.value.status.reason) == (Code.NOT_FOUND, Reason.ADAPTER_NOT_FOUND)
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc", "", ".", "dir/..", "link", "x\0y", "a" * 4097, "missing/x"])
+async def test_a_path_that_leads_outside_is_refused(tmp_path: Path, path: str) -> None:
+    write_adapter(tmp_path / "outside", "x")
+    (tmp_path / "dir" / "dir").mkdir(parents=True)
+    (tmp_path / "dir" / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(Refused) as refusal:
+        await control(tmp_path / "dir").load("a", path, replace=False)
+    assert (refusal.value.status.code, refusal.value.status.field) == (Code.INVALID_ARGUMENT, "path")
+
+
+async def test_nothing_is_loaded_without_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="from below --lora-dir alone") as refusal:
+        await control().load("a", write_adapter(tmp_path / "x", "x"), replace=False)
+    assert refusal.value.status.code == Code.FAILED_PRECONDITION
+
+
+async def test_calls_at_a_time_are_bounded(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    def slow(path: str) -> AdapterFile:
+        assert go.wait(10)
+        return read_file(path)
+
+    made = AdapterControl(AdapterRegistry("base"), slow, str(tmp_path))
+    write_adapter(tmp_path / "x", "x")
+    calls = [asyncio.create_task(made.load(f"a{number}", "x", replace=False)) for number in range(MAX_CALLS + 1)]
+    await until(lambda: calls[-1].done())
+    go.set()
+    *loaded, refused = await asyncio.gather(*calls, return_exceptions=True)
+    assert len(made.registry) == MAX_CALLS
+    assert all(isinstance(each, tuple) for each in loaded)
+    assert isinstance(refused, Refused)
+    assert refused.status.code == Code.RESOURCE_EXHAUSTED
