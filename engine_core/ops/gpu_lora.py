@@ -311,7 +311,9 @@ class TritonLoRAOps(LoRAOps):
         nothing = _empty(rows)
         if self._memory is None:
             size = offsets_of([array.nbytes for array in (*nothing, *nothing)])[-1]
-            self._most_rows, self._memory = rows, torch.empty(size, dtype=torch.uint8, device=self._device)
+            with torch.inference_mode(False):  # or else nothing could be written outside of it
+                self._memory = torch.empty(size, dtype=torch.uint8, device=self._device)
+            self._most_rows = rows
         tiles = _Tiles.of(upload(nothing, self._device, into=self._memory), None)
         self.step = _Step(0, tiles, tiles, None, ranks)
         try:
