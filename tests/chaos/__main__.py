@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.chaos import pictures, vectors
+from tests.chaos.adapters import kind
 from tests.chaos.models import KINDS
 from tests.chaos.run import Options, run
 
@@ -28,7 +29,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--kind",
-        choices=[*KINDS, pictures.KIND, vectors.KIND],
+        choices=[*KINDS, pictures.KIND, vectors.KIND, kind.KIND],
         default=None,
         help="of the model (default: the bundled one)",
     )

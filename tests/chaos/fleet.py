@@ -32,6 +32,7 @@ class Fleet:
         speculation: Mapping[str, Sequence[str]] | None = None,
         divided: bool = False,
         others: Mapping[str, Sequence[str]] | None = None,
+        processor_flags: Sequence[str] = (),
     ) -> None:
         """``others``: flags of engines that serve another model, by their names, which come behind ``engines``.
 
@@ -48,6 +49,7 @@ class Fleet:
         self.ranks = ranks or {}
         self._speculation = speculation or {}
         self._others = others or {}
+        self._processor_flags = processor_flags
         counts = {"engine": engines + len(self._others), "detokenizer": detokenizers, "processor": processors}
         self.names = {kind: [f"{kind}-{index}" for index in range(count)] for kind, count in counts.items()}
         self.wires: dict[str, Wire] = {}
@@ -69,7 +71,7 @@ class Fleet:
         if kind == "processor":
             # So many engines are killed that the limit for poisonous requests would hit innocent ones.
             flags += ["--detokenizers", self._wires(name, "detokenizer"), "--max-crash-resubmits", "1000"]
-            flags += ["--patience", str(self._patience)]
+            flags += ["--patience", str(self._patience), *self._processor_flags]
         return flags
 
     def _share(self, engine: str) -> list[str]:

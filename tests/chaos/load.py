@@ -6,8 +6,9 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ringline import AsyncClient, Delta, RingError
 
@@ -51,6 +52,11 @@ class Tally:
     all_gaps: list[Gap] = field(default_factory=list)
 
 
+class Judge(Protocol):
+    def __call__(self, spec: RequestSpec, outcome: Outcome, *, cancelled: bool) -> Awaitable[dict[Defect, str]]:
+        """The defects of a request."""
+
+
 def connect(addresses: str) -> AsyncClient:
     """A client that resumes at another processor, and is as patient as processors are."""
     return AsyncClient(addresses, patience=PATIENCE, retries=RETRIES, retry_overloaded=True, wait_for_ready=True)
@@ -86,11 +92,14 @@ class ClosedLoop:
         pause: float,
         cut_share: float = 0.0,
         guessing_share: float | None = None,
+        tenants: Mapping[str, Sequence[AsyncClient]] | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """``pause``: mean seconds between two requests of one of ``concurrency`` workers.
 
         ``cut_share``: of requests whose client loses its stream, and resumes. ``guessing_share``: of requests that let
-        engines guess tokens, which the others forbid; None: no request says anything about that.
+        engines guess tokens, which the others forbid; None: no request says anything about that. ``tenants``: clients
+        of requests that name a tenant. ``judge``: by default requests must have their right answers.
         """
         self._clients = clients
         self._specs = specs
@@ -98,6 +107,8 @@ class ClosedLoop:
         self.pause = pause
         self._cut_share = cut_share
         self._guessing_share = guessing_share
+        self._tenants = tenants or {}
+        self._judge = judge or self._compare
         self._stopping = asyncio.Event()
         self._workers = [asyncio.create_task(self._work(random.Random((seed << 8) + i))) for i in range(concurrency)]
         self.tally = Tally()
@@ -120,12 +131,14 @@ class ClosedLoop:
             cancel_after = random_.randint(0, 30) if chance < CANCEL_SHARE else None
             slow = SLOW_PAUSE if CANCEL_SHARE <= chance < CANCEL_SHARE + SLOW_SHARE else 0.0
             cuts = self._cuts(spec, random_) if chance >= 1 - self._cut_share else ()
-            client = random_.choice(self._clients)
+            client = random_.choice(self._tenants.get(spec.tenant, self._clients))
             pause = random_.uniform(0, 2 * self.pause)
             guessing = None if self._guessing_share is None else random_.random() < self._guessing_share
             outcome = await ask(client, spec, cancel_after=cancel_after, slow=slow, cuts=cuts, guessing=guessing)
             self.tally.guessing += guessing is True
-            self._count(spec, outcome, cancelled=cancel_after is not None, slow=slow > 0, cut=bool(cuts))
+            cancelled = cancel_after is not None
+            found = await self._judge(spec, outcome, cancelled=cancelled)
+            self._count(spec, outcome, found, cancelled=cancelled, slow=slow > 0, cut=bool(cuts))
             await asyncio.sleep(pause)
 
     def _cuts(self, spec: RequestSpec, random_: random.Random) -> tuple[int, ...]:
@@ -134,7 +147,19 @@ class ClosedLoop:
             return ()  # vectors come at once
         return random_.randint(1, tokens), tokens
 
-    def _count(self, spec: RequestSpec, outcome: Outcome, *, cancelled: bool, slow: bool, cut: bool) -> None:
+    async def _compare(self, spec: RequestSpec, outcome: Outcome, *, cancelled: bool) -> dict[Defect, str]:
+        return find_defects(outcome, self._answers[spec.name], cancelled=cancelled)
+
+    def _count(
+        self,
+        spec: RequestSpec,
+        outcome: Outcome,
+        found: Mapping[Defect, str],
+        *,
+        cancelled: bool,
+        slow: bool,
+        cut: bool,
+    ) -> None:
         tally = self.tally
         tally.requests += 1
         tally.cancelled += cancelled
@@ -149,7 +174,7 @@ class ClosedLoop:
             tally.pauses += outcome.pauses
             tally.gaps.append(outcome.longest_gap)
             tally.all_gaps += outcome.gaps
-        for defect, words in find_defects(outcome, self._answers[spec.name], cancelled=cancelled).items():
+        for defect, words in found.items():
             tally.defects[defect] += 1
             if len(tally.details) < 50:
                 when = time.strftime("%H:%M:%S", time.gmtime())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ringline import (
+    Adapter,
     Admitted,
     Delta,
     Event,
@@ -100,6 +101,8 @@ class Outcome:
     """The error's reason in the contract."""
     failed: float = math.inf
     """Monotonic time of the error."""
+    adapter: Adapter | None = None
+    """What was computed beside the model, as the request was admitted with it, or resumed."""
     models: list[str] = field(default_factory=list)
     """Digests of the models that computed it, in order, without repeats."""
     stuck: bool = False
@@ -145,7 +148,11 @@ class Outcome:
             case Resumed():
                 self.resumed += 1
             case Admitted():
+                self.adapter = event.adapter
                 self._last_delta = time.monotonic()
+
+    def without_error(self) -> Outcome:
+        return replace(self, error="", reason=None)
 
     def _delta(self, delta: Delta) -> None:
         now = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +32,32 @@ class Pauses:
     """Of each request that noticed a fault."""
 
 
+@dataclass
+class AdapterCounts:
+    """Of a run whose requests name adapters."""
+
+    requests: Counter[str]
+    """By what became of them."""
+    changes: Counter[str]
+    """Loads, unloads and replacements."""
+    problems: list[str] = field(default_factory=list)
+    """What engines lacked when nothing went wrong any more."""
+
+    def all_problems(self) -> list[str]:
+        if self.requests["with adapters"] and self.changes:
+            return self.problems
+        return [*self.problems, "no request named an adapter, or no adapter changed"]
+
+    def line(self) -> str:
+        of = self.requests
+        changes = ", ".join(f"{count} {change}" for change, count in sorted(self.changes.items()))
+        return (
+            f"adapters: {of['with adapters']} requests with adapters, {of['moved']} times moved, {of['not there']} "
+            f"refused as there was none, {of['not permitted']} as not permitted, {of['gone']} ended as no engine had "
+            f"the replaced adapter; changed: {changes or 'nothing'}"
+        )
+
+
 @dataclass(frozen=True)
 class Prefill:
     """TTFT in seconds of a prompt on an idle ring."""
@@ -53,6 +80,8 @@ class Report:
     """Median in seconds of each request's longest gap, while nothing went wrong."""
     pauses: list[Pauses] = field(default_factory=list)
     prefill: Prefill | None = None
+    adapters: AdapterCounts | None = None
+    """None: requests name none."""
     left: dict[str, Any] = field(default_factory=dict)
     """What each process still held after all requests had ended."""
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -75,6 +104,7 @@ class Report:
             found.append("engines guessed no token right")
         found += [f"left at {name}: {held}" for name, held in self.left.items()]
         found += [f"{name} ended with {code}" for name, code in self.exit_codes.items()]
+        found += self.adapters.all_problems() if self.adapters is not None else []
         return found + self.logs.errors
 
     def add(self, phase: Phase) -> None:
@@ -99,6 +129,7 @@ class Report:
                 f"{one.service} {one.kind}": {"faults": one.faults, **_quantiles(one.seconds)} for one in self.pauses
             },
             "prefill_ms": None if self.prefill is None else _prefill_json(self.prefill),
+            "adapters": None if self.adapters is None else asdict(self.adapters),
             "left": {name: held if isinstance(held, list) else asdict(held) for name, held in self.left.items()},
             "exit_codes": self.exit_codes,
             "suspected": self.logs.suspected,
@@ -120,6 +151,8 @@ class Report:
             cost = ", ".join(f"{name} {value}" for name, value in _prefill_json(self.prefill).items())
             lines.append(f"first token of a prompt on an idle ring: {cost}")
         lines.append(f"peers suspected {self.logs.suspected} times, trusted again {self.logs.trusted_again} times")
+        if self.adapters is not None:
+            lines.append(self.adapters.line())
         if self.logs.rank_failures:
             ends = ", ".join(f"{count} × {cause}" for cause, count in self.logs.rank_failures.items())
             lines.append(f"engines ended with their ranks: {ends}")

@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from tests.chaos import budgets, pictures, ranks, speculation, vectors
+from tests.chaos.adapters import kind as adapters
+from tests.chaos.adapters.names import OPERATOR
 from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet
-from tests.chaos.load import CUT_SHARE, ClosedLoop, connect, record_answers
+from tests.chaos.load import CUT_SHARE, PATIENCE, ClosedLoop, connect, record_answers
 from tests.chaos.logs import read_logs
 from tests.chaos.models import make
 from tests.chaos.outcome import Outcome
@@ -56,6 +58,7 @@ class Options:
     """Of the model: one of ``models.KINDS``, or ``pictures.KIND``; None: the bundled one.
 
     ``vectors.KIND``: the bundled one, and beside it engines that make vectors, for a third of the requests.
+    ``adapters.KIND``: the bundled one, with adapters that change, for most of the requests.
     """
     keep: Path | None = None
     """Where logs are kept; by default they are deleted."""
@@ -67,22 +70,31 @@ async def run(options: Options) -> Report:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
         sees, pools = options.kind == pictures.KIND, options.kind == vectors.KIND
-        kind = None if pools else options.kind
+        adapts = options.kind == adapters.KIND
+        kind = None if pools or adapts else options.kind
         model = (pictures.make if sees else partial(make, kind))(directory / "model")
+        adapted = adapters.AdapterChaos(directory, model, options.seed) if adapts else None
         fleet = await stack.enter_async_context(
             Fleet(
                 directory,
                 engines=options.engines,
-                model=[str(model), *(pictures.FLAGS if sees else ())],
+                model=[
+                    str(model),
+                    *(pictures.FLAGS if sees else ()),
+                    *(adapted.engine_flags if adapted is not None else ()),
+                ],
                 ranks=ranks.OPTIONS if options.ranks else None,
                 speculation=speculation.flags(directory, drafts=not sees),
                 divided=options.divided,
                 others=vectors.engines(directory / "vectors", options.engines) if pools else None,
+                patience=adapters.PATIENCE if adapted is not None else PATIENCE,
+                processor_flags=adapted.processor_flags if adapted is not None else (),
             )
         )
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
-        limited = [] if sees else budgets.pool(options.seed, options.per_kind)
-        specs = (pictures.pool if sees else pool)(options.seed, options.per_kind) + limited
+        per_kind = 1 if adapts else options.per_kind
+        limited = [] if sees else budgets.pool(options.seed, per_kind)
+        specs = (pictures.pool if sees else pool)(options.seed, per_kind) + limited
         if pools:
             specs += vectors.pool(options.seed, len(specs) // 2)
         answers = await record_answers(clients[0], specs, options.concurrency, guessing=False)
@@ -90,28 +102,38 @@ async def run(options: Options) -> Report:
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
         report.calm_gap = quantile([one.longest_gap for one in answers.values()], 0.5)
         report.prefill = await prefill_cost(clients[0], _typical_tokens(answers.values()), options.seed)
-        load = ClosedLoop(
-            clients,
-            specs,
-            answers,
-            seed=options.seed,
-            concurrency=options.concurrency,
-            pause=options.pause,
-            cut_share=CUT_SHARE,
-            guessing_share=speculation.SHARE,
-        )
-        async with ranks.restarted(fleet) as seen:
-            if options.pauses:
-                start = time.monotonic()
-                report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
-                report.add(Phase("single faults", time.monotonic() - start, load.next_phase()))
-            if options.seconds:
-                await _chaos(options, fleet, load, report)
-        load.pause = options.rolling_pause
-        for number in range(1, options.rolling + 1):
-            await _rolling_restart(fleet, load, report, number)
-        await load.stop()
-        report.add(Phase("after", 0.0, load.next_phase()))
+        async with AsyncExitStack() as changes:
+            tenants, judge = None, None
+            if adapted is not None:
+                answers |= await adapted.record(clients[0], options.concurrency)
+                specs += adapted.specs
+                tenants = await changes.enter_async_context(adapted.clients(clients))
+                operator = tenants[OPERATOR][0]
+                judge, report.adapters = await changes.enter_async_context(adapted.changing(fleet, operator, answers))
+            load = ClosedLoop(
+                clients,
+                specs,
+                answers,
+                seed=options.seed,
+                concurrency=options.concurrency,
+                pause=options.pause,
+                cut_share=CUT_SHARE,
+                guessing_share=speculation.SHARE,
+                tenants=tenants,
+                judge=judge,
+            )
+            async with ranks.restarted(fleet) as seen:
+                if options.pauses:
+                    start = time.monotonic()
+                    report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
+                    report.add(Phase("single faults", time.monotonic() - start, load.next_phase()))
+                if options.seconds:
+                    await _chaos(options, fleet, load, report)
+            load.pause = options.rolling_pause
+            for number in range(1, options.rolling + 1):
+                await _rolling_restart(fleet, load, report, number)
+            await load.stop()
+            report.add(Phase("after", 0.0, load.next_phase()))
         report.left = await _left(fleet)
         # Processors first: one whose engine is gone would log that its requests were cut off.
         for name in reversed(fleet.processes):

@@ -49,6 +49,8 @@ class RequestSpec:
     options: dict[str, Any] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
     """Whose vectors are asked for, in place of an answer."""
+    tenant: str = ""
+    """Who asks; empty: the request does not say."""
 
     def arguments(self) -> dict[str, Any]:
         prompt = {"messages": list(self.messages)} if self.messages else {"prompt": self.prompt}
