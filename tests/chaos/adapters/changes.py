@@ -76,10 +76,11 @@ class Operator:
         return [f"{engine} has {has} instead of {expected}" for engine, has in now.items() if has != expected]
 
     async def _work(self) -> None:
+        changing = [each for each in NAMES.values() if each.change not in (Change.NEVER, Change.MISSING)]
         while True:
             await asyncio.sleep(self._random.uniform(0, 2 * PAUSE))
             self._changes += 1
-            self._change(self._random.choice(list(NAMES.values())))
+            self._change(self._random.choice(changing))
 
     def _change(self, name: Name) -> None:
         now, path = self.wanted[name.name], self._folder / name.name

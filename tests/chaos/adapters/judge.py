@@ -15,6 +15,8 @@ from tests.chaos.workload import RequestSpec
 LAG = 8.0
 """Seconds in which processors may believe what was so: wires are delayed for 5 s, or held until a peer is suspected."""
 _NOT_THERE = ("ADAPTER_NOT_FOUND", "MODEL_NOT_FOUND")
+_NOT_YET_THERE = "attached have no adapter"
+"""In the error of a processor some of whose engines are away: they may have it."""
 _GONE = "ADAPTER_GONE"
 
 
@@ -67,7 +69,7 @@ class Judge:
 
     def _refused(self, spec: AdapterSpec, outcome: Outcome, ended: float, *, cancelled: bool) -> dict[Defect, str]:
         """Of a request that got nothing."""
-        if outcome.reason in _NOT_THERE:
+        if outcome.reason in _NOT_THERE or _NOT_YET_THERE in outcome.error:
             if names := list(_names_of_others(spec, outcome.error)):
                 return {Defect.ALTERED: f"tenant {spec.tenant!r} was told of {names}"}
             if not spec.is_permitted:
