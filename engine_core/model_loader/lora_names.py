@@ -41,18 +41,18 @@ class ModuleNames:
             name = text_name(weight).removesuffix(".weight")
         name = self.model.renamed(name)
         for ours, theirs in _renamed_modules(self.model_type):
-            name = f"{name}.".replace(theirs, ours).removesuffix(".")
+            name = f"{name}.weight".replace(theirs, ours).removesuffix(".weight")
         return name
 
 
 @cache
 def _renamed_modules(model_type: str) -> tuple[tuple[str, str], ...]:
-    """Parts of names: a checkpoint's, and that of the module in transformers' model."""
+    """Parts of weights' names: a checkpoint's, and that in transformers' model."""
     found = []
     for each in get_checkpoint_conversion_mapping(model_type) or []:  # type: ignore[no-untyped-call]
         if type(each) is not WeightRenaming:
             continue
         for ours, theirs in zip(each.source_patterns, each.target_patterns, strict=False):
-            if _LITERAL.fullmatch(ours) and _LITERAL.fullmatch(theirs) and theirs.endswith("."):
+            if _LITERAL.fullmatch(ours) and _LITERAL.fullmatch(theirs) and theirs.endswith((".", ".weight")):
                 found.append((ours.replace("\\", ""), theirs.replace("\\", "")))
     return tuple(found)

@@ -1,0 +1,66 @@
+"""Adapters of experts, routers and latents: rows have the log probabilities that PEFT computes, for every family's
+layout of experts' parameters, and over quantized weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PretrainedConfig
+
+from engine_core.llm import LoRARequest
+from tests.engine_core.models.families import OWN, configuration
+from tests.engine_core.models.tiny_models import make_model, save_model
+
+from .test_parity import FAR, NEAR, SCORED, Adapted, adapt, difference, engine, prompt
+
+LINEAR = ["q_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "down_proj"]
+"""Of any family; PEFT cannot adapt all linear layers of each."""
+IN_EVERY_RUN = ("gpt_oss-padded-tied", "llama4_text", "deepseek_v3", "mixtral", "nemotron_h")
+
+
+def has_experts(config: PretrainedConfig) -> bool:
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "kv_lora_rank")
+    return any((getattr(config, name, None) or 0) > 0 for name in counts)
+
+
+def adapt_experts(base: Any, path: Path, seed: int, **fields: Any) -> Adapted:
+    """An adapter of experts and routers, too."""
+    parameters = set()
+    for name, parameter in base.named_parameters():
+        of_layer = name.partition(".layers.")[2].partition(".")[2]
+        is_router = parameter.ndim == 2 and of_layer.endswith((".gate.weight", ".router.weight"))
+        if (parameter.ndim == 3 and "experts." in of_layer) or is_router:
+            parameters.add(of_layer)
+    return adapt(base, path, seed, target_modules=LINEAR, target_parameters=sorted(parameters), **fields)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name in IN_EVERY_RUN else [pytest.mark.models])
+        for name, config in OWN.items()
+        if has_experts(config)
+    ],
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Adapted]]:
+    """A checkpoint, and two adapters of it with other ranks."""
+    directory = tmp_path_factory.mktemp(request.param)
+    base = make_model(configuration(request.param), seed=3)
+    save_model(base, directory / "base")
+    return directory / "base", [adapt_experts(base, directory / f"{seed}", seed, r=3 + seed) for seed in (1, 2)]
+
+
+def test_logprobs_are_those_of_peft(pair: tuple[Path, list[Adapted]]) -> None:
+    """In steps of 24 tokens, in which several adapters meet."""
+    directory, adapters = pair
+    first, second = (LoRARequest(each.path.name, at, each.path) for at, each in enumerate(adapters, 1))
+    with engine(directory, max_num_batched_tokens=24) as llm:
+        prompts = [prompt(31), prompt(17), prompt(31), prompt(9)]
+        outputs = llm.generate(prompts, SCORED, lora_request=[first, None, second, first])
+    models = [adapters[0].model, adapters[0].base, adapters[1].model, adapters[0].model]
+    for model, output in zip(models, outputs, strict=True):
+        assert difference(model, output) < NEAR
+    assert min(difference(adapters[0].base, outputs[each]) for each in (0, 2)) > FAR
