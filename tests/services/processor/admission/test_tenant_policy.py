@@ -44,7 +44,7 @@ def test_a_policy_file_with_mistakes_is_refused(text: str, words: str, tmp_path:
         TenantPolicies(str(tmp_path / "t"))
 
 
-def test_an_adapter_is_permitted_by_its_name_with_or_without_its_model_or_with_all_of_its_model(tmp_path: Path) -> None:
+def test_an_adapter_is_permitted_by_one_of_its_names_or_with_all_of_its_model(tmp_path: Path) -> None:
     tenants = {"none": '["m"]', "name": '["a"]', "both": '["m:a"]', "all": '["m:*"]', "every": None}
     text = "".join(
         f"[tenants.{name}]\n{'' if models is None else f'models = {models}'}\n" for name, models in tenants.items()
