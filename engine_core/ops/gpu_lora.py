@@ -14,6 +14,7 @@ from engine_core.async_copy import offsets_of, upload
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.lora import expand, shrink
 from engine_core.ops.lora import (
+    ExpertsLoRA,
     LoRAOp,
     LoRAOps,
     LoRAOutputs,
@@ -242,6 +243,10 @@ class TritonLoRAOps(LoRAOps):
         self._next_layer()
         return op
 
+    def experts(self) -> ExpertsLoRA:
+        """Is never asked to add: ``OpsBackend.adapts_experts``."""
+        return ExpertsLoRA(self.num_layers)
+
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         unpacked = {number: _Layer(weights) for number, weights in layers.items() if weights.outputs}
         matrices = [matrix for layer in unpacked.values() for matrix in layer.matrices]
@@ -306,7 +311,9 @@ class TritonLoRAOps(LoRAOps):
         nothing = _empty(rows)
         if self._memory is None:
             size = offsets_of([array.nbytes for array in (*nothing, *nothing)])[-1]
-            self._most_rows, self._memory = rows, torch.empty(size, dtype=torch.uint8, device=self._device)
+            with torch.inference_mode(False):  # or else nothing could be written outside of it
+                self._memory = torch.empty(size, dtype=torch.uint8, device=self._device)
+            self._most_rows = rows
         tiles = _Tiles.of(upload(nothing, self._device, into=self._memory), None)
         self.step = _Step(0, tiles, tiles, None, ranks)
         try:

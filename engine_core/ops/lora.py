@@ -168,7 +168,7 @@ class LoRAOps(ABC):
 
         Only ops of GPUs can.
         """
-        raise NotImplementedError(f"{type(self).__name__} launches nothing that could be captured")
+        raise RuntimeError(f"{type(self).__name__} launches nothing that a graph could capture")
 
     def _next_layer(self) -> int:
         self.num_layers += 1

@@ -203,7 +203,7 @@ class AsyncEngine:
 
     def adapter_failed(self, generation: Generation) -> None:
         assert self.adapters is not None
-        self.adapters.look_again(generation)
+        self.adapters.suspect(generation)
 
     # Peers
 

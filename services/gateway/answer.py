@@ -29,6 +29,7 @@ from ringline.request import build_tokenize
 from ringline.results import Tokenization, tokenization_from
 
 from services.gateway.http.call import Call, types_checked
+from services.gateway.model_names import answered_model
 
 MAX_ID_CHARACTERS = 90
 """Characters of the caller's id in the ring's request id; a unique suffix follows."""
@@ -70,6 +71,7 @@ class Answer:
         first: Event | None,
         *,
         whole: bool,
+        asked_model: str | None = None,
     ) -> None:
         """Use ``begin``. ``first``: the first ask's first event, if taken already; ``events`` follow it."""
         self._call = call
@@ -77,6 +79,7 @@ class Answer:
         self._events = events
         self._first = first
         self._whole = whole
+        self._asked_model = asked_model
         self._closed = False
 
     @classmethod
@@ -100,7 +103,8 @@ class Answer:
                 waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
                 await asyncio.gather(*waiting)
             _check_prompts(asks, streams)
-            return cls(call, streams, events, await _wait_for_start(events[0]), whole=whole)
+            asked = asks[0].options.get("model")
+            return cls(call, streams, events, await _wait_for_start(events[0]), whole=whole, asked_model=asked)
         except BaseException:
             for task in waiting:
                 task.cancel()
@@ -113,6 +117,12 @@ class Answer:
     def admitted(self) -> Sequence[Admitted]:
         """Each ask's Admitted event."""
         return [request for stream in self._streams if (request := stream.request) is not None]
+
+    @property
+    def model(self) -> str:
+        """The name of the model that the answer has."""
+        first = self.admitted[0]
+        return answered_model(self._asked_model, first.model, "" if first.adapter is None else first.adapter.name)
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
         """The events after Admitted, each with its ask's index. Raises the first RingError."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
-from services.gateway.openai import chat, completions, models, tokenize
+from services.gateway.openai import adapters, chat, completions, models, tokenize
 from services.gateway.openai.responses import endpoint as responses
 from services.gateway.page import page
 from services.gateway.pooling import cohere, embeddings, labels, llama_cpp, rerank, results, scores, tei
@@ -16,6 +16,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     *chat.ENDPOINTS,
     *completions.ENDPOINTS,
     *models.ENDPOINTS,
+    *adapters.ENDPOINTS,
     *tokenize.ENDPOINTS,
     *responses.ENDPOINTS,
     *messages.ENDPOINTS,

@@ -9,7 +9,7 @@ _READINESS = "/health says whether requests are served, /live whether the gatewa
 _RENDERING = "/tokenize takes messages, too, and with return_token_strs it shows the prompt"
 _STATE = "/v1/models has the models that are served, /metrics what runs"
 _VECTORS = "/v1/embeddings makes vectors of texts, /rerank puts documents in order, /score compares texts"
-_NO_ADAPTERS = "there are no adapters; merge them into the model's weights"
+_ADAPTERS = "/v1/models has the adapters, whose names requests give as their model"
 _ONE_MODALITY = "text is the only modality"
 _NO_STORE = "nothing is stored, and every request is answered while its client waits"
 _UNPREFIXED = "this path is without /v1"
@@ -28,8 +28,8 @@ _ROOMS: Mapping[tuple[str, ...], str] = {
     ("/props", "/v1/props", "/slots", "/v1/slots", "/load", "/server_info"): _STATE,
     ("/get_model_info", "/model_info", "/get_server_info", "/api/tags", "/api/show", "/api/ps"): _STATE,
     ("/v1/embedding", "/api/embed", "/api/embeddings", "/encode", "/embed_sparse"): _VECTORS,
-    ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"): _NO_ADAPTERS,
-    ("/load_lora_adapter", "/unload_lora_adapter"): _NO_ADAPTERS,
+    ("/lora-adapters",): _ADAPTERS,
+    ("/load_lora_adapter", "/unload_lora_adapter"): _UNPREFIXED,
     # OpenAI, Anthropic
     ("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"): _ONE_MODALITY,
     ("/v1/files", "/v1/batches", "/v1/uploads", "/v1/fine_tuning", "/v1/evals", "/v1/vector_stores"): _NO_STORE,

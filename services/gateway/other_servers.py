@@ -16,7 +16,6 @@ from services.gateway.http.api_error import invalid, shown
 _TOKENS = "temperature, min_p, top_k and top_p choose among tokens, in this order"
 _REPETITIONS = "repetition_penalty, frequency_penalty and presence_penalty make repetitions less likely"
 _DIVIDED = "reasoning is a part of its own; include_reasoning false leaves it out of chats"
-_ADAPTERS = "there are no adapters; merge them into the model's weights"
 _WITHIN = "give its members in the request itself"
 _OFF = "Part of `{}`, which is off."
 
@@ -76,8 +75,11 @@ class OtherServers(Body):
     t_max_predict_ms: Annotated[Any, refused("max_tokens limits an answer", 0, below=0)] = None
     response_fields: Annotated[Any, refused("an answer has all of its fields", [])] = None
     post_sampling_probs: Annotated[Any, refused("log probabilities are of the raw logits", False)] = None
-    lora: Annotated[Any, refused(_ADAPTERS, [])] = None
-    lora_path: Annotated[Any, refused(_ADAPTERS, "", [])] = None
+    lora: Annotated[Any, refused("name an adapter as the model; it has its own scale", [])] = None
+    adapter: Annotated[str | None, passed("Ringline's: an adapter of the model; or name it as the `model`.")] = None
+    lora_path: Annotated[
+        str | list[str] | None, same("adapter", note="SGLang's `adapter`: its name.", neutral=("", []))
+    ] = None
     thinking_budget_tokens: Budget = None
     thinking_budget: Budget = None
     reasoning_budget: Budget = None

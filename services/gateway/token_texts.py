@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from ringline import AsyncClient
 from ringline.errors import NotFound
 
+from services.gateway.model_names import find_model
+
 MAX_TOKENIZERS = 4
 """In the cache, which drops the least recently used."""
 _IDS_PER_CALL = 4096
@@ -27,16 +29,17 @@ class TokenTexts:
         self._ids_per_call = ids_per_call
 
     @classmethod
-    async def of_model(cls, client: AsyncClient, name: str) -> TokenTexts:
-        """Raises ``NotFound`` unless the caller may use the model."""
-        model = next((one for one in await client.models() if one.name == name), None)
+    async def of_model(cls, client: AsyncClient, *names: str) -> TokenTexts:
+        """``names``: those that it may have for the caller. Raises ``NotFound`` unless the caller may use the model."""
+        models = await client.models()
+        model = next((found for name in names if (found := find_model(name, models)) is not None), None)
         if model is None:
-            raise NotFound(f"model {name[:200]!r} is not served any more")
+            raise NotFound(f"model {names[0][:200]!r} is not served any more")
         known = _known.setdefault(model.tokenizer_digest, {})
         _known.move_to_end(model.tokenizer_digest)
         if len(_known) > MAX_TOKENIZERS:
             _known.popitem(last=False)
-        return cls(client, name, known, min(_IDS_PER_CALL, model.max_model_len))
+        return cls(client, model.name, known, min(_IDS_PER_CALL, model.max_model_len))
 
     async def load(self, token_ids: Iterable[int]) -> None:
         """Fetch ids not yet known."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import repeat
 
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
-from ringline.types.v1 import pooling_pb2
+from ringline.types.v1 import adapter_pb2, pooling_pb2
 
 from tests.clients.scripted_server import ScriptedInference, status
 
@@ -47,6 +48,7 @@ class PoolingInference(ScriptedInference):
         self.extra_values = b""
         """Sent behind the values, which nobody expects."""
         self.numerics = iter(["n0"] * 1000)
+        self.adapters_used: Iterator[adapter_pb2.Adapter | None] = repeat(None)
         self.model.pooling.CopyFrom(
             pooling_pb2.PoolingFacts(
                 tasks=[pooling_pb2.POOLING_TASK_EMBED, pooling_pb2.POOLING_TASK_CLASSIFY, 99],
@@ -118,6 +120,7 @@ class PoolingInference(ScriptedInference):
             model="tiny",
             model_digest="d",
             numerics=next(self.numerics),
+            adapter=next(self.adapters_used),
             server_request_id=f"r{len(self.pooled)}",
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
-from ringline.types.v1 import link_pb2, output_pb2, part_pb2
+from ringline.types.v1 import adapter_pb2, link_pb2, output_pb2, part_pb2
 
 from tests.ports import HeldPort
 
@@ -188,6 +188,11 @@ class ScriptedInference(InferenceServiceServicer):
         self.tokenized: list[pb.TokenizeRequest] = []
         self.unary_failures: list[grpc.StatusCode] = []
         """Statuses of the next unary calls."""
+        self.adapters: list[pb.ListedAdapter] = []
+        self.adapters_per_page = 2
+        self.refuse_control: Callable[[Message, grpc.aio.ServicerContext], Awaitable[None]] | None = None
+        """Ends the next calls that change adapters."""
+        self.controlled: list[pb.LoadAdapterRequest | pb.UnloadAdapterRequest] = []
         self.tokenize_refusal: status_pb2.Status | None = None
         """How all that is to be tokenized is refused."""
 
@@ -284,6 +289,27 @@ class ScriptedInference(InferenceServiceServicer):
     async def ListModels(self, request, context):
         await self._fail_unary(context)
         return pb.ListModelsResponse(models=[*self.listed_before, *([self.model] if self.model else [])])
+
+    async def ListAdapters(self, request, context):
+        await self._fail_unary(context)
+        behind = [each for each in self.adapters if each.adapter.name > request.after]
+        return pb.ListAdaptersResponse(
+            adapters=behind[: self.adapters_per_page], more=len(behind) > self.adapters_per_page
+        )
+
+    async def LoadAdapter(self, request, context):
+        await self._fail_unary(context)
+        if self.refuse_control is not None:
+            await self.refuse_control(request, context)
+        self.controlled.append(request)
+        return pb.LoadAdapterResponse(adapter=adapter_pb2.Adapter(name=request.name, digest="1" * 64), engines=2)
+
+    async def UnloadAdapter(self, request, context):
+        await self._fail_unary(context)
+        if self.refuse_control is not None:
+            await self.refuse_control(request, context)
+        self.controlled.append(request)
+        return pb.UnloadAdapterResponse(adapter=adapter_pb2.Adapter(name=request.name, digest="1" * 64), engines=2)
 
     async def _fail_unary(self, context) -> None:
         if self.unary_failures:

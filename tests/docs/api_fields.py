@@ -13,6 +13,7 @@ import msgspec
 
 from services.gateway.anthropic.request import CountRequest, MessageRequest
 from services.gateway.fields import Body, Field, Support, declared
+from services.gateway.openai import adapters
 from services.gateway.openai.chat import ChatRequest
 from services.gateway.openai.completions import CompletionRequest
 from services.gateway.openai.responses.request import ResponseRequest
@@ -48,6 +49,8 @@ ENDPOINTS: Mapping[str, type[Body]] = {
     "/similarity": tei.SimilarityRequest,
     **dict.fromkeys(("/v2/embed", "/v1/embed"), cohere.EmbedRequest),
     "/embedding": llama_cpp.EmbeddingRequest,
+    "/v1/load_lora_adapter": adapters.LoadRequest,
+    "/v1/unload_lora_adapter": adapters.UnloadRequest,
 }
 """The bodies of requests, by path."""
 _SHARED: Mapping[type[Body], str] = {

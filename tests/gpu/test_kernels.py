@@ -23,6 +23,7 @@ from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
 from engine_core.ops.states import RecurrenceParameters, StateOps
 from engine_core.ops.torch import TorchBackend
+from engine_core.platforms.cuda_graphs import CudaGraphRecorder
 from engine_core.sampling import noise
 from engine_core.states.base import LayerState, StateMetadata
 from engine_core.weights.experts import ExpertsShape, ExpertWeights
@@ -37,9 +38,10 @@ from tests.engine_core.attention.sequences import (
     make_sequences,
 )
 from tests.engine_core.ops.experts import chosen, load, numbers, weights_of
+from tests.engine_core.ops.lora_layers import Layer, Part, Shape, places_of
 from tests.engine_core.ops.quantized_weights import random_weight
 from tests.engine_core.ops.state_steps import States
-from tests.gpu.device import DEVICE, ON_CARD, PROCESSORS, WIDE, sized
+from tests.gpu.device import DEVICE, ON_CARD, PROCESSORS, WIDE, needs_card, sized
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -169,6 +171,57 @@ def test_products_by_the_library(dtype: torch.dtype) -> None:
     groups, inputs = on_device(3, 40, 32, dtype=dtype, seed=7, size=0.2), on_device(6, 3, 48, dtype=dtype)[..., :32]
     for layers in (OPS, LIBRARY):
         close(layers.grouped_linear(groups)(inputs), REFERENCE.grouped_linear(groups)(inputs), dtype)
+
+
+ADAPTED, ADAPTED_SIDE_BY_SIDE = sized(
+    (Shape(0, 4096, 6144), Shape(16, 128, 512, 1, 16)), (Shape(0, 208, 200), Shape(2, 64, 200, 1, 2))
+)
+
+
+def adapters_of(shape: Shape) -> list[list[Part]]:
+    """Mixed ranks, outputs that no part has between those of parts, and parts of few columns and of many."""
+    end = shape.outputs
+    fused = [Part(range(end // 2), 16), Part(range(end // 2, end - 50), 5), Part(range(end - 50, end), 40)]
+    scattered = [Part([*range(16), *range(24, 40), *range(41, 49, 2)], 33), Part([17, end - 1], 3)]
+    return [fused, [Part(range(end), 8)], [Part(range(30, 37), 1)], scattered]
+
+
+@pytest.mark.parametrize("shape", [ADAPTED, pytest.param(ADAPTED_SIDE_BY_SIDE, marks=WIDE)], ids=["linear", "grouped"])
+@TWO_TYPES
+def test_adapters(shape: Shape, dtype: torch.dtype) -> None:
+    """Among rows of others and of none, and bit for bit alone; strided, and into float32."""
+    count, adapters = sized(300, 50), adapters_of(shape)
+    made, by_torch = (Layer.make(ops, shape, adapters, dtype) for ops in (OPS.lora_ops(), REFERENCE.lora_ops()))
+    places = [*places_of(count - 40, len(adapters)), *[0] * 40]
+    for wide in (False, True):
+        x = shape.numbers(count, shape.inputs + 16, dtype, seed=1)[..., 16:]
+        y = shape.numbers(count, shape.outputs + 8, torch.float32 if wide else dtype, seed=2)[..., 3:-5]
+        expected = by_torch.added(x, y, by_torch.step(places), 0.75)
+        x, y = x.to(DEVICE), y.to(DEVICE)
+        together = made.added(x, y, made.step(places), 0.75)
+        close(together.cpu(), expected, dtype)
+        untouched = [row for row, place in enumerate(places) if place < 0]
+        assert torch.equal(together[untouched], y[untouched])
+        for row in (0, count // 2, count - 1):
+            alone, own = made.step(places[row : row + 1], order=[max(0, places[row])]), slice(row, row + 1)
+            assert torch.equal(made.added(x[own], y[own], alone, 0.75), together[own])
+
+
+@needs_card
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
+def test_captured_launches_add_what_adapters_of_each_step_add(dtype: torch.dtype) -> None:
+    """They come and go between replays; a step may have fewer rows than are captured."""
+    made = Layer.make(OPS.lora_ops(), ADAPTED, adapters_of(ADAPTED), dtype)
+    x, y = (on_device(8, width, dtype=dtype, seed=width) for width in ADAPTED[1:3])
+    with made.ops.rehearsing(8, ranks=96):
+        graph = CudaGraphRecorder().record(lambda: made.op(x, y))
+    for places in ([3], [1, -1, 3, 0, 0, 2, 1, 3], [-1, -1], [2, 2, 2]):
+        kept, rows = y.clone(), len(places)
+        step = made.step(places, order=sorted({place for place in places if place >= 0}, reverse=True))
+        with made.ops.computing(step):
+            graph.replay()
+        assert torch.equal(y[:rows], made.added(x[:rows], kept[:rows], step))
+        assert torch.equal(y[rows:], kept[rows:])
 
 
 FLOAT8 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())

@@ -105,6 +105,7 @@ SCENARIOS = {
     "engine_core/models": "against_transformers bitwise_stability config_errors encoders families long_generation "
     "longrope multimodal published shared_caches single_fields stages tensors_left_out transformers_fallback "
     "unlike_layers",
+    "engine_core/ops": "experts_lora",
     "engine_core/pooling": "encoders precision rewards",
     "engine_core/quantization": "rounded_experts",
     "engine_core/scheduling": "stages",

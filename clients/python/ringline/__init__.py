@@ -39,7 +39,7 @@ from ringline.options import (
     TextPart,
     ToolCalls,
 )
-from ringline.outputs import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
+from ringline.outputs import Adapter, Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
 from ringline.parts import Content, ParseError, Part, Reasoning, ToolCall, ToolCallPiece
 from ringline.pooling import Classification, Classifications, Embeddings, PoolingReport, Ranked, Ranking, Scores
 from ringline.results import (
@@ -47,6 +47,7 @@ from ringline.results import (
     Event,
     Finished,
     Generation,
+    ListedAdapter,
     Model,
     Pooling,
     Prefill,
@@ -59,6 +60,7 @@ from ringline.session import Session
 from ringline.stream import Stream
 
 __all__ = [
+    "Adapter",
     "Admitted",
     "AsyncClient",
     "AsyncStream",
@@ -82,6 +84,7 @@ __all__ = [
     "ImagePart",
     "ImageUrlPart",
     "InvalidRequest",
+    "ListedAdapter",
     "Message",
     "MessageToolCall",
     "Model",

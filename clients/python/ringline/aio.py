@@ -18,6 +18,7 @@ from ringline.in_order import all_in_order
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import ClassifyOptions, EmbedOptions, Message, Options, ScoreOptions, TokenizeOptions
+from ringline.outputs import Adapter
 from ringline.pooling import Classifications, Embeddings, Input, Ranking, Scores
 from ringline.pooling_messages import (
     CONCURRENT,
@@ -34,7 +35,17 @@ from ringline.pooling_messages import (
     scores_from,
 )
 from ringline.request import build_detokenize, build_tokenize
-from ringline.results import Generation, Model, Tokenization, models_from, pieces_from, tokenization_from
+from ringline.results import (
+    Generation,
+    ListedAdapter,
+    Model,
+    Tokenization,
+    adapter_from,
+    adapters_from,
+    models_from,
+    pieces_from,
+    tokenization_from,
+)
 from ringline.retry import Deadline, RetryPolicy, RetryState
 from ringline.security import CallMetadata, Pem, Security
 from ringline.server_pool import ServerPool, split_addresses
@@ -195,6 +206,27 @@ class AsyncClient:
     async def models(self) -> tuple[Model, ...]:
         """See ``Client.models``."""
         return models_from(await self._call(lambda to: to.stub.ListModels, pb.ListModelsRequest(), self._timeout))
+
+    async def adapters(self, *, model: str | None = None) -> tuple[ListedAdapter, ...]:
+        """See ``Client.adapters``."""
+        found: list[ListedAdapter] = []
+        request = pb.ListAdaptersRequest(model=model or "")
+        while True:
+            page = await self._call(lambda to: to.stub.ListAdapters, request, self._timeout)
+            found += adapters_from(page)
+            if not (page.more and page.adapters):
+                return tuple(found)
+            request.after = page.adapters[-1].adapter.name
+
+    async def load_adapter(self, name: str, path: str, *, model: str | None = None, replace: bool = False) -> Adapter:
+        """See ``Client.load_adapter``."""
+        request = pb.LoadAdapterRequest(model=model or "", name=name, path=path, replace=replace)
+        return adapter_from((await self._call(lambda to: to.stub.LoadAdapter, request, self._timeout)).adapter)
+
+    async def unload_adapter(self, name: str, *, model: str | None = None) -> Adapter:
+        """See ``Client.unload_adapter``."""
+        request = pb.UnloadAdapterRequest(model=model or "", name=name)
+        return adapter_from((await self._call(lambda to: to.stub.UnloadAdapter, request, self._timeout)).adapter)
 
     async def close(self) -> None:
         """End every running request and close the connections."""

@@ -16,6 +16,7 @@ from ringline.in_order import in_order
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import ClassifyOptions, EmbedOptions, Message, Options, ScoreOptions, TokenizeOptions
+from ringline.outputs import Adapter
 from ringline.pooling import Classifications, Embeddings, Input, Ranking, Scores
 from ringline.pooling_messages import (
     CONCURRENT,
@@ -32,7 +33,17 @@ from ringline.pooling_messages import (
     scores_from,
 )
 from ringline.request import build_detokenize, build_request, build_tokenize
-from ringline.results import Generation, Model, Tokenization, models_from, pieces_from, tokenization_from
+from ringline.results import (
+    Generation,
+    ListedAdapter,
+    Model,
+    Tokenization,
+    adapter_from,
+    adapters_from,
+    models_from,
+    pieces_from,
+    tokenization_from,
+)
 from ringline.retry import Deadline, RetryPolicy, RetryState
 from ringline.retrying_request import RetryingRequest
 from ringline.security import CallMetadata, Pem, Security
@@ -224,6 +235,35 @@ class Client:
     def models(self) -> tuple[Model, ...]:
         """The models that the server serves."""
         return models_from(self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(), self._timeout))
+
+    def adapters(self, *, model: str | None = None) -> tuple[ListedAdapter, ...]:
+        """The adapters of a model (default: the one that is served) that this client may use, by name."""
+        found: list[ListedAdapter] = []
+        request = pb.ListAdaptersRequest(model=model or "")
+        while True:
+            page = self._call(lambda stub: stub.ListAdapters, request, self._timeout)
+            found += adapters_from(page)
+            if not (page.more and page.adapters):
+                return tuple(found)
+            request.after = page.adapters[-1].adapter.name
+
+    def load_adapter(self, name: str, path: str, *, model: str | None = None, replace: bool = False) -> Adapter:
+        """Make an adapter known at every engine of a model; ``path``: a folder below the engines' ``--lora-dir``.
+
+        With ``replace``, a name that stands for another adapter stands for this one from now on; requests that have the
+        earlier one keep it. Raises PermissionDenied unless the server lets its clients load adapters,
+        FailedPrecondition if the name is taken or an engine cannot use the adapter; the error names the engine.
+        """
+        request = pb.LoadAdapterRequest(model=model or "", name=name, path=path, replace=replace)
+        return adapter_from((self._call(lambda stub: stub.LoadAdapter, request, self._timeout)).adapter)
+
+    def unload_adapter(self, name: str, *, model: str | None = None) -> Adapter:
+        """Forget the adapter of a name at every engine of a model; requests that have it keep it.
+
+        Raises NotFound if no engine has it, and PermissionDenied as ``load_adapter`` does.
+        """
+        request = pb.UnloadAdapterRequest(model=model or "", name=name)
+        return adapter_from((self._call(lambda stub: stub.UnloadAdapter, request, self._timeout)).adapter)
 
     def close(self) -> None:
         """End every running request and close the connections."""

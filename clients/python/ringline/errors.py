@@ -120,6 +120,7 @@ _CLASSES: dict[grpc.StatusCode, type[RingError]] = {
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
+    grpc.StatusCode.ALREADY_EXISTS: FailedPrecondition,
     grpc.StatusCode.UNAUTHENTICATED: PermissionDenied,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,

@@ -185,6 +185,8 @@ class Options(TokenizeOptions, total=False):
     ``Chat``.
     """
 
+    adapter: str | None
+    """Name of one of the model's adapters; or ``model`` names it, alone or behind the model's name and a colon."""
     request_id: str | None
     """An id for the request, unique among the live ones. Default: a generated one."""
     priority: int | None
@@ -263,6 +265,8 @@ class PoolingOptions(TypedDict, total=False):
     """Options of requests for vectors, scores and labels. Absent or None: the contract's default."""
 
     model: str | None
+    adapter: str | None
+    """Name of one of the model's adapters; or ``model`` names it, alone or behind the model's name and a colon."""
     timeout: float | None
     """Seconds until the call ends with DeadlineExceeded. Absent: the client's; None: no limit."""
     truncate: bool | Literal["end", "start"] | None

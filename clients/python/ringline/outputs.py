@@ -55,6 +55,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A model's fine-tuning, kept apart from its weights."""
+
+    name: str
+    digest: str
+    """Of its contents: equal for adapters that add the same to the model. A name may come to stand for another one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """The request as the server admitted it."""
 
@@ -66,6 +75,8 @@ class Admitted:
     """Every option with its resolved value, including the seed; sending them again repeats the request."""
     server_request_id: str = field(compare=False)
     """The request's id in the logs and traces of the first server; a server that resumes it uses another."""
+    adapter: Adapter | None = None
+    """What is computed beside the model; None: nothing."""
 
 
 @dataclass(frozen=True)

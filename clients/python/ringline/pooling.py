@@ -11,7 +11,7 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
-from ringline.outputs import Usage
+from ringline.outputs import Adapter, Usage
 
 Input = str | Sequence[int]
 """A text, or token ids."""
@@ -31,6 +31,8 @@ class PoolingReport:
     """Equal values mean that equal inputs get bit-identical results; empty if there were several."""
     server_request_ids: tuple[str, ...] = field(compare=False)
     """The ids in the server's logs and traces, one for each message that was sent."""
+    adapter: Adapter | None = None
+    """None: none. Its digest is empty if several computed the result, because the adapter was replaced meanwhile."""
 
 
 @dataclass(frozen=True)

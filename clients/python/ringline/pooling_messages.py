@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from ringline.errors import FailedPrecondition, InvalidRequest, ProtocolError, RingError, invalid
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import ClassifyOptions, EmbedOptions, PoolingOptions, ScoreOptions
-from ringline.outputs import Usage
+from ringline.outputs import Adapter, Usage
 from ringline.pooling import Classifications, Embeddings, Input, PoolingReport, Ranked, Ranking, Scores
 from ringline.proto_fields import assign, expect
 from ringline.results import usage_from
@@ -42,6 +42,7 @@ _OF_OTHER_APIS = {
     "output_dimension": "it is called dimensions here",
     "output_dimensionality": "it is called dimensions here",
     "use_activation": "it is called activation here",
+    **dict.fromkeys(("lora_request", "lora_path", "adapter_id"), "give the name of one of the server's: adapter='…'"),
     **dict.fromkeys(("batch_size", "show_progress_bar"), "the client divides long lists by itself"),
 }
 _TRUNCATIONS = {
@@ -50,6 +51,8 @@ _TRUNCATIONS = {
     "end": pb.TRUNCATION_END,
     "start": pb.TRUNCATION_START,
 }
+_ADAPTERS = "adapters"
+"""The capability without which a server would ignore the adapter's name."""
 _PLACE = re.compile(r"\b(inputs|documents|queries)\[(\d+)\]")
 _Kind = TypeVar("_Kind", pb.EmbedRequest, pb.ScoreRequest, pb.ClassifyRequest)
 _OfInputs = TypeVar("_OfInputs", pb.EmbedRequest, pb.ClassifyRequest)
@@ -248,6 +251,8 @@ def _request(kind: type[_Kind], options: Mapping[str, Any]) -> _Kind:
             request.options.truncation = _TRUNCATIONS[value]
         else:
             assign(request if name in own or name == "model" else request.options, name, value)
+    if request.options.adapter and _ADAPTERS not in request.options.requires:
+        request.options.requires.append(_ADAPTERS)
     return request
 
 
@@ -314,4 +319,12 @@ def _report(reports: Sequence[pb.PoolingReport]) -> PoolingReport:
         common(lambda report: report.model_digest),
         common(lambda report: report.numerics),
         tuple(report.server_request_id for report in reports),
+        _adapter(reports),
     )
+
+
+def _adapter(reports: Sequence[pb.PoolingReport]) -> Adapter | None:
+    if not reports[0].HasField("adapter"):
+        return None
+    digests = {report.adapter.digest for report in reports}
+    return Adapter(reports[0].adapter.name, digests.pop() if len(digests) == 1 else "")

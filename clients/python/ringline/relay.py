@@ -71,6 +71,21 @@ class Relay:
     async def list_models(self, request: pb.ListModelsRequest, seconds: float | None = None) -> pb.ListModelsResponse:
         return await self._client._call(lambda to: to.stub.ListModels, request, seconds)
 
+    async def load_adapter(
+        self, request: pb.LoadAdapterRequest, seconds: float | None = None
+    ) -> pb.LoadAdapterResponse:
+        return await self._client._call(lambda to: to.stub.LoadAdapter, request, seconds)
+
+    async def unload_adapter(
+        self, request: pb.UnloadAdapterRequest, seconds: float | None = None
+    ) -> pb.UnloadAdapterResponse:
+        return await self._client._call(lambda to: to.stub.UnloadAdapter, request, seconds)
+
+    async def list_adapters(
+        self, request: pb.ListAdaptersRequest, seconds: float | None = None
+    ) -> pb.ListAdaptersResponse:
+        return await self._client._call(lambda to: to.stub.ListAdapters, request, seconds)
+
 
 class _RelayedRequest(RetryingRequest):
     """Keeps the messages for the caller, except RequestFinished: ``generate`` makes it from the total usage."""

@@ -19,6 +19,7 @@ _REQUEST = frozenset(
     {
         "request_id",
         "model",
+        "adapter",
         "priority",
         "cache_salt",
         "requires",
@@ -62,7 +63,7 @@ _OF_OTHER_APIS = {
     **dict.fromkeys(("use_beam_search", "num_beams"), "give beam_search={{'width': …}}"),
     **dict.fromkeys(("length_penalty", "early_stopping"), "give beam_search={{'width': …, '{0}': …}}"),
     "chat_template_kwargs": "it is called template_args here",
-    "lora_request": "there are no adapters; merge them into the model's weights",
+    **dict.fromkeys(("lora_request", "lora_path", "lora"), "give the name of one of the server's: adapter='…'"),
     "max_completion_tokens": "it is called max_tokens here",
 }
 """Options of other APIs, with their replacements; {0} is the option's name."""
@@ -130,6 +131,7 @@ def needed(request: pb.GenerateRequest) -> list[str]:
         and stopping.HasField("stop_in_reasoning")
         and not stopping.stop_in_reasoning
         and (stopping.stop or stopping.stop_token_ids),
+        "adapters": request.adapter,
         "beam_search": request.HasField("beam_search"),
         "constraint": has_form,
         "form_beside_tools": has_form and (may_call or calls.HasField("form")),

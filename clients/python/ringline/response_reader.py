@@ -6,7 +6,7 @@ One reader serves all attempts at a request, so a resume loses nothing delivered
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.protobuf.message import Message
@@ -36,6 +36,7 @@ from ringline.results import (
     PromptLogprobs,
     Resumed,
     Started,
+    adapter_from,
     admitted_from,
     failure_of,
     finish_reason_of,
@@ -156,7 +157,18 @@ class ResponseReader:
         ]
         admitted, started = self.admitted_message or pb.Admitted(), self._started or pb.Started()
         model_digest = started.model_digest or admitted.model_digest
-        return pb.Resume(choices=choices, model_digest=model_digest, numerics=started.numerics)
+        return pb.Resume(
+            choices=choices,
+            model_digest=model_digest,
+            numerics=started.numerics,
+            adapter_digest=admitted.adapter.digest,
+        )
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything was delivered that the rest of the answer must fit."""
+        began = any(log.token_ids or log.finished for log in self._logs)
+        return began or bool(self._prompt_logprobs)
 
     def begin(self, choices: Sequence[int]) -> None:
         """Start an attempt at ``choices``; empty for the first attempt, whose choices Admitted gives."""
@@ -255,11 +267,15 @@ class ResponseReader:
             "sampling": _agree(first.sampling, message.sampling),
             "stopping": _agree(first.stopping, message.stopping),
             "beam_search": _agree(first.beam_search, message.beam_search),
+            "adapter": first.adapter == message.adapter or not self.has_output,
             "constraint": first.HasField("constraint") == message.HasField("constraint")
             and _agree(first.constraint, message.constraint),
         }
         if others := [name for name, same in agreed.items() if not same]:
             raise self._breach(f"the resumed request has another {others[0]} than before")
+        if self.admitted is not None and message.HasField("adapter"):  # it may have been replaced before any output
+            first.adapter.CopyFrom(message.adapter)
+            self.admitted = replace(self.admitted, adapter=adapter_from(message.adapter))
         self.resumed += 1
         return Resumed(str(self.cut))
 

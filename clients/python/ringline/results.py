@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,9 +12,9 @@ from ringline.beams import beam_options
 from ringline.errors import Cancelled, DeadlineExceeded, FailedPrecondition, RingError, ServerError, from_status
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, Options
-from ringline.outputs import Admitted, Choice, FinishReason, TokenLogprob, Usage
+from ringline.outputs import Adapter, Admitted, Choice, FinishReason, TokenLogprob, Usage
 from ringline.parts import Content, Part, Reasoning, ToolCall, ToolCallPiece
-from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2, pooling_pb2
+from ringline.types.v1 import adapter_pb2, constraint_pb2, output_pb2, part_pb2, pooling_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,19 @@ class Model:
     """Numbers that the weights consist of; None if the server does not tell."""
     pooling: Pooling | None = None
     """None: the model generates tokens."""
+    adapters: tuple[Adapter, ...] = ()
+    """Those that requests may name now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedAdapter:
+    """An adapter of a model, and how many of the server's engines have it."""
+
+    adapter: Adapter
+    engines: int
+    """Engines at which the name stands for it; 0: running requests keep it."""
+    loaded_engines: int
+    """Engines that have its weights in memory."""
 
 
 FINISH_REASONS = {
@@ -243,7 +256,19 @@ def admitted_from(message: pb.Admitted) -> Admitted:
         tuple(message.prompt_token_ids) or None,
         cast(Options, options),
         message.server_request_id,
+        adapter_from(message.adapter) if message.HasField("adapter") else None,
     )
+
+
+def adapter_from(message: adapter_pb2.Adapter) -> Adapter:
+    """An adapter as a server names it."""
+    return Adapter(message.name, message.digest)
+
+
+def adapters_from(message: pb.ListAdaptersResponse) -> Iterator[ListedAdapter]:
+    """A page of ``ListAdapters``."""
+    for each in message.adapters:
+        yield ListedAdapter(adapter_from(each.adapter), each.engines, each.loaded_engines)
 
 
 def _constraint_options(constraint: constraint_pb2.Constraint) -> dict[str, object]:
@@ -365,6 +390,7 @@ def models_from(message: pb.ListModelsResponse) -> tuple[Model, ...]:
             {option.name: _decimal(value) for option, value in model.default_sampling.ListFields()},
             model.num_parameters or None,
             _pooling_from(model.pooling) if model.HasField("pooling") else None,
+            tuple(map(adapter_from, model.adapters)),
         )
         for model in message.models
     )

@@ -17,8 +17,9 @@ _LONGEST_RETRY = 30.0
 """Seconds; the limit of doubling the delay that an overloaded server asked for."""
 _MOST_DOUBLINGS = 10
 _JITTER = 1.5
-_MODEL_GONE = "MODEL_GONE"
-"""The error reason of a request that no server can continue because its model is gone."""
+ADAPTER_GONE = "ADAPTER_GONE"
+_GONE = ("MODEL_GONE", ADAPTER_GONE)
+"""The error reasons of a request that no server can continue because its model, or its adapter, is gone."""
 _LONGEST_TIMEOUT = (2**32 - 1) / 1000
 """Seconds; the largest ``timeout_ms`` that the contract can hold."""
 GRACE = 1.0
@@ -116,13 +117,15 @@ class RetryState:
         self._take()
         self._lost = 0
 
-    def delay(self, error: RingError, *, any_available: bool) -> float:
+    def delay(self, error: RingError, *, any_available: bool, begins_anew: bool = False) -> float:
         """Seconds to wait before the next attempt; raises ``error`` if it is not retried.
+
+        ``begins_anew``: the next attempt needs nothing of what the last one had.
 
         0 if some server is not ejected; else doubling up to 1 s, with jitter. At least the delay that an overloaded
         server asked for, doubled with each consecutive refusal, plus up to half of that as jitter.
         """
-        least = self._least_delay(error)
+        least = self._least_delay(error, begins_anew)
         if least is None:
             raise error
         if self._admitted and not isinstance(error, Overloaded):
@@ -153,12 +156,12 @@ class RetryState:
         self._delay = _FIRST_DELAY
         self._refusals = 0
 
-    def _least_delay(self, error: RingError) -> float | None:
+    def _least_delay(self, error: RingError, begins_anew: bool) -> float | None:
         """Seconds; None: the error is not retried."""
         if isinstance(error, Unavailable):
             never_reached = error.unreached is not None
-            final = error.reason == _MODEL_GONE or (never_reached and not self._policy.wait_for_ready)
-            return None if final else 0.0
+            is_gone = error.reason in _GONE and not begins_anew
+            return None if is_gone or (never_reached and not self._policy.wait_for_ready) else 0.0
         if isinstance(error, Overloaded):
             if self._taken:  # a resume is retried even if the policy does not retry overload
                 return self._backoff(error.retry_after or _FIRST_DELAY)

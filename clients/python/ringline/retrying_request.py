@@ -19,7 +19,7 @@ from ringline.outputs import Admitted
 from ringline.request import needed
 from ringline.response_reader import ResponseReader
 from ringline.results import Delta, Event, Finished, PromptLogprobs, Resumed
-from ringline.retry import Deadline, RetryState
+from ringline.retry import ADAPTER_GONE, Deadline, RetryState
 from ringline.server_pool import Server, ServerPool
 
 
@@ -46,6 +46,8 @@ class RetryingRequest:
         if keeps_prompt:  # a resume needs the token ids of a text or chat
             request.output.return_prompt_token_ids = True
         self.reader = ResponseReader(hides_prompt=hides_prompt, read_json=read_json)
+        self._any_adapter = False
+        """Whether the next attempt takes what its adapter's name stands for by then: the first one is gone."""
         self.avoid: Server[Any] | None = None
         """A server that had no engine for the request: the next attempt goes elsewhere if possible."""
 
@@ -89,8 +91,10 @@ class RetryingRequest:
         has_prompt = self.has_pictures or self._prompt_ids()
         if error.partial is not None and not (self._retry_state.resumable and has_prompt):
             raise error
+        anew = error.reason == ADAPTER_GONE and not self.reader.has_output
+        self._any_adapter = self._any_adapter or anew
         try:
-            delay = self._retry_state.delay(error, any_available=any_available)
+            delay = self._retry_state.delay(error, any_available=any_available, begins_anew=anew)
         except DeadlineExceeded as passed:
             raise self.reader.ended(passed) from None
         except Unavailable as last:
@@ -125,6 +129,7 @@ class RetryingRequest:
         request = pb.GenerateRequest(
             request_id=self._request.request_id,
             model=admitted.model,
+            adapter=admitted.adapter.name,
             sampling=admitted.sampling,
             stopping=admitted.stopping,
             output=admitted.output,
@@ -135,6 +140,8 @@ class RetryingRequest:
             beam_search=self._request.beam_search if self._request.HasField("beam_search") else None,
             speculation=self._request.speculation if self._request.HasField("speculation") else None,
         )
+        if self._any_adapter and not self.reader.has_output:
+            request.resume.adapter_digest = ""
         if admitted.HasField("constraint"):  # includes what tools and tool_choice demanded
             request.constraint.CopyFrom(admitted.constraint)
         if admitted.output.HasField("parse") and not admitted.stopping.HasField("stop_in_reasoning"):

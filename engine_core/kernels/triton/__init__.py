@@ -9,6 +9,7 @@ linear             a batch-invariant matrix product
 quantized          the same, with a weight that stays quantized
 experts            products of rows with their experts' weights
 states             convolutions, recurrences and gated norms of layers that keep a state
+lora               what adapters add to the rows of a product
 norm, rope, activation     operations on rows between products
 """
 

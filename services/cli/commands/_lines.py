@@ -212,7 +212,8 @@ def pooling_options(function: Function) -> Function:
 
 
 _POOLING_OPTIONS = (
-    click.option("--model", help="Name of the model. Default: of those that are served, the one for this."),
+    click.option("--model", help="Name of the model, or of an adapter. Default: of those served, the one for this."),
+    click.option("--adapter", help="Name of one of the model's adapters. `ringline status` lists them."),
     click.option(
         "--truncate",
         type=click.Choice(["end", "start"]),

@@ -162,7 +162,8 @@ def connection_options(function: Function) -> Function:
 
 
 _GENERATION_OPTIONS = (
-    click.option("--model", help="Name of the model. Default: the model that is served."),
+    click.option("--model", help="Name of the model, or of an adapter. Default: the model that is served."),
+    click.option("--adapter", help="Name of one of the model's adapters. `ringline status` lists them."),
     click.option(
         "--max-tokens", type=int, help="Most tokens to generate for each choice. Default: until the context is full."
     ),

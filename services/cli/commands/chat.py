@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
                 f"no engine is attached at {address}, so no model is served; `ringline status` shows what is missing"
             )
         able = [model for model in served.values() if model.pooling is None]
-        model = next(iter(able or served.values())) if flags["model"] is None else served.get(flags["model"])
+        name = flags["model"]
+        model = next(iter(able or served.values())) if name is None else _named(name, served.values())
         if model is None:
             raise click.ClickException(
                 f"model {flags['model']!r} is not served at {address}; served: {', '.join(served)}"
@@ -83,6 +84,15 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
             for line in sys.stdin:
                 if not conversation.take(line, keep_going=False):
                     break
+
+
+def _named(name: str, models: Iterable[ringline.Model]) -> ringline.Model | None:
+    """The model of a name, which may be that of an adapter, alone or behind the model's."""
+    for model in models:
+        adapters = (each.name for each in model.adapters)
+        if name == model.name or any(name in (each, f"{model.name}:{each}") for each in adapters):
+            return model
+    return None
 
 
 def _talk(conversation: Conversation) -> None:

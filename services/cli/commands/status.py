@@ -34,6 +34,8 @@ from services.common.links.discovery import resolve_target
 from services.common.telemetry.drafts import acceptance
 
 _TIMEOUT = 2.0
+_MOST_NAMES = 12
+"""Adapters that a line names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class ServiceStatus:
     """Of an engine: the fields of ``ringline.engine.v1.Load``."""
     ranks: list[dict[str, Any]] | None = None
     """Of an engine: the processes of its ranks, as ``ringline.engine.v1.RankProcess``; empty without any."""
+    adapters: list[dict[str, Any]] | None = None
+    """Of an engine: those that it knows, as ``ringline.engine.v1.ListedAdapter``; None if it serves none."""
     trouble: str | None = None
     """Why it is unreachable or unknown, if that is visible."""
 
@@ -208,7 +212,7 @@ async def _service(
     server_name = connection.tls_server_name or named
     async with Endpoint(address, connection.credentials(), server_name).open() as channel:
         health = await check_health(channel, FULL_NAMES[service], _TIMEOUT)
-        models = page = load = ranks = None
+        models = page = load = ranks = adapters = None
         if service == "processor" and health in ("SERVING", "NOT_SERVING"):
             page = await asyncio.to_thread(read_live_page, address, metrics)
         with suppress(grpc.aio.AioRpcError):
@@ -216,10 +220,11 @@ async def _service(
                 models = await _models(channel)
             elif service == "engine" and health == "SERVING":
                 load, ranks = await _load(channel)
+                adapters = await _adapters(channel)
         trouble = await service_trouble(channel, service) if health == "SERVICE_UNKNOWN" else None
     if health == "UNREACHABLE":
         trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
-    return ServiceStatus(name, address, health, pid, metrics, models, page, load, ranks, trouble)
+    return ServiceStatus(name, address, health, pid, metrics, models, page, load, ranks, adapters, trouble)
 
 
 async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]]:
@@ -235,6 +240,23 @@ async def _load(channel: grpc.aio.Channel) -> tuple[dict[str, Any], list[dict[st
     load = {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
     load["accepted_by_position"] = list(load["accepted_by_position"])
     return load, [MessageToDict(rank, preserving_proto_field_name=True) for rank in answer.ranks]
+
+
+async def _adapters(channel: grpc.aio.Channel) -> list[dict[str, Any]] | None:
+    """The adapters that an engine knows, in order of names."""
+    stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+    request, found = engine_pb2.ListAdaptersRequest(), list[dict[str, Any]]()
+    while True:
+        try:
+            page = await stub.ListAdapters(request, timeout=_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION):
+                return None
+            raise
+        found += [MessageToDict(each, preserving_proto_field_name=True) for each in page.adapters]
+        if not (page.more and page.adapters):
+            return found
+        request.after = page.adapters[-1].state.adapter.name
 
 
 def stack_text(stack: StackStatus) -> str:
@@ -258,6 +280,8 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
     yield f"{service.service:<13} {service.health:<15} {pid:<12} {service.address}"
     for model in service.models or ():
         yield f"  model {model['name']}: {_purpose(model.get('pooling'))}{model.get('max_model_len')} tokens"
+        if names := [each["name"] for each in model.get("adapters", ())]:
+            yield f"  adapters of {model['name']}: {_some(names)}"
     page, load = service.page, service.load
     if page is not None:
         yield f"  requests live {page.live_requests}, requests waiting {page.waiting_requests}"
@@ -283,9 +307,35 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
             f"tokens {load['generated_tokens']}, ledgers {load['ledgers']}"
         )
         yield from _drafts(load)
+        yield from _adapter_lines(service.adapters, load)
     yield from (f"  rank {rank['rank']}: pid {rank['pid']} on {rank['host']}" for rank in service.ranks or ())
     if service.metrics is not None:
         yield f"  metrics {service.metrics}"
+
+
+def _adapter_lines(adapters: Sequence[Mapping[str, Any]] | None, load: Mapping[str, Any]) -> Iterator[str]:
+    """The adapters that an engine knows, those in memory first."""
+    if adapters is None:
+        return
+    states = [each["state"] for each in adapters]
+    loaded = [state["adapter"]["name"] for state in states if state.get("loaded")]
+    others = [state["adapter"]["name"] for state in states if not state.get("loaded")]
+    known = len({state["adapter"]["name"] for state in states})
+    waiting = load["adapter_requests_waiting"]
+    yield (
+        f"  adapters known {known}, in memory {load['adapters_loaded']}, in use {load['adapters_active']}, "
+        f"requests waiting for theirs {waiting}"
+    )
+    if loaded:
+        yield f"  in memory: {_some(loaded)}"
+    if others:
+        yield f"  not in memory: {_some(others)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many there are besides."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _purpose(pooling: Mapping[str, Any] | None) -> str:

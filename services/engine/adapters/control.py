@@ -15,7 +15,7 @@ import structlog
 
 from engine_core.errors import AdapterError, ConfigError
 from services.common.process.run import DaemonThreadPool
-from services.engine.adapters.folder import AdapterFolder
+from services.engine.adapters.folder import AdapterFolder, FolderChanges
 from services.engine.adapters.modules import LoRAModule
 from services.engine.adapters.registry import AdapterRegistry, Generation
 from services.ring.errors import Code, Reason, Refused, invalid_field
@@ -51,8 +51,8 @@ class AdapterControl:
         self._folder = None if lora_dir is None else AdapterFolder(Path(lora_dir).resolve())
         self._pool = DaemonThreadPool(THREADS, "adapter files")
         self._calls = 0
-        self._hurry = asyncio.Event()
-        """Scan the folder now."""
+        self._suspects: dict[Generation, None] = {}
+        """Adapters that could not be loaded, and were not read again since."""
 
     def close(self) -> None:
         """Read nothing more; a thread may still be at work."""
@@ -75,35 +75,46 @@ class AdapterControl:
             except AdapterError as error:
                 raise AdapterError(f"--lora-modules {module.name}: {error}") from None
         if self._folder is None:
+            self._complete()
+
+    def _complete(self) -> None:
+        if not self.registry.is_complete:
             self.registry.complete()
+            log.info("adapters known", adapters=len(self.registry))
 
     async def watch(self) -> None:
-        """Enter what is in the folder, and what changes there, until cancelled; returns at once without a folder."""
-        if self._folder is None:
-            return
+        """Enter what is in the folder, and what changes there, and read suspects again, until cancelled."""
         while True:
             start = time.monotonic()
-            changes = await self._in_thread(self._folder.scan)
+            changes = FolderChanges([], []) if self._folder is None else await self._in_thread(self._folder.scan)
             seconds = time.monotonic() - start
             for name in changes.removed:
                 self._leave(name)
             for name in changes.changed:
-                await self._enter_from_folder(self._folder, name)
-            self.registry.complete()
-            self._hurry.clear()
-            try:
-                async with asyncio.timeout(max(POLL_SECONDS, min(_POLL_SHARE * seconds, _MOST_SECONDS))):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
+                await self._enter_from_folder(name)
+            self._complete()
+            suspects, self._suspects = self._suspects, {}
+            await asyncio.sleep(max(POLL_SECONDS, min(_POLL_SHARE * seconds, _MOST_SECONDS)))
+            for generation in suspects:
+                await self._examine(generation)
 
-    def look_again(self, generation: Generation) -> None:
+    def suspect(self, generation: Generation) -> None:
         """An adapter could not be loaded: its files may have changed."""
-        if self._folder is not None and generation.path == self._folder.path_of(generation.name):
-            self._hurry.set()
+        self._suspects[generation] = None
 
-    async def _enter_from_folder(self, folder: AdapterFolder, name: str) -> None:
-        path = folder.path_of(name)
+    async def _examine(self, generation: Generation) -> None:
+        """Read a suspect again; if it is as it was, peers are told so, who believe that it is not known here."""
+        try:
+            found = await self._read(generation.path)
+        except AdapterError as error:
+            log.warning("an adapter cannot be used", adapter=generation.name, path=generation.path, reason=str(error))
+            return
+        if found.digest == generation.file.digest:
+            self.registry.tell_again(generation)
+
+    async def _enter_from_folder(self, name: str) -> None:
+        assert self._folder is not None
+        path = self._folder.path_of(name)
         try:
             file = await self._read(path)
             now = self.registry.find(name)
@@ -176,7 +187,18 @@ class AdapterControl:
     # Files
 
     async def _read(self, path: str) -> AdapterFile:
-        return await self._in_thread(lambda: self._open(path))
+        """Raises ``AdapterError``, whatever is wrong."""
+
+        def read() -> AdapterFile:
+            try:
+                return self._open(path)
+            except AdapterError:
+                raise
+            except Exception as error:
+                log.exception("an adapter cannot be read", path=path)
+                raise AdapterError(f"{path} cannot be read: {type(error).__name__}") from error
+
+        return await self._in_thread(read)
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -190,5 +212,5 @@ class AdapterControl:
         if before is not None:
             log.info("adapter replaced", **told, earlier=before.file.digest, users=len(before.users))
         else:
-            log.info("adapter known", **told)
+            (log.info if self.registry.is_complete else log.debug)("adapter known", **told)
         return before

@@ -159,7 +159,7 @@ class AdapterRegistry:
         if name == self._model:
             raise invalid_field("name", f"{name!r} is the model's own: expected another")
         if name not in self._current and len(self._current) >= MAX_ADAPTERS:
-            message = f"name: this engine knows {MAX_ADAPTERS} adapters, as many as it may; unload others first"
+            message = f"name: the limit of {MAX_ADAPTERS} known adapters is reached; unload another first"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.QUOTA, field="name")
 
     def put(self, name: str, file: AdapterFile, path: str) -> Generation | None:
@@ -195,6 +195,12 @@ class AdapterRegistry:
         """What was there when the engine started is entered."""
         if not self.is_complete:
             self.is_complete = True
+            self._on_change()
+
+    def tell_again(self, generation: Generation) -> None:
+        """Tell peers of an adapter as if it had changed."""
+        if self._all.get(generation.key) is generation:
+            self._tell(generation)
             self._on_change()
 
     def use(self, core_id: str, generation: Generation) -> None:

@@ -60,11 +60,11 @@ class MessageEvents:
         self._calls = StreamedCalls()
         self._stop: Mapping[str, str | None] = {}
 
-    def begin(self, admitted: Admitted) -> bytes:
+    def begin(self, admitted: Admitted, model: str) -> bytes:
         """The first event."""
         self._context_full = (admitted.options.get("max_tokens") or self._max_tokens) < self._max_tokens
         usage = usage_of(Usage(admitted.prompt_tokens, 0, 0))
-        head = {"id": self._id, "type": "message", "role": "assistant", "model": admitted.model}
+        head = {"id": self._id, "type": "message", "role": "assistant", "model": model}
         return _event(
             "message_start", message={**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         )

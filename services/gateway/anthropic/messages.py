@@ -32,8 +32,9 @@ def _asks(request: MessageRequest) -> Sequence[Ask]:
 class MessageWriter(Writer):
     """Writes a message."""
 
-    def __init__(self, call: Call, max_tokens: int, admitted: Admitted) -> None:
+    def __init__(self, call: Call, max_tokens: int, admitted: Admitted, model: str) -> None:
         """``max_tokens``: the request's."""
+        self._model = model
         self._request_id = call.request_id
         self._max_tokens = max_tokens
         self._admitted = admitted
@@ -43,10 +44,10 @@ class MessageWriter(Writer):
     async def begin_answer(
         cls, call: Call, _request: MessageRequest, asks: Sequence[Ask], answer: Answer
     ) -> MessageWriter:
-        return cls(call, asks[0].options["max_tokens"] or 0, answer.admitted[0])
+        return cls(call, asks[0].options["max_tokens"] or 0, answer.admitted[0], answer.model)
 
     def begin(self) -> bytes:
-        return self._events.begin(self._admitted)
+        return self._events.begin(self._admitted, self._model)
 
     async def add(self, ask: int, event: Event) -> bytes:
         return self._events.add(event)
@@ -75,7 +76,7 @@ class MessageWriter(Writer):
                 "id": f"msg_{self._request_id}",
                 "type": "message",
                 "role": "assistant",
-                "model": self._admitted.model,
+                "model": self._model,
                 "content": content,
                 **stop_of(reason, stop, calls=calls, context_full=context_full),
                 "usage": usage_of(answer.usage),

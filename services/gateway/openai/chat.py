@@ -219,13 +219,15 @@ def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None) -> d
 class ChatWriter(Writer):
     """Writes a chat's answer."""
 
-    def __init__(self, call: Call, request: ChatRequest, admitted: Admitted, names: TokenNames | None) -> None:
+    def __init__(
+        self, call: Call, request: ChatRequest, admitted: Admitted, names: TokenNames | None, model: str
+    ) -> None:
         """``names`` of tokens, if the answer has log probabilities."""
         self.request = request
         self._call = call
         self._admitted = admitted
         self._names = names
-        self._head = ResponseHead.new("chatcmpl-", call, admitted.model)
+        self._head = ResponseHead.new("chatcmpl-", call, model)
         self._chunks = Chunks(self._head.members("chat.completion.chunk"), usage_mode(request), admitted.prompt_tokens)
         if request.stream and request.return_token_ids:
             self._chunks.once = b',"prompt_token_ids":' + encode(admitted.prompt_token_ids)
@@ -239,7 +241,7 @@ class ChatWriter(Writer):
     async def begin_answer(cls, call: Call, request: ChatRequest, _asks: Sequence[Ask], answer: Answer) -> ChatWriter:
         admitted = answer.admitted[0]
         names = await token_names(call, request, admitted, logprobs=bool(request.logprobs))
-        return cls(call, request, admitted, names)
+        return cls(call, request, admitted, names, answer.model)
 
     async def whole(self, answer: Answer) -> bytes:
         (generation,) = await answer.generations()

@@ -24,6 +24,7 @@ from services.gateway.fields import ignored, refused, same, supported
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError, invalid
 from services.gateway.http.call import Call, Endpoint
+from services.gateway.model_names import names_of_lookup
 from services.gateway.openai.best_choices import best, best_naming, best_options, generated, score_members
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
 from services.gateway.openai.errors import openai_dialect, openai_naming
@@ -157,8 +158,9 @@ async def _echo(call: Call, request: CompletionRequest, ask: Ask, admitted: Admi
         return ""
     if ask.prompt is not None and request.truncate_prompt_tokens is None:
         return ask.prompt
+    *_, name = names_of_lookup(admitted)
     return await call.client.detokenize(
-        admitted.prompt_token_ids or (), model=admitted.model, skip_special_tokens=request.skip_special_tokens
+        admitted.prompt_token_ids or (), model=name, skip_special_tokens=request.skip_special_tokens
     )
 
 
@@ -172,6 +174,7 @@ class CompletionWriter(Writer):
         names: TokenNames | None,
         echoes: Sequence[str],
         admitted: Sequence[Admitted],
+        model: str,
     ) -> None:
         """``names`` of tokens, if the answer has log probabilities; ``echoes``: by ask, its choices' first text."""
         self.request = request
@@ -179,7 +182,7 @@ class CompletionWriter(Writer):
         self._names = names
         self._echoes = echoes
         self._admitted = admitted
-        self._head = ResponseHead.new("cmpl-", call, admitted[0].model).members("text_completion")
+        self._head = ResponseHead.new("cmpl-", call, model).members("text_completion")
         self._chunks = Chunks(self._head, usage_mode(request), sum(one.prompt_tokens for one in admitted))
         self._logprobs: dict[int, CompletionLogprobs] = {}
         """Of begun choices."""
@@ -196,7 +199,7 @@ class CompletionWriter(Writer):
         echoes = [
             await _echo(call, request, ask, admitted) for ask, admitted in zip(asks, answer.admitted, strict=True)
         ]
-        return cls(call, request, names, echoes, answer.admitted)
+        return cls(call, request, names, echoes, answer.admitted, answer.model)
 
     async def whole(self, answer: Answer) -> bytes:
         generations = await answer.generations()

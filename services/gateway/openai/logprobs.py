@@ -12,6 +12,7 @@ import msgspec
 from ringline import Admitted, Delta, Generation, TokenLogprob
 
 from services.gateway.http.call import Call
+from services.gateway.model_names import names_of_lookup
 from services.gateway.openai.sampling_fields import SamplingFields
 from services.gateway.token_texts import TokenTexts
 
@@ -93,7 +94,7 @@ async def token_names(call: Call, request: SamplingFields, admitted: Admitted, *
     """Token names, if the answer has log probabilities: ``logprobs``, or those of the prompt."""
     if not logprobs and request.prompt_logprobs is None:
         return None
-    texts = await TokenTexts.of_model(call.client, admitted.model)
+    texts = await TokenTexts.of_model(call.client, *names_of_lookup(admitted))
     return TokenNames(texts, bool(request.return_tokens_as_token_ids))
 
 

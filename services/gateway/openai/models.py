@@ -13,12 +13,22 @@ from starlette.responses import Response
 
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Call, Endpoint
+from services.gateway.model_names import Named, find_model, named
 from services.gateway.openai.errors import OPENAI
+
+_MOST_SHOWN = 20
+"""Names in an error."""
 
 
 async def list_models(call: Call) -> Response:
     """The models that the caller may use."""
-    models = [_object(model) for model in await _models(call)]
+    found = await _models(call)
+    entries = sum(1 + len(model.adapters) for model in found)
+    return await call.aside(lambda: _list(found), entries)
+
+
+def _list(found: Sequence[Model]) -> Response:
+    models = [_object(each) for each in named(found)]
     page = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}
     body = {"object": "list", "data": models, "has_more": False, **page}
     return Response(msgspec.json.encode(body), media_type="application/json")
@@ -28,8 +38,12 @@ async def retrieve_model(call: Call) -> Response:
     """One model; all if unnamed, for clients that end URLs with a slash."""
     if not call.path_params["name"]:
         return await list_models(call)
-    model = await model_of(call, call.path_params["name"])
-    return Response(msgspec.json.encode(_object(model)), media_type="application/json")
+    name = call.path_params["name"]
+    found = await _models(call)
+    one = next((each for each in named(found) if name in (each.id, each.root)), None)
+    if one is None:
+        raise _unknown(name, found)
+    return Response(msgspec.json.encode(_object(one)), media_type="application/json")
 
 
 async def model_of(call: Call, name: str | None, suits: Callable[[Model], bool] = lambda model: True) -> Model:
@@ -42,12 +56,15 @@ async def model_of(call: Call, name: str | None, suits: Callable[[Model], bool] 
         if not models:
             raise _none_yet()
         return next(filter(suits, models), models[0])
-    for model in models:
-        if name == model.name:
-            return model
-    served = ", ".join(repr(model.name) for model in models) or "none yet"
+    if (model := find_model(name, models)) is not None:
+        return model
+    raise _unknown(name, models)
+
+
+def _unknown(name: str, models: Sequence[Model]) -> ApiError:
+    served = ", ".join(repr(model.name) for model in models[:_MOST_SHOWN]) or "none yet"
     problem = f"model: {name[:200]!r} is not served here: expected {served}"
-    raise ApiError(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")
+    return ApiError(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")
 
 
 async def _models(call: Call) -> Sequence[Model]:
@@ -62,19 +79,23 @@ def _none_yet() -> ApiError:
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "no model is served yet", code="not_ready", retry_after=1.0)
 
 
-def _object(model: Model) -> dict[str, Any]:
-    """A model, with OpenAI's, vLLM's, Anthropic's and OpenRouter's members, and Ringline's own at the end."""
+def _object(each: Named) -> dict[str, Any]:
+    """A model, with OpenAI's, vLLM's, Anthropic's and OpenRouter's members, and Ringline's own at the end.
+
+    An adapter has what its base has.
+    """
+    model = each.model
     reads = ["text", "image"] if "media" in model.capabilities else ["text"]
     return {
-        "id": model.name,
+        "id": each.id,
         "object": "model",
         "created": 0,
         "owned_by": "ringline",
-        "root": model.name,
-        "parent": None,
+        "root": each.root,
+        "parent": each.parent,
         "max_model_len": model.max_model_len,
         "type": "model",
-        "display_name": model.name,
+        "display_name": each.id,
         "lifecycle": "active",
         "created_at": "1970-01-01T00:00:00Z",
         "max_input_tokens": model.max_model_len,

@@ -182,7 +182,7 @@ class SamplingFields(BestFields):
     repetition_detection: Annotated[Any, refused("repetition_penalty makes repetitions less likely")] = None
     kv_transfer_params: Annotated[Any, refused("engines compute the prompts of their requests", {})] = None
     ec_transfer_params: Annotated[Any, refused("engines encode the pictures of their requests", {})] = None
-    lora_request: Annotated[Any, refused("there are no adapters; merge them into the model's weights")] = None
+    lora_request: Annotated[Any, refused("name an adapter as the model")] = None
     typical_p: Annotated[Any, refused("top_p and min_p leave out unlikely tokens", 1)] = None
     return_tokens: Annotated[Any, refused("return_token_ids adds the tokens", False)] = None
 

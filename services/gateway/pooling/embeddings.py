@@ -20,6 +20,7 @@ from services.gateway.pooling.fields import (
     CutFields,
     Given,
     add_inputs,
+    answered,
     build,
     is_single,
     names_of,
@@ -83,16 +84,16 @@ def input_names(body: InputFields) -> Callable[[str], str]:
 
 def _write(call: Call, body: EmbeddingRequest, told: pb.EmbedResponse) -> Iterator[bytes]:
     write = writer_of(body.encoding_format)
-    yield begun(call, "embd-", told.report)
+    yield begun(call, "embd-", answered(body, told.report))
     for index, row in enumerate(rows_of(told.values, told.dimensions)):
         yield b'%b{"object":"embedding","index":%d,"embedding":' % (b"," if index else b"", index)
         yield write(row) + b"}"
     yield ended(told.report)
 
 
-def begun(call: Call, prefix: str, report: pb.PoolingReport) -> bytes:
+def begun(call: Call, prefix: str, model: str) -> bytes:
     """A list's members up to its data."""
-    return encode(ResponseHead.new(prefix, call, report.model).members("list"))[:-1] + b',"data":['
+    return encode(ResponseHead.new(prefix, call, model).members("list"))[:-1] + b',"data":['
 
 
 def ended(report: pb.PoolingReport) -> bytes:

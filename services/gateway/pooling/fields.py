@@ -12,14 +12,14 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.proto_fields import assign
 
 from services.gateway.answer import MAX_ID_CHARACTERS
-from services.gateway.fields import Body, ignored, naming, options_of, passed, refused, supported
+from services.gateway.fields import Body, ignored, naming, options_of, passed, refused, same, supported
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.http.call import Call
+from services.gateway.model_names import answered_model
 from services.gateway.openai.sampling_fields import MM_PROCESSOR_KWARGS
 
 MAX_INPUTS = 2048
 """Of one request; as the contract says."""
-_ADAPTERS = "there are no adapters; merge them into the model's weights"
 
 Input = str | list[int]
 """A text, or token ids."""
@@ -45,7 +45,11 @@ class PoolingFields(Body):
     padding: Annotated[Any, refused("no result depends on padding, and there is none", "do_not_pad", False)] = None
     mm_processor_kwargs: Annotated[Any, refused(MM_PROCESSOR_KWARGS, {})] = None
     media_io_kwargs: Annotated[Any, ignored("There are no pictures.")] = None
-    lora_request: Annotated[Any, refused(_ADAPTERS)] = None
+    adapter: Annotated[str | None, passed("Ringline's: an adapter of the model; or name it as the `model`.")] = None
+    lora_path: Annotated[
+        str | list[str] | None, same("adapter", note="SGLang's `adapter`: its name.", neutral=("", []))
+    ] = None
+    lora_request: Annotated[Any, refused("name an adapter as the model")] = None
 
 
 class CutFields(PoolingFields):
@@ -95,6 +99,8 @@ def build(kind: type[_Asked], request: PoolingFields) -> _Asked:
     own = asked.DESCRIPTOR.fields_by_name
     for name, value in options_of(request).items():
         assign(asked if name in own else asked.options, name, value)
+    if asked.options.adapter:
+        asked.options.requires.append("adapters")  # which an older processor would ignore
     return asked
 
 
@@ -117,6 +123,11 @@ def read_inputs(given: Given | None, field: str) -> list[Input]:
         return [given]  # type: ignore[list-item]
     check_number(given, field)
     return given  # type: ignore[return-value]
+
+
+def answered(body: PoolingFields, report: pb.PoolingReport) -> str:
+    """The name of the model that an answer has."""
+    return answered_model(body.model, report.model, report.adapter.name)
 
 
 def missing(field: str, given: object, expected: str) -> Exception:

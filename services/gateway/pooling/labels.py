@@ -15,7 +15,7 @@ from services.gateway.http.call import Call, Endpoint
 from services.gateway.openai.errors import OPENAI
 from services.gateway.pooling.embeddings import InputFields, begun, ended, input_names
 from services.gateway.pooling.endpoint import PoolingEndpoint
-from services.gateway.pooling.fields import add_inputs, build, is_single, read_cut, read_inputs
+from services.gateway.pooling.fields import add_inputs, answered, build, is_single, read_cut, read_inputs
 from services.gateway.pooling.floats import numbers_of, rows_of, shortest
 from services.gateway.pooling.rerank import Activation
 
@@ -35,9 +35,9 @@ def _request(body: ClassifyRequest, _model: Model | None) -> pb.ClassifyRequest:
     return asked
 
 
-def _write(call: Call, _body: ClassifyRequest, told: pb.ClassifyResponse) -> Iterator[bytes]:
+def _write(call: Call, body: ClassifyRequest, told: pb.ClassifyResponse) -> Iterator[bytes]:
     labels = list(told.labels)
-    yield begun(call, "classify-", told.report)
+    yield begun(call, "classify-", answered(body, told.report))
     for index, row in enumerate(rows_of(told.values, len(labels))):
         probs = shortest(numbers_of(row))
         label = labels[max(range(len(probs)), key=probs.__getitem__)]

@@ -20,6 +20,7 @@ from services.gateway.pooling.fields import (
     MAX_INPUTS,
     CutFields,
     add_inputs,
+    answered,
     build,
     check_number,
     missing,
@@ -136,7 +137,7 @@ def _write(call: Call, body: RerankRequest, told: pb.ScoreResponse, *, v2: bool)
         yield from _as_tei(body.texts, scores, order, with_text=bool(body.return_text))
         return
     with_documents = not v2 if body.return_documents is None else body.return_documents
-    head = {"id": f"rerank-{call.request_id}", "object": "list", "model": told.report.model}
+    head = {"id": f"rerank-{call.request_id}", "object": "list", "model": answered(body, told.report)}
     if v2:
         head["meta"] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}  # type: ignore[assignment]
     yield msgspec.json.encode(head | {"usage": usage_of(told.report)})[:-1] + b',"results":['

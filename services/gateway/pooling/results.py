@@ -16,7 +16,7 @@ from services.gateway.http.call import Call, Endpoint
 from services.gateway.openai.errors import OPENAI
 from services.gateway.pooling.embeddings import EncodingFormat, InputFields, begun, ended, input_names
 from services.gateway.pooling.endpoint import PoolingEndpoint
-from services.gateway.pooling.fields import add_inputs, build, is_single, read_cut, read_inputs
+from services.gateway.pooling.fields import add_inputs, answered, build, is_single, read_cut, read_inputs
 from services.gateway.pooling.floats import FLOAT_BYTES, rows_of, write_base64, write_floats, writer_of
 
 _Asked = pb.EmbedRequest | pb.ClassifyRequest
@@ -78,7 +78,7 @@ async def _ask(relay: Relay, asked: _Asked) -> _Told:
 
 def _write(call: Call, body: PoolingRequest, told: _Told) -> Iterator[bytes]:
     width = told.dimensions if isinstance(told, pb.EmbedResponse) else len(told.labels)
-    yield begun(call, "pool-", told.report)
+    yield begun(call, "pool-", answered(body, told.report))
     for index, data in enumerate(_data(body, told, width)):
         yield b'%b{"index":%d,"object":"pooling","data":' % (b"," if index else b"", index)
         yield from data

@@ -20,6 +20,7 @@ from services.gateway.pooling.fields import (
     MAX_INPUTS,
     Given,
     add_inputs,
+    answered,
     build,
     is_single,
     missing,
@@ -90,8 +91,8 @@ def _names(body: ScoreRequest) -> Callable[[str], str]:
     return names_of([ScoreRequest], names, frozenset(single))
 
 
-def _write(call: Call, _body: ScoreRequest, told: pb.ScoreResponse) -> Iterator[bytes]:
-    yield begun(call, "score-", told.report)
+def _write(call: Call, body: ScoreRequest, told: pb.ScoreResponse) -> Iterator[bytes]:
+    yield begun(call, "score-", answered(body, told.report))
     yield msgspec.json.encode(
         [{"index": index, "object": "score", "score": score} for index, score in enumerate(shortest(told.scores))]
     )[1:-1]

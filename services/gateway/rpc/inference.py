@@ -212,4 +212,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     _unary("Tokenize", pb.TokenizeRequest, Relay.tokenize),
     _unary("Detokenize", pb.DetokenizeRequest, Relay.detokenize),
     _unary("ListModels", pb.ListModelsRequest, Relay.list_models),
+    _unary("LoadAdapter", pb.LoadAdapterRequest, Relay.load_adapter),
+    _unary("UnloadAdapter", pb.UnloadAdapterRequest, Relay.unload_adapter),
+    _unary("ListAdapters", pb.ListAdaptersRequest, Relay.list_adapters),
 )

@@ -57,7 +57,7 @@ def _launches(monkeypatch: pytest.MonkeyPatch) -> None:
 def loaded(path: Path, attention: TritonAttention, *, deterministic: bool) -> LanguageModel:
     config = configure(model=str(path), dtype="bfloat16", load_format="dummy")
     checkpoint = open_checkpoint(config.model, config.load)
-    model = make_model(checkpoint, attention, GpuBackend(132, deterministic, META), META)
+    model = make_model(checkpoint, attention, GpuBackend(132, deterministic, META), META, enable_lora=True)
     load_weights(model, checkpoint, META)
     return model
 
@@ -75,5 +75,6 @@ def test_a_step_is_of_the_device_alone(name: str, deterministic: bool, tmp_path:
             for group in range(len(model.kv_cache_groups))
         ]
         ids, positions = (torch.empty(sum(counts), dtype=torch.int64, device=META) for _ in range(2))
-        with OnDevice():
+        assert model.lora is not None
+        with model.lora.rehearsing(30, 8), OnDevice():
             model.compute_logits(model.forward(ids, positions, ForwardContext(caches, metadata)))

@@ -100,8 +100,8 @@ ENGINES = (
         ),
         (
             "engine m --enable-prompt-adapter",
-            "--enable-prompt-adapter is not supported: merge the adapter into the model's weights, and serve the merged "
-            "checkpoint.",
+            "--enable-prompt-adapter is not supported: merge the adapter into the model's weights, and serve the "
+            "merged checkpoint.",
         ),
         (
             "serve m --hf-overrides.rope_theta 3",

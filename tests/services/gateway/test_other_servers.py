@@ -78,7 +78,6 @@ SWITCHED_ON = {
     "post_sampling_probs": True,
     "response_fields": ["content"],
     "lora": [{"id": 0, "scale": 0.5}],
-    "lora_path": "x",
     "stop_regex": "a",
     "no_stop_trim": True,
     "custom_logit_processor": "x",

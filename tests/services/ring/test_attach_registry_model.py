@@ -49,7 +49,9 @@ class AttachRegistryMachine(RuleBasedStateMachine):
         super().__init__()
         self.core = RecordingCore()
         self.ledgers = Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_logprob_bytes=10**9)
-        self.registry = AttachRegistry(self.core, self.ledgers)
+        self.left: list[str] = []
+        """Core ids of which the core holds nothing any more, as it was told."""
+        self.registry = AttachRegistry(self.core, self.ledgers, on_left_core=self.left.append)
         self.now = 0.0
         self.streams: dict[str, PeerReader] = {}
         self.expected: dict[str, ExpectedRequest] = {}
@@ -272,6 +274,10 @@ class AttachRegistryMachine(RuleBasedStateMachine):
             stream.take(max_bytes, self.expected)
 
     # What must hold
+
+    @invariant()
+    def each_request_leaves_the_core_once(self) -> None:
+        assert sorted([*self.left, *self.registry._in_core]) == sorted(self.core.names)
 
     @invariant()
     def the_ledger_is_what_is_known(self) -> None:

@@ -17,6 +17,7 @@ from services.gateway.fields import checked, names_given, naming, naming_given
 from services.gateway.generation import GenerationEndpoint, Writer
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Call, Dialect, Endpoint, parse
+from services.gateway.model_names import names_of_lookup
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.logprobs import TokenNames, loaded_chat_logprobs
 from services.gateway.openai.responses.events import Logprobs, ResponseEvents
@@ -54,7 +55,7 @@ class ResponseWriter(Writer):
     ) -> ResponseWriter:
         names = None
         if wants_logprobs(request):
-            names = TokenNames(await TokenTexts.of_model(call.client, answer.admitted[0].model))
+            names = TokenNames(await TokenTexts.of_model(call.client, *names_of_lookup(answer.admitted[0])))
         return cls(ResponseEvents(call.request_id, _fields(request, answer), functions(request)), names)
 
     def begin(self) -> bytes:
@@ -85,7 +86,7 @@ def _fields(request: ResponseRequest, answer: Answer) -> dict[str, Any]:
     reasoning, text = request.reasoning, request.text
     return {
         "created_at": int(time.time()),
-        "model": admitted.model,
+        "model": answer.model,
         "instructions": request.instructions,
         "metadata": request.metadata or {},
         "temperature": round(admitted.options.get("temperature") or 0.0, 6),

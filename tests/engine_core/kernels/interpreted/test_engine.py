@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PretrainedConfig, Qwen3Config
 
 from engine_core import llm
@@ -18,7 +20,6 @@ from engine_core.request import SamplingParams
 from engine_core.startup import StartedEngine
 from tests.engine_core.engines import run, started
 from tests.engine_core.kernels.interpreted_device import FlashInferDevice, InterpretedDevice, Replayed, install
-from tests.engine_core.lora.test_parity import adapt
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import SIZES, make_model, save_model
 
@@ -74,14 +75,13 @@ def test_tokens_equal_those_of_the_cpu_engine(
     assert Replayed.replays >= 3
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "fields",
     [
         pytest.param({"target_modules": "all-linear"}, id="linear layers"),
         pytest.param(
-            {"target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"]},
-            id="embeddings and a head",
-            marks=pytest.mark.wide,
+            {"target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"]}, id="embeddings and a head"
         ),
     ],
 )
@@ -89,10 +89,16 @@ def test_adapters_add_what_they_add_on_a_cpu(
     fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a prompt of another adapter, and one of none; steps are replayed unless embeddings are changed."""
+    from peft import LoraConfig, get_peft_model  # which takes seconds
+
     base = make_model(Qwen3Config(**(SIZES | {"num_hidden_layers": 1}), head_dim=32))
     model, adapters = save_model(base, tmp_path / "base"), []
     for number in (1, 2):
-        adapt(base, tmp_path / f"{number}", number, r=3 * number, **fields)
+        adapted = get_peft_model(copy.deepcopy(base), LoraConfig(r=3 * number, init_lora_weights=False, **fields))
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+        adapted.save_pretrained(str(tmp_path / f"{number}"))
         adapters.append(LoRARequest(f"{number}", number, tmp_path / f"{number}"))
     install(monkeypatch)
     prompts, params = [[5, 6, 7]] * 3, SamplingParams(temperature=0.0, max_tokens=3)

@@ -37,8 +37,9 @@ def ops() -> TritonLoRAOps:
     return TritonLoRAOps(3, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("layer", ["linear", *(pytest.param(each, marks=WIDE) for each in ("shared A", "shared B"))])
-@by_dtype
+@WIDE
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_is_right(layer: str, dtype: torch.dtype) -> None:
     """Strided rows and groups, mixed ranks, rows without adapters, and outputs in float32."""
     shape = LAYERS[layer]
@@ -66,11 +67,11 @@ def test_a_row_has_the_bits_that_it_has_alone(layer: str, dtype: torch.dtype) ->
     """Beside rows of other adapters, beside more of its own than a tile has, and beside none."""
     shape = LAYERS[layer]
     made = Layer.make(ops(), shape, ADAPTERS, dtype)
-    rows = 40
+    rows = 36
     x, y = (shape.numbers(rows, width, dtype, seed) for seed, width in enumerate((shape.inputs, shape.outputs)))
     for places in (places_of(rows, len(ADAPTERS)), [4] * rows):
         together = made.added(x, y, made.step(places))
-        for row in (0, 7, 38):
+        for row in (0, 35):
             alone = made.step([places[row]], order=[max(0, places[row])])
             assert_same_bits(together[row : row + 1], made.added(x[row : row + 1], y[row : row + 1], alone))
         assert_same_bits(made.added(x, y, made.step(places, order=[4, 3, 2, 1, 0])), together)
@@ -80,7 +81,7 @@ def test_captured_launches_follow_the_adapters_of_each_step() -> None:
     """They come and go between replays; a step may have fewer rows than are captured."""
     made = Layer.make(ops(), LINEAR, ADAPTERS, torch.float32)
     x, y = (numbers(8, width, dtype=torch.float32, seed=width) for width in LINEAR[1:3])
-    with made.ops.rehearsing(8, ranks=96):
+    with torch.inference_mode(), made.ops.rehearsing(8, ranks=96):
         launch = captured(made, x, y)
     assert_same_bits(y, numbers(8, LINEAR.outputs, dtype=torch.float32, seed=LINEAR.outputs))
     for places in ([3], [1, -1, 3, 0, 0, 2, 4, 3], [-1, -1]):

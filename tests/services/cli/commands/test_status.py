@@ -327,3 +327,24 @@ def test_a_model_says_what_it_is_for():
         "    model moods: 2 labels; inputs of at most 256 tokens",
         "    model chat: 256 tokens",
     ]
+
+
+def test_adapters_are_shown_where_an_engine_serves_some() -> None:
+    states = [
+        {"state": {"adapter": {"name": f"a{number:02}", "digest": "1"}, "current": True, "loaded": number % 2 == 0}}
+        for number in range(30)
+    ]
+    states.insert(1, {"state": {"adapter": {"name": "a00", "digest": "2"}}})  # replaced, and kept by requests
+    load = {field.name: 0 for field in engine_pb2.Load.DESCRIPTOR.fields} | {"accepted_by_position": []}
+    load |= {"adapters_loaded": 15, "adapters_active": 2, "adapter_requests_waiting": 1}
+    engine = ServiceStatus("engine", "a:2", "SERVING", load=load, adapters=states)
+    plain = ServiceStatus("engine", "a:3", "SERVING", load=load)
+    models = [{"name": "m", "max_model_len": 9, "adapters": [{"name": "fr"}, {"name": "de"}]}]
+    processor = ServiceStatus("processor", "a:1", "SERVING", models=models)
+    lines = stack_text(StackStatus("here", [processor, engine, plain])).split("\n")
+    assert "    adapters of m: fr, de" in lines
+    (counts,) = [line for line in lines if "adapters known" in line]
+    assert counts == "    adapters known 30, in memory 15, in use 2, requests waiting for theirs 1"
+    (loaded,) = [line for line in lines if line.startswith("    in memory:")]
+    assert loaded.startswith("    in memory: a00, a02, a04,")
+    assert loaded.endswith(" and 3 more")

@@ -95,6 +95,35 @@ async def test_a_watched_folder_is_followed(tmp_path: Path, monkeypatch: pytest.
         assert digest(made, "b")
 
 
+async def test_one_that_could_not_be_loaded_is_told_again_once_it_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor that was refused believes that it is not known here."""
+    made = control()
+    await made.begin([LoRAModule(name, write_adapter(tmp_path / name, name)) for name in "ab"], "base")
+    news = made.registry.listen()
+    while news:
+        news.take()
+    write_adapter(tmp_path / "b", "other")
+    for name in "ab":
+        made.suspect(made.registry.find(name))
+    async with watched(made, monkeypatch):
+        await until(lambda: news)
+        assert [generation.name for generation in news.take()[0]] == ["a"]
+        await until(lambda: not made._suspects)
+        assert not news
+
+
+async def test_an_adapter_that_breaks_its_reader_is_an_adapter_that_cannot_be_read(tmp_path: Path) -> None:
+    def breaks(path: str) -> AdapterFile:
+        raise MemoryError
+
+    made = AdapterControl(AdapterRegistry("base"), breaks, str(tmp_path))
+    write_adapter(tmp_path / "x", "x")
+    with pytest.raises(Refused, match="x cannot be read: MemoryError"):
+        await made.load("a", "x", replace=False)
+
+
 async def test_a_folder_does_not_take_a_name_that_stands_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ def at_once(writer: ChatWriter, event: Event) -> bytes:
 def written(events: Sequence[Event], request: ChatRequest) -> list[dict[str, Any]]:
     admitted: Any = SimpleNamespace(model="m", prompt_tokens=3, prompt_token_ids=None)
     call: Any = SimpleNamespace(request_id="x")
-    writer = ChatWriter(call, request, admitted, None)
+    writer = ChatWriter(call, request, admitted, None, admitted.model)
 
     data = b"".join(map(partial(at_once, writer), events)) + writer.end(Usage(3, 2, len(events)))
     *told, done = data.decode().removesuffix("\n\n").split("\n\n")
