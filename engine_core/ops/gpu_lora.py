@@ -14,7 +14,6 @@ from engine_core.async_copy import offsets_of, upload
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.lora import expand, shrink
 from engine_core.ops.lora import (
-    ExpertsLoRA,
     LoRAOp,
     LoRAOps,
     LoRAOutputs,
@@ -242,10 +241,6 @@ class TritonLoRAOps(LoRAOps):
         op = TritonLoRA(self, groups, inputs, outputs)
         self._next_layer()
         return op
-
-    def experts(self) -> ExpertsLoRA:
-        """Is never asked to add: ``OpsBackend.adapts_experts``."""
-        return ExpertsLoRA(self.num_layers)
 
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         unpacked = {number: _Layer(weights) for number, weights in layers.items() if weights.outputs}
