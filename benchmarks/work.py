@@ -39,6 +39,8 @@ class Work:
     ends: bool = False
     """Whether answers end where the model ends them, at ``output`` tokens at the latest."""
     temperature: float = 0.0
+    adapters: Sequence[str] = ()
+    """The directory of each prompt's adapter, or ""; (): no prompt has one."""
     calls: int = 1
     """How often an embedder is called, each time with ``batch`` other texts."""
 

@@ -39,7 +39,7 @@ from engine_core.offline.best_of import best_choices
 from engine_core.offline.call_thread import Call, CallThread
 from engine_core.offline.conversations import as_json, read_conversations
 from engine_core.offline.forms import form_of
-from engine_core.offline.lora import Adapters, Live, LoRARequest, OpenAdapter, open_adapters
+from engine_core.offline.lora import Adapters, Live, LoRARequest, OpenAdapter, OpenAdapters
 from engine_core.offline.options import configure
 from engine_core.offline.outputs import Arrival, CompletionOutput, OutputLogprobs, RequestMetrics, RequestOutput
 from engine_core.offline.pooling import LivePooling, Pooling, task_of
@@ -213,6 +213,7 @@ class LLM:
             raise ConfigError("data_parallel_size", engines, "1: an LLM is one engine; `ringline serve` starts several")
         self._engine = _start(self._config, progress or StartupProgress(WarningsOnly()))
         self._adapters = Adapters(self._engine.executor)
+        self._open_adapters = OpenAdapters(self._engine.executor.lora)
         self._stats = self._engine.core.stats()
         self._thread = CallThread("offline")
         self._end = weakref.finalize(self, _end, self._thread, self._engine)
@@ -462,13 +463,13 @@ class LLM:
         """Raises ``InvalidRequestError`` if the model generates tokens."""
         core = self._engine.core
         run = partial(self._run, use_tqdm=use_tqdm)
-        open_for = partial(open_adapters, self._engine.executor.lora)
-        return Pooling(core.model, lambda: self._text, core.check, run, self._request_ids, open_for)
+        opened = self._open_adapters.of
+        return Pooling(core.model, lambda: self._text, core.check, run, self._request_ids, opened)
 
     def _generate(
         self, prompts: list[Prompt], params: object, arrival: Arrival, adapters: object, *, use_tqdm: bool
     ) -> list[RequestOutput]:
-        opened = open_adapters(self._engine.executor.lora, adapters, len(prompts))
+        opened = self._open_adapters.of(adapters, len(prompts))
         live = self._requests(prompts, *self._params(params, len(prompts)))
         for each, adapter in zip(live, opened, strict=True):
             each.adapter = adapter

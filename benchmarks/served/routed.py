@@ -19,7 +19,7 @@ from services.ring.routing_logic import Needs, Routes, _Node
 class _Random(Routes):
     """Chooses a random engine."""
 
-    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs) -> _Node | None:
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs, begins: bool) -> _Node | None:
         nodes = self._engines_taking(needs)
         return self._rng.choice(nodes) if nodes else None
 
@@ -29,7 +29,7 @@ class _RoundRobin(Routes):
 
     _turn = 0
 
-    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs) -> _Node | None:
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs, begins: bool) -> _Node | None:
         nodes = sorted(self._engines_taking(needs), key=lambda node: node.peer.name)
         self._turn += 1
         return nodes[self._turn % len(nodes)] if nodes else None

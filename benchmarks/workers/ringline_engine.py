@@ -42,15 +42,16 @@ class RinglineEngine(Engine):
         self.stages = clock.stages
 
     def run(self, work: Work) -> Outcome:
-        from engine_core.llm import SamplingParams
+        from engine_core.llm import LoRARequest, SamplingParams
 
         schema = work.json_schema or None
         params = SamplingParams(
             temperature=work.temperature, max_tokens=work.output, ignore_eos=not work.ends, json_schema=schema
         )
         prompts, before = work.prompts(), self.llm.stats()
+        adapters = [LoRARequest(path, 1, path) if path else None for path in work.adapters] or None
         begun = time.perf_counter()
-        results = self.llm.generate(prompts, params)
+        results = self.llm.generate(prompts, params, lora_request=adapters)
         seconds = time.perf_counter() - begun
         answers = [list(result.choices[0].token_ids) for result in results]
         if not work.ends and any(len(answer) != work.output for answer in answers):

@@ -20,6 +20,7 @@ class VllmEngine(Engine):
         self._params, self._structured = vllm.SamplingParams, StructuredOutputsParams
         settings = {"dtype": "bfloat16", "enable_prefix_caching": False, "max_num_seqs": 256} | options
         self._llm = vllm.LLM(model=model, **settings)
+        self._numbers: dict[str, int] = {}
 
     def run(self, work: Work) -> Outcome:
         params = self._params(
@@ -29,12 +30,21 @@ class VllmEngine(Engine):
             structured_outputs=self._structured(json=work.json_schema) if work.json_schema else None,
         )
         prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts()]
+        adapters = [self._adapter(path) for path in work.adapters] or None
         begun = time.perf_counter()
-        results = self._llm.generate(prompts, params, use_tqdm=False)
+        results = self._llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
         seconds = time.perf_counter() - begun
         if any(len(result.outputs[0].token_ids) != work.output for result in results):
             raise RuntimeError("a sequence did not get the tokens it asked for")
         return Outcome(seconds)
+
+    def _adapter(self, path: str) -> Any:
+        """A request for the adapter at ``path``, which has a number of its own; None without a path."""
+        if not path:
+            return None
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(path, self._numbers.setdefault(path, 1 + len(self._numbers)), path)
 
 
 if __name__ == "__main__":

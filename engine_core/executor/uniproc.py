@@ -28,15 +28,26 @@ class StepThread:
 
     def __init__(self) -> None:
         """Start the daemon thread."""
-        self._orders: SimpleQueue[tuple[Compute, Future[StepResult]] | None] = SimpleQueue()
+        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
         self._thread.start()
 
     def submit(self, compute: Compute) -> PendingResult:
         """Run a step after those before it; its ``result`` raises the step's exception."""
         future: Future[StepResult] = Future()
-        self._orders.put((compute, future))
+
+        def run() -> None:
+            try:
+                future.set_result(compute())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._orders.put(run)
         return PendingResult(future.result)
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Call ``function``, which raises nothing, after the steps submitted before."""
+        self._orders.put(function)
 
     def close(self) -> None:
         """Wait for all submitted steps, and end the thread."""
@@ -45,12 +56,8 @@ class StepThread:
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
-            compute, future = order
-            try:
-                future.set_result(compute())
-            except BaseException as error:
-                future.set_exception(error)
-            del order, compute, future  # they would keep the result in memory until the next step
+            order()
+            del order  # it would keep the result in memory until the next step
 
 
 class UniProcWorker(Workers):
@@ -90,7 +97,11 @@ class UniProcWorker(Workers):
         self._running().load_adapter(adapter_id, path, digest)
 
     def unload_adapter(self, adapter_id: int) -> None:
-        self._running().unload_adapter(adapter_id)
+        worker = self._running()
+        if (thread := self._thread) is not None:  # a submitted step that has not begun may still need it
+            thread.run(lambda: worker.unload_adapter(adapter_id))
+        else:
+            worker.unload_adapter(adapter_id)
 
     def _launch(self, plan: StepPlan) -> PendingResult:
         worker = self._running()

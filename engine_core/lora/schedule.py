@@ -60,36 +60,58 @@ class _Place:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A tenant's requests of one adapter that wait for room."""
+class _Wanted:
+    """An adapter that has no room, and its requests."""
 
     nbytes: int
-    requests: dict[str, None] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
+    """The tenant of each, in order of arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request of an active adapter that lets others have room first."""
+
+    tenant: str
+    digest: str
+    nbytes: int
 
 
 class AdapterSchedule:
-    """Each method returns what the owner has to do, in this order."""
+    """Each method returns what the owner has to do, in this order.
+
+    None takes longer with more waiting requests, but for those that it admits.
+    """
 
     def __init__(self, max_loras: int, max_loaded: int, max_bytes: int) -> None:
         self._max_loras = max_loras
         self._max_loaded = max_loaded
         self._max_bytes = max_bytes
         self._ids = count()
-        self._places: OrderedDict[str, _Place] = OrderedDict()
-        """By digest, the least recently used first."""
+        self._places: dict[str, _Place] = {}
+        """By digest."""
+        self._inactive: OrderedDict[str, _Place] = OrderedDict()
+        """Those that are not active, the least recently used first."""
+        self._by_id: dict[int, _Place] = {}
         self._place_of: dict[str, _Place] = {}
         """By request."""
-        self._waiting: OrderedDict[str, OrderedDict[str, _Waiting]] = OrderedDict()
-        """By tenant, whose turn is next first, and digest; none is empty."""
-        self._tenant_of: dict[str, tuple[str, str]] = {}
-        """Tenant and digest of each waiting request."""
+        self._wanted: dict[str, _Wanted] = {}
+        """By digest."""
+        self._turns: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
+        """Tenants that wait for room, whose turn is next first: their digests, in order of arrival, and how many
+        requests each has. None is empty."""
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        """By request."""
+        self._digest_of: dict[str, str] = {}
+        """Of each request that waits for room."""
+        self._nbytes = self._active_bytes = 0
         self._overtakes = 0
         """Requests that began since room was last found, while others waited for it."""
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for room; not those whose adapter is being loaded."""
-        return len(self._tenant_of)
+        return len(self._digest_of) + len(self._held)
 
     @property
     def num_loaded(self) -> int:
@@ -98,12 +120,12 @@ class AdapterSchedule:
 
     @property
     def num_active(self) -> int:
-        return sum(place.is_active for place in self._places.values())
+        return len(self._places) - len(self._inactive)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the adapters that are loaded, or being loaded."""
-        return sum(place.nbytes for place in self._places.values())
+        return self._nbytes
 
     def holds(self, digest: str) -> bool:
         """Whether an adapter is loaded."""
@@ -111,108 +133,142 @@ class AdapterSchedule:
 
     def waits(self, request_id: str) -> bool:
         """Whether a request waits for room."""
-        return request_id in self._tenant_of
+        return request_id in self._digest_of or request_id in self._held
 
     def add(self, request_id: str, tenant: str, digest: str, nbytes: int) -> list[Action]:
         """A request of the adapter with this ``digest``, which takes ``nbytes``; its id is new."""
         if nbytes > self._max_bytes:
             return [Refuse(request_id)]
-        groups = self._waiting.setdefault(tenant, OrderedDict())
-        groups.setdefault(digest, _Waiting(nbytes)).requests[request_id] = None
-        self._tenant_of[request_id] = tenant, digest
-        return self._go_on()
+        held, actions = _Held(tenant, digest, nbytes), list[Action]()
+        place = self._places.get(digest)
+        if self._is_closed and place is not None and place.is_active:
+            self._held[request_id] = held
+            return actions
+        self._begin_or_wait(request_id, held, actions)
+        return [*actions, *self._go_on()]
 
     def end(self, request_id: str) -> list[Action]:
         """A request has ended, or waits no longer. Idempotent."""
         if (place := self._place_of.pop(request_id, None)) is not None:
             del place.requests[request_id]
-        elif request_id in self._tenant_of:
-            self._remove_waiting(request_id)
-        else:
+            self._settle(place)
+        elif request_id in self._digest_of:
+            self._give_up(request_id)
+        elif self._held.pop(request_id, None) is None:
             return []
         return self._go_on()
 
     def loaded(self, adapter_id: int) -> list[Action]:
         """``Load`` has succeeded."""
-        place = self._place(adapter_id)
+        place = self._by_id[adapter_id]
         place.is_loaded = True
+        self._settle(place)
         return [*(Admit(each, adapter_id) for each in place.requests), *self._go_on()]
 
     def failed(self, adapter_id: int) -> list[Action]:
         """``Load`` has failed."""
-        place = self._place(adapter_id)
-        del self._places[place.digest]
+        place = self._by_id[adapter_id]
         for request_id in place.requests:
             del self._place_of[request_id]
+        self._active_bytes -= place.nbytes
+        self._remove(place)
         return [*(Refuse(each) for each in place.requests), *self._go_on()]
 
-    def _place(self, adapter_id: int) -> _Place:
-        return next(each for each in self._places.values() if each.adapter_id == adapter_id)
+    def _settle(self, place: _Place) -> None:
+        """Count ``place`` as inactive if it has become so."""
+        if not place.is_active:
+            self._inactive[place.digest] = place
+            self._active_bytes -= place.nbytes
+
+    def _remove(self, place: _Place) -> None:
+        del self._places[place.digest], self._by_id[place.adapter_id]
+        self._nbytes -= place.nbytes
 
     def _go_on(self) -> list[Action]:
         """Let begin what can."""
         actions: list[Action] = []
+        self._let_join(actions)
         while (found := self._next()) is not None:
-            tenant, digest = found
-            place = self._places.get(digest)
-            if place is None or not place.is_active:
-                self._overtakes = 0
-                self._waiting.move_to_end(tenant)
-            elif self._waits_for_room():
-                self._overtakes += 1
-            if place is None:
-                place = self._make_place(digest, self._waiting[tenant][digest].nbytes, actions)
-            self._places.move_to_end(digest)
-            request_id = next(iter(self._waiting[tenant][digest].requests))
-            self._remove_waiting(request_id)
-            place.requests[request_id] = None
-            self._place_of[request_id] = place
-            if place.is_loaded:
-                actions.append(Admit(request_id, place.adapter_id))
+            self._give_room(*found, actions)
+            self._let_join(actions)
         return actions
 
-    def _next(self) -> tuple[str, str] | None:
-        """Tenant and adapter of the next request that may begin: one that needs room, if there is, else any other."""
-        active = [each for each in self._places.values() if each.is_active]
-        left = self._max_bytes - sum(each.nbytes for each in active) if len(active) < self._max_loras else None
-        joining, room_is_wanted = None, False
-        for tenant, groups in self._waiting.items():
-            for digest, group in groups.items():
-                place = self._places.get(digest)
-                if place is None or not place.is_active:
-                    if left is not None and group.nbytes <= left:
-                        return tenant, digest
-                    room_is_wanted = True
-                elif joining is None:
-                    joining = tenant, digest
-        if not room_is_wanted:
-            self._overtakes = 0
-        return None if self._overtakes >= MAX_OVERTAKES else joining
+    def _let_join(self, actions: list[Action]) -> None:
+        """Let held requests begin, or wait for room if their adapters are not active any more."""
+        while self._held and not self._is_closed:
+            request_id, held = self._held.popitem(last=False)
+            self._begin_or_wait(request_id, held, actions)
 
-    def _waits_for_room(self) -> bool:
-        """Whether a request waits whose adapter is not active."""
-        return any(
-            (place := self._places.get(digest)) is None or not place.is_active
-            for groups in self._waiting.values()
-            for digest in groups
-        )
+    @property
+    def _is_closed(self) -> bool:
+        """Whether too many requests have passed those that wait for room."""
+        return bool(self._turns) and self._overtakes >= MAX_OVERTAKES
+
+    def _begin_or_wait(self, request_id: str, held: _Held, actions: list[Action]) -> None:
+        place = self._places.get(held.digest)
+        if place is None or not place.is_active:
+            self._wait(request_id, held)
+        else:
+            self._overtakes = self._overtakes + 1 if self._turns else 0
+            self._begin(request_id, place, actions)
+
+    def _wait(self, request_id: str, held: _Held) -> None:
+        self._wanted.setdefault(held.digest, _Wanted(held.nbytes)).requests[request_id] = held.tenant
+        digests = self._turns.setdefault(held.tenant, OrderedDict())
+        digests[held.digest] = digests.get(held.digest, 0) + 1
+        self._digest_of[request_id] = held.digest
+
+    def _give_up(self, request_id: str) -> None:
+        """Let a request wait for room no more."""
+        digest = self._digest_of.pop(request_id)
+        wanted = self._wanted[digest]
+        tenant = wanted.requests.pop(request_id)
+        if not wanted.requests:
+            del self._wanted[digest]
+        digests = self._turns[tenant]
+        digests[digest] -= 1
+        if not digests[digest]:
+            del digests[digest]
+            if not digests:
+                del self._turns[tenant]
+
+    def _next(self) -> tuple[str, str] | None:
+        """Tenant and adapter that get room now. A tenant's adapters get it in order."""
+        if self.num_active >= self._max_loras:
+            return None
+        left = self._max_bytes - self._active_bytes
+        for tenant, digests in self._turns.items():
+            digest = next(iter(digests))
+            if self._wanted[digest].nbytes <= left:
+                return tenant, digest
+        return None
+
+    def _give_room(self, tenant: str, digest: str, actions: list[Action]) -> None:
+        """Make an adapter active, and let all of its requests begin."""
+        self._overtakes = 0
+        self._turns.move_to_end(tenant)
+        wanted = self._wanted[digest]
+        if (place := self._inactive.pop(digest, None)) is None:
+            place = self._make_place(digest, wanted.nbytes, actions)
+        self._active_bytes += place.nbytes
+        for request_id in list(wanted.requests):
+            self._give_up(request_id)
+            self._begin(request_id, place, actions)
+
+    def _begin(self, request_id: str, place: _Place, actions: list[Action]) -> None:
+        place.requests[request_id] = None
+        self._place_of[request_id] = place
+        if place.is_loaded:
+            actions.append(Admit(request_id, place.adapter_id))
 
     def _make_place(self, digest: str, nbytes: int, actions: list[Action]) -> _Place:
         evicted = []
-        inactive = [each for each in self._places.values() if not each.is_active]
-        while len(self._places) >= self._max_loaded or self.nbytes + nbytes > self._max_bytes:
-            least = inactive.pop(0)
-            del self._places[least.digest]
+        while len(self._places) >= self._max_loaded or self._nbytes + nbytes > self._max_bytes:
+            _, least = self._inactive.popitem(last=False)
+            self._remove(least)
             evicted.append(least.adapter_id)
         place = self._places[digest] = _Place(next(self._ids), digest, nbytes)
+        self._by_id[place.adapter_id] = place
+        self._nbytes += nbytes
         actions.append(Load(place.adapter_id, digest, tuple(evicted)))
         return place
-
-    def _remove_waiting(self, request_id: str) -> None:
-        tenant, digest = self._tenant_of.pop(request_id)
-        group = self._waiting[tenant][digest]
-        del group.requests[request_id]
-        if not group.requests:
-            del self._waiting[tenant][digest]
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]

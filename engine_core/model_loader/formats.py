@@ -89,7 +89,7 @@ def missing_weights(directory: Path, load_format: str = "auto") -> str:
         if (known := _format_of(name)) is not None:
             return f"{directory} has no model.safetensors; its {name} is {known}"
     if "adapter_model.safetensors" in names:
-        return f"{directory} has no model.safetensors: {_ADAPTER}"
+        return f"{directory} has no model.safetensors: {_ADAPTER % directory}"
     return (
         f"{directory} has neither model.safetensors nor model.safetensors.index.json, nor PyTorch's files of such "
         "names: choose a checkpoint, or a revision, with safetensors"
@@ -102,7 +102,7 @@ def missing_config(directory: Path) -> str:
         return f"{directory} is missing: download all folders of the checkpoint"
     names = sorted(entry.name for entry in directory.iterdir())
     if "adapter_config.json" in names:
-        return f"{directory} has no config.json: {_ADAPTER}"
+        return f"{directory} has no config.json: {_ADAPTER % directory}"
     if "model_index.json" in names:
         return f"{directory} has no config.json: it is a pipeline of diffusers, not a language model"
     for name in names:
@@ -111,7 +111,7 @@ def missing_config(directory: Path) -> str:
     return f"{directory} has no config.json: give the directory of a checkpoint in transformers' format, or a GGUF file"
 
 
-_ADAPTER = "it is an adapter (PEFT), which is not read: merge it into its base model (merge_and_unload), and save that"
+_ADAPTER = "it is an adapter (PEFT): give the directory of its base model, and --enable-lora --lora-modules name=%s"
 
 
 def quantization_method(fields: Mapping[str, Any]) -> tuple[str | None, str] | None:

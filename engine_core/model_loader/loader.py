@@ -61,15 +61,18 @@ def make_model(
     return model
 
 
-def model_outline(checkpoint: Checkpoint, rank: Rank | None = None, *, expands_experts: bool = False) -> LanguageModel:
+def model_outline(
+    checkpoint: Checkpoint, rank: Rank | None = None, *, expands_experts: bool = False, enable_lora: bool = False
+) -> LanguageModel:
     """The model, or a ``rank``'s part, on the meta device: it knows its tensors and their bytes.
 
-    ``expands_experts`` is that of the backend that will compute.
+    ``expands_experts`` is that of the backend that will compute; ``enable_lora`` as in ``PartFactory``.
     """
     ops = TorchBackend()
     ops.expands_experts = expands_experts
     quantization = outline_quantization(checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size)
-    return make_model(checkpoint, TorchAttention(), ops, torch.device("meta"), quantization, rank)
+    device = torch.device("meta")
+    return make_model(checkpoint, TorchAttention(), ops, device, quantization, rank, enable_lora=enable_lora)
 
 
 def outline_parts(checkpoint: Checkpoint, *, quantized: bool) -> PartFactory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
@@ -11,9 +12,13 @@ from typing import Any, Protocol
 from engine_core.errors import AdapterError, ConfigError, InvalidRequestError
 from engine_core.executor.base import Executor
 from engine_core.lora.adapter import AdapterFile, open_adapter
+from engine_core.lora.files import WEIGHTS
+from engine_core.lora.peft_config import CONFIG
 from engine_core.lora.request import RequestAdapter
 from engine_core.lora.schedule import Action, AdapterSchedule, Admit, Load
 from engine_core.lora.support import LoRASupport
+
+_MOST_KNOWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +52,50 @@ class OpenAdapter:
     file: AdapterFile
 
 
-def open_adapters(lora: LoRASupport | None, requests: object, count: int) -> list[OpenAdapter | None]:
-    """The adapters of ``count`` prompts: ``requests`` is one for all, a list of one or None for each, or None.
+class OpenAdapters:
+    """Opens adapters for calls, and remembers those whose files have not changed."""
 
-    Raises ``AdapterError``, ``InvalidRequestError``, ``TypeError``, ``ValueError``.
-    """
-    if requests is None or isinstance(requests, LoRARequest):
-        requests = [requests] * count
-    if not isinstance(requests, Sequence) or not all(isinstance(each, LoRARequest | None) for each in requests):
-        raise TypeError(f"lora_request is of type {type(requests).__name__}; expected LoRARequest, or a list of them")
-    if len(requests) != count:
-        raise ValueError(f"the number of lora_request is {len(requests)}, that of prompts is {count}")
-    paths = dict.fromkeys(each.path for each in requests if each is not None)
-    if paths and lora is None:
-        raise InvalidRequestError("lora_request", "this engine has no adapters; expected LLM(…, enable_lora=True)")
-    opened = {path: OpenAdapter(path, open_adapter(Path(path), lora.targets, lora.limits)) for path in paths if lora}
-    return [None if each is None else opened[each.path] for each in requests]
+    def __init__(self, lora: LoRASupport | None) -> None:
+        self._lora = lora
+        self._known: OrderedDict[str, tuple[object, OpenAdapter]] = OrderedDict()
+        """By path, with the state of its files, the least recently used first."""
+
+    def of(self, requests: object, count: int) -> list[OpenAdapter | None]:
+        """The adapters of ``count`` prompts: ``requests`` is one for all, a list of one or None for each, or None.
+
+        Raises ``AdapterError``, ``InvalidRequestError``, ``TypeError``, ``ValueError``.
+        """
+        if requests is None or isinstance(requests, LoRARequest):
+            requests = [requests] * count
+        if not isinstance(requests, Sequence) or not all(isinstance(each, LoRARequest | None) for each in requests):
+            problem = f"lora_request is of type {type(requests).__name__}"
+            raise TypeError(f"{problem}; expected LoRARequest, or a list of them")
+        if len(requests) != count:
+            raise ValueError(f"the number of lora_request is {len(requests)}, that of prompts is {count}")
+        opened = {path: self._open(path) for path in dict.fromkeys(each.path for each in requests if each is not None)}
+        return [None if each is None else opened[each.path] for each in requests]
+
+    def _open(self, path: str) -> OpenAdapter:
+        if self._lora is None:
+            raise InvalidRequestError("lora_request", "this engine has no adapters; expected LLM(…, enable_lora=True)")
+        state, known = _state(path), self._known.get(path)
+        if known is not None and known[0] == state:
+            self._known.move_to_end(path)
+            return known[1]
+        adapter = OpenAdapter(path, open_adapter(Path(path), self._lora.targets, self._lora.limits))
+        self._known[path] = state, adapter
+        while len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return adapter
+
+
+def _state(path: str) -> object:
+    """Another one once the adapter's files are others."""
+    try:
+        found = [(Path(path) / name).stat() for name in (CONFIG, WEIGHTS)]
+    except OSError:
+        return object()
+    return [(each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found]
 
 
 class Live(Protocol):

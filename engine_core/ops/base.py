@@ -19,9 +19,10 @@ from engine_core.activation import Activation
 from engine_core.attention.base import RotaryOp
 from engine_core.distributed.collectives import TensorCollectives
 from engine_core.forward_context import ForwardContext
-from engine_core.ops.lora import ExpertsLoRA, LoRAOps, TorchLoRAOps
+from engine_core.ops.lora import ExpertsLoRA, LoRAOps
 from engine_core.ops.states import StateOps
 from engine_core.ops.streams import StreamOps
+from engine_core.ops.torch_lora import TorchLoRAOps
 from engine_core.weights.experts import ExpertsShape, ExpertsShard, ExpertWeights, QuantizedExpertWeights
 from engine_core.weights.quantized_weight import QuantFormat, QuantizedWeight
 

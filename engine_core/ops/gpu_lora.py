@@ -14,7 +14,6 @@ from engine_core.async_copy import offsets_of, upload
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.lora import expand, shrink
 from engine_core.ops.lora import (
-    ExpertsLoRA,
     LoRAOp,
     LoRAOps,
     LoRAOutputs,
@@ -230,7 +229,7 @@ class TritonLoRAOps(LoRAOps):
         """What is under way."""
         self._device = device
         self._loading = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._most_rows = 0
+        self._most_rows = self._most_ranks = 0
         """Of a captured step."""
         self._memory: torch.Tensor | None = None
         """Which captured launches read."""
@@ -242,10 +241,6 @@ class TritonLoRAOps(LoRAOps):
         op = TritonLoRA(self, groups, inputs, outputs)
         self._next_layer()
         return op
-
-    def experts(self) -> ExpertsLoRA:
-        """Is never asked to add: ``OpsBackend.adapts_experts``."""
-        return ExpertsLoRA(self.num_layers)
 
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         unpacked = {number: _Layer(weights) for number, weights in layers.items() if weights.outputs}
@@ -298,6 +293,7 @@ class TritonLoRAOps(LoRAOps):
         loaded = upload(arrays, self._device, into=memory)
         touched = frozenset[int]().union(*(adapter.touched for adapter in adapters))
         ranks = max((adapter.ranks for adapter in adapters), default=0)
+        assert self._memory is None or ranks <= self._most_ranks, "captured launches have room for no more"
         of_all, of_wanted = (_Tiles.of(loaded[at], int(arrays[at][1][0])) for at in (slice(3), slice(-3, None)))
         self.step = _Step(step.num_rows, of_all, of_wanted, touched, ranks, adapters)
 
@@ -307,13 +303,13 @@ class TritonLoRAOps(LoRAOps):
     @contextmanager
     def rehearsing(self, rows: int, ranks: int) -> Iterator[None]:
         assert self.step is None
-        assert self._most_rows in (0, rows), "graphs know the memory"
+        assert self._memory is None or (rows, ranks) == (self._most_rows, self._most_ranks), "graphs know both"
         nothing = _empty(rows)
         if self._memory is None:
             size = offsets_of([array.nbytes for array in (*nothing, *nothing)])[-1]
             with torch.inference_mode(False):  # or else nothing could be written outside of it
                 self._memory = torch.empty(size, dtype=torch.uint8, device=self._device)
-            self._most_rows = rows
+            self._most_rows, self._most_ranks = rows, ranks
         tiles = _Tiles.of(upload(nothing, self._device, into=self._memory), None)
         self.step = _Step(0, tiles, tiles, None, ranks)
         try:

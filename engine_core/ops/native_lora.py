@@ -158,8 +158,8 @@ class NativeLoRA(LoRAOp):
 class NativeExpertsLoRA(ExpertsLoRA):
     """The kernels of experts add by themselves, with these arguments."""
 
-    def __init__(self, ops: NativeLoRAOps) -> None:
-        super().__init__(ops.num_layers)
+    def __init__(self, ops: NativeLoRAOps, layer: int) -> None:
+        super().__init__(layer)
         self._ops = ops
 
     def fill(self, arguments: ctypes.Structure) -> None:
@@ -188,11 +188,8 @@ class NativeLoRAOps(LoRAOps):
         self._next_layer()
         return op
 
-    def experts(self) -> ExpertsLoRA:
-        op = NativeExpertsLoRA(self)
-        self._next_layer()
-        self._next_layer()
-        return op
+    def _of_experts(self, layer: int) -> ExpertsLoRA:
+        return NativeExpertsLoRA(self, layer)
 
     def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
         together = 2 if dtype == torch.bfloat16 else 1

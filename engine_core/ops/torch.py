@@ -23,7 +23,7 @@ from engine_core.ops.base import (
     Scoring,
     UnloadedExperts,
 )
-from engine_core.ops.lora import TorchExpertsLoRA
+from engine_core.ops.torch_lora import TorchExpertsLoRA
 from engine_core.weights.experts import ExpertsShape, ExpertWeights
 
 

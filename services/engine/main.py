@@ -177,6 +177,7 @@ class _EngineProcess:
         self._watchdog = self._watch_steps(self._engine.step_loop, loop)
         reserved = executor.unwritten_cache_bytes + executor.step_bytes + room.logprob_bytes + room.id_bytes
         reserved += 0 if self._engine.media is None else self._engine.media.most
+        reserved += 0 if executor.lora is None or executor.ranks else executor.lora.max_bytes
         self._server.start_memory_guard(resident_memory() + reserved)
         self._service.serve(model, files, rank_messages(executor.ranks))
         self._engine.metrics.serving = True

@@ -186,7 +186,7 @@ class EngineMetrics(ServiceMetrics):
         yield self._gauge(
             "ringline_adapter_requests_waiting", "Requests waiting for their adapter.", now.waiting_requests
         )
-        yield self._counter("ringline_adapter_requests", "Requests with an adapter.", now.requests)
+        yield self._counter("ringline_adapter_queries", "Requests with an adapter.", now.requests)
         yield self._counter("ringline_adapter_hits", "Of these, those whose adapter was in memory.", now.hits)
         yield self._counter("ringline_adapter_loads", "Adapters loaded.", now.loads)
         yield self._counter("ringline_adapter_load_failures", "Adapters that could not be loaded.", now.failed_loads)

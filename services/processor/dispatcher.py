@@ -71,6 +71,7 @@ class Dispatcher:
             choices=len(request.delivery.unfinished()),
             engine=engine,
             needs=resolved.needs,
+            begins=request.is_new,
         )
 
     def submit(self, request: Request, route: Route, reason: str) -> Status | None:

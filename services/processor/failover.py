@@ -101,10 +101,11 @@ class Failover:
             self._peers.pictures_missed(request.route.engine, request.resolved.pictures)
         if (adapter := request.resolved.needs.adapter) is not None and status.reason is Reason.ADAPTER_GONE:
             if request.route is not None:
-                self._routes.adapters.missed(request.route.engine, adapter)
-            if self._is_replaced(request, adapter):
-                message = f"{adapter} was replaced or unloaded before an engine began with it; send the request again"
-                self._in_flight.end(request, FinishReason.ERROR, Status(Code.UNAVAILABLE, message, 0, status.reason))
+                is_new = not request.was_in_flight
+                self._routes.adapters.missed(request.route.engine, adapter, is_new=is_new)
+            begins = self._routes.adapters.anywhere(adapter, request.resolved.generation, begins=True)
+            if not (begins or request.was_in_flight):
+                self._in_flight.end(request, FinishReason.ERROR, _replaced(adapter))
                 return
         if status.reason is Reason.MEDIA_MISSING:
             self._send_pictures_again(request, status)
@@ -123,11 +124,6 @@ class Failover:
         self._dispatcher.clear_route(request)
         request.route_timeout.refused(now)
         self._dispatcher.wait(request, status.message, request.retry_at)
-
-    def _is_replaced(self, request: Request, adapter: Adapter) -> bool:
-        """Whether nothing is computed of a request and no engine has its adapter: it should begin with another."""
-        is_new = not (request.was_in_flight or request.heard_on_route)
-        return is_new and not self._routes.adapters.anywhere(adapter, request.resolved.generation)
 
     def _send_pictures_again(self, request: Request, status: Status) -> None:
         """The engine dropped pictures, as it may at any time: they go again before the request."""
@@ -218,6 +214,13 @@ class Failover:
 
     def _route(self, request: Request, reason: str) -> None:
         """Route a request: to another detokenizer if its engine is linked, else to another engine."""
+        if (adapter := request.resolved.needs.adapter) is not None and request.is_new:
+            current = self._routes.adapters.current(request.resolved.generation, adapter.name)
+            if current is not None and not self._routes.adapters.anywhere(
+                adapter, request.resolved.generation, begins=True
+            ):
+                self._in_flight.end(request, FinishReason.ERROR, _replaced(adapter))
+                return
         if request.route is None or request.route.engine not in self._peers.engines:
             self._route_anew(request, reason)
             return
@@ -264,3 +267,9 @@ class Failover:
         if error := self._dispatcher.submit(request, route, reason):
             self._in_flight.end(request, FinishReason.ERROR, error)
         return True
+
+
+def _replaced(adapter: Adapter) -> Status:
+    """The end of a request that no engine has begun: it should begin with what the name stands for now."""
+    message = f"{adapter} was replaced or unloaded before an engine began with it; send the request again"
+    return Status(Code.UNAVAILABLE, message, 0, Reason.ADAPTER_GONE)

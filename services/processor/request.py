@@ -228,6 +228,11 @@ class Request:
         """Whether it was in flight before its present route: here, or before its client resumed it."""
         return self.resolved.is_resume or self.delivery.epoch > 1
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no engine has had it, here or before its client resumed it."""
+        return not self.resolved.is_resume and self.delivery.epoch == 0
+
     def admit(self, resolved: ResolvedRequest) -> None:
         self.message = None
         self._resolved = resolved

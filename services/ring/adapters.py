@@ -8,7 +8,7 @@ engine which told it as news, or else of the engine that was started last.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.ring.identity import ADAPTER_DIGEST, ADAPTER_NAME, PeerId
 from services.ring.limits import MAX_ADAPTERS
@@ -140,9 +140,16 @@ class AdapterBook:
             held = self.holds(engine, adapter)
             self.told(engine, [(adapter, AdapterState(current=False, loaded=held))], complete=False, now=now)
 
-    def missed(self, engine: PeerId, adapter: Adapter) -> None:
-        """The engine refused a request because it does not know the adapter: so it is, until the engine tells it."""
-        if (told := self._engines.get(engine)) is not None:
+    def missed(self, engine: PeerId, adapter: Adapter, *, is_new: bool) -> None:
+        """The engine refused a request with an adapter, new or moved there: so it is, until the engine tells otherwise.
+
+        It begins nothing with an adapter whose name was unloaded, but may go on with it.
+        """
+        if (told := self._engines.get(engine)) is None or (known := told.adapters.get(adapter)) is None:
+            return
+        if is_new and known.state.current:
+            self.told(engine, [(adapter, replace(known.state, current=False))], complete=False, now=known.since)
+        elif not is_new or self.begins(engine, adapter):
             self._drop(engine, told, adapter)
 
     # Questions
@@ -151,15 +158,24 @@ class AdapterBook:
         """Whether an engine computes with an adapter."""
         return (told := self._engines.get(engine)) is not None and adapter in told.adapters
 
+    def begins(self, engine: PeerId, adapter: Adapter) -> bool:
+        """Whether an engine begins requests with an adapter: its name was not unloaded there, but may be replaced."""
+        return self.knows(engine, adapter) and any(
+            engine in engines and engines[engine].state.current for engines in self._names[adapter.name].values()
+        )
+
     def holds(self, engine: PeerId, adapter: Adapter) -> bool:
         """Whether an engine has an adapter's weights in memory."""
         told = self._engines.get(engine)
         return told is not None and (known := told.adapters.get(adapter)) is not None and known.state.loaded
 
-    def anywhere(self, adapter: Adapter, generation: Generation | None = None) -> bool:
-        """Whether any engine, or any of a generation, computes with an adapter."""
-        known = self._names.get(adapter.name, {}).get(adapter, {}).values()
-        return any(generation is None or one.generation == generation for one in known)
+    def anywhere(self, adapter: Adapter, generation: Generation, *, begins: bool = False) -> bool:
+        """Whether any engine of a generation computes with an adapter, or ``begins`` requests with it."""
+        engines = self._names.get(adapter.name, {}).get(adapter, {})
+        return any(
+            known.generation == generation and (not begins or self.begins(engine, adapter))
+            for engine, known in engines.items()
+        )
 
     def current(self, generation: Generation, name: str) -> Adapter | None:
         """The adapter that a name stands for at a generation's engines; None if there is none."""

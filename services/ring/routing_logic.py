@@ -260,14 +260,16 @@ class Routes:
         choices: int = 1,
         engine: PeerId | None = None,
         needs: Needs = _NO_NEEDS,
+        begins: bool = False,
     ) -> Route | None:
         """A joined pair of a generation that takes work, or None; the request counts as its load until ``release``.
 
         ``engine``: stay on the engine that has the request, even if it takes no new work. Both peers meet ``needs``.
-        An engine that pools is a route without a detokenizer.
+        ``begins``: the request is new, and its adapter's name must not be unloaded at the engine. An engine that pools
+        is a route without a detokenizer.
         """
         if engine is None:
-            chosen = self._choose_engine(generation, prefixes, needs)
+            chosen = self._choose_engine(generation, prefixes, needs, begins)
         else:
             node = self._engines.get(engine.name)
             chosen = node if node is not None and node.peer == engine and self._is_joined(node, needs) else None
@@ -299,8 +301,10 @@ class Routes:
         joined = list(self._joined(engine, needs))
         return self._less_loaded(self._near(joined) or joined)
 
-    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs) -> _Node | None:
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs, begins: bool) -> _Node | None:
         taking = [node for node in self._engines_taking(needs) if node.generation == generation]
+        if begins and (adapter := needs.adapter) is not None:
+            taking = [node for node in taking if self.adapters.begins(node.peer, adapter)]
         near = self._near(taking)
         if any(not node.full for node in near):
             taking = near

@@ -56,6 +56,8 @@ class Memory:
     """Embeddings of pictures that are kept."""
     drafts: float = 0.0
     """What computes drafts; ``block`` includes its cache."""
+    adapters: float = 0.0
+    """The most that stay loaded."""
 
     @property
     def cache(self) -> float:
@@ -65,7 +67,9 @@ class Memory:
     @property
     def taken(self) -> float:
         """Everything but the KV cache."""
-        return self.weights + self.angles + self.activations + self.runtime + self.pictures + self.drafts
+        return (
+            self.weights + self.angles + self.activations + self.runtime + self.pictures + self.drafts + self.adapters
+        )
 
     @property
     def blocks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine_core.config import CacheConfig, EngineConfig, LoadConfig, ModelSpec, encoder_cache_tokens
@@ -149,11 +150,12 @@ def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, Langua
         from engine_core.model_loader.loader import model_outline
     try:
         checkpoint = open_checkpoint(config.model, LoadConfig(load_format="dummy"))
-        model = model_outline(checkpoint, expands_experts=on_gpu)
+        outline = partial(model_outline, expands_experts=on_gpu, enable_lora=config.lora.enable_lora)
+        model = outline(checkpoint)
         model.tensors()  # refuses what an engine refuses before loading
         divided = open_checkpoint(config.model, LoadConfig(load_format="dummy"), config.parallel)
         ranks = ranks_on_one_host(config.parallel)
-        parts = {str(rank): model_outline(divided, rank, expands_experts=on_gpu) for rank in ranks}
+        parts = {str(rank): outline(divided, rank) for rank in ranks}
     except ConfigError as error:
         raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
     except CheckpointError as error:
@@ -307,6 +309,9 @@ def _memory(
         step_tokens=step_tokens,
         tower=sum(part.weight_bytes(checkpoint.dtype.itemsize) for part in model.vision_parts),
         pictures=_embedding_bytes(checkpoint, model, config),
+        adapters=0
+        if model.lora is None
+        else config.lora.most_loaded * model.lora.most_bytes(config.lora.max_lora_rank),
     )
 
 

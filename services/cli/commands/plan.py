@@ -205,6 +205,10 @@ def _hardware_options(command: Callable[..., None]) -> Callable[..., None]:
 @_engine_option("max_num_batched_tokens")
 @_engine_option("max_num_seqs")
 @_engine_option("speculative_config")
+@_engine_option("enable_lora")
+@_engine_option("max_loras")
+@_engine_option("max_lora_rank")
+@_engine_option("max_cpu_loras")
 @_engine_option("tensor_parallel_size")
 @_engine_option("pipeline_parallel_size")
 @_engine_option("enable_expert_parallel")
@@ -316,6 +320,7 @@ def _as_text(model: Model, found: Estimate, planned: Plan, *, on_gpu: bool) -> s
     tower = f" ({size(memory.tower)} of them encode pictures)" if memory.tower else ""
     pictures = f"embeddings of pictures {size(memory.pictures)}, " if memory.pictures else ""
     drafts = f"drafts {size(memory.drafts)}, " if memory.drafts else ""
+    drafts += f"adapters {size(memory.adapters)}, " if memory.adapters else ""
     several = len(ranks) > 1
     total = f"{planned.engines * len(ranks):,} {'GPUs' if on_gpu else 'ranks'} in all"
     divided = f", each of {len(ranks):,} ranks ({total})" if several else ""

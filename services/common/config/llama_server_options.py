@@ -15,7 +15,7 @@ _CONTEXT = (
     "change a copy of the checkpoint"
 )
 _WHOLE = "is not supported: the weights must fit on the device; --quantization makes them smaller"
-_LORA = "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
+_LORA = "is called --lora-modules here, with --enable-lora, and takes adapters in PEFT's format as name=directory"
 _DRAFT_MODEL = (
     """is written --speculative-config '{"method": "draft_model", "model": "…"}' here, with a path or hub id"""
 )

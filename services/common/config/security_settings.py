@@ -129,8 +129,8 @@ class ClientAuthSettings:
     tenants_file: str | None = option(
         None,
         "TOML file of the tenants' limits: models, max_concurrent_requests, max_queued_tokens, "
-        "max_requests_per_minute and max_tokens_per_minute, in [tenants.NAME] or [default]. Read again when "
-        "it changes.",
+        "max_requests_per_minute and max_tokens_per_minute, and adapter_control, in [tenants.NAME] or [default]. "
+        "Read again when it changes.",
     )
 
     def __post_init__(self) -> None:

@@ -32,6 +32,8 @@ class Chosen:
 
     model: ServedModel
     adapter: Adapter | None = None
+    is_resume: bool = False
+    """Whether the request began with that adapter elsewhere."""
 
 
 class ModelChoices:
@@ -74,8 +76,10 @@ class ModelChoices:
         return model
 
     def is_gone(self, chosen: Chosen) -> bool:
-        """Whether an adapter that was chosen is known to no engine of the model any more."""
-        return chosen.adapter is not None and not self._adapters.anywhere(chosen.adapter, chosen.model.generation)
+        """Whether no engine of the model begins any more with an adapter that was chosen for a new request."""
+        if chosen.adapter is None or chosen.is_resume:
+            return False
+        return not self._adapters.anywhere(chosen.adapter, chosen.model.generation, begins=True)
 
     def adapters_of(self, model: ServedModel, policy: TenantPolicy) -> Iterator[Adapter]:
         """The model's adapters that a tenant's requests may name now, by name."""
@@ -163,7 +167,7 @@ class ModelChoices:
         if named and not permitted:
             return self._unknown(base, name, policy)
         known = [each for each in permitted if self._adapters.anywhere(adapter, each.generation)]
-        return next((Chosen(each, adapter) for each in (*self._taking(known), *known)), None)
+        return next((Chosen(each, adapter, is_resume=True) for each in (*self._taking(known), *known)), None)
 
     def _current(self, model: ServedModel, name: str, policy: TenantPolicy) -> Adapter | None:
         """The adapter that a name stands for, if the tenant may use it."""

@@ -80,3 +80,25 @@ def test_closing_waits_for_the_steps_that_were_submitted(overlapped: CollectiveE
     overlapped.close()
     assert [len(each.result().token_ids) for each in pending] == [1, 1]
     assert "steps" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_adapter_is_kept_for_the_steps_that_were_submitted(
+    overlapped: CollectiveExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, done = threading.Event(), list[str]()
+
+    def wait(plan: StepPlan) -> SimpleNamespace:
+        assert go_on.wait(30)
+        done.append(f"step {plan.step_id}")
+        return SimpleNamespace(result=lambda: StepResult(plan.step_id, []))
+
+    monkeypatch.setattr(Worker, "launch", lambda _, plan: wait(plan))
+    monkeypatch.setattr(Worker, "unload_adapter", lambda _, adapter_id: done.append(f"unload {adapter_id}"))
+    pending = [overlapped.submit(replace(plan_of(1, [5]), step_id=step)) for step in range(2)]
+    overlapped.unload_adapter(3)
+    pending.append(overlapped.submit(replace(plan_of(1, [5]), step_id=2)))
+    assert done == []
+    go_on.set()
+    for each in pending:
+        each.result()
+    assert done == ["step 0", "step 1", "unload 3", "step 2"]

@@ -59,7 +59,7 @@ def test_the_published_format_of_mistral(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("adapter_config.json", "is an adapter (PEFT), which is not read: merge it into its base model"),
+        ("adapter_config.json", "give the directory of its base model, and --enable-lora --lora-modules name="),
         ("model_index.json", "it is a pipeline of diffusers"),
     ],
 )

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from engine_core.kernels.capture import BufferPool, Captured, capturing
 from engine_core.kernels.library import Kernels, load_kernels
-from engine_core.ops.lora import LoRAOutputs, LoRAWeights, TorchLoRAOps
+from engine_core.ops.lora import LoRAOutputs, LoRAWeights
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.native_experts import factor_type
 from engine_core.ops.native_lora import NativeAdapter, NativeLoRAOps
+from engine_core.ops.torch_lora import TorchLoRAOps
 
 from .experts import numbers
 from .lora_layers import ADAPTERS, LAYERS, LINEAR, Layer, Part, Shape, places_of, weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ringline.engine.v1 import engine_pb2
@@ -11,16 +12,23 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2
 
 from services.common.rpc.shared_messages import status_to_proto
+from services.engine.adapters.registry import Generation as AdapterGeneration
 from services.processor.admission.model_choice import Chosen
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.request import Asked, Request
 from services.ring.adapters import Adapter
-from services.ring.errors import Code, Reason, Status
+from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.identity import ADAPTERS
 from tests.services.processor.ring_requests import Ring, ask, expected, route_of
 from tests.services.ring.ring_simulation import MODEL_MESSAGE
 
 FRENCH, LATER = Adapter("fr", "1" * 64), Adapter("fr", "2" * 64)
+
+
+def found(name: str, digest: str, *, is_new: bool) -> AdapterGeneration:
+    """An engine has each adapter."""
+    file: Any = SimpleNamespace(digest=digest)
+    return AdapterGeneration(name, file, "")
 
 
 class AdapterRing:
@@ -38,7 +46,8 @@ class AdapterRing:
         message.CopyFrom(MODEL_MESSAGE)
         message.capabilities.append(ADAPTERS)
         self.ring.kill_engine(name)
-        self.ring.engines[name].capabilities = (*self.ring.engines[name].capabilities, ADAPTERS)
+        engine = self.ring.engines[name]
+        engine.capabilities, engine.find_adapter = (*engine.capabilities, ADAPTERS), found
         self.ring.heal()
         self.ring.flow()
 
@@ -56,10 +65,10 @@ class AdapterRing:
         message.adapter = adapter
         return self.start(message)
 
-    def start(self, message: inference_pb2.GenerateRequest) -> Request:
+    def start(self, message: inference_pb2.GenerateRequest, chosen: Chosen | Refused | None = None) -> Request:
         ring, resume = self.ring, message.resume
         asked = Asked(message.model, message.adapter, resume.model_digest, resume.adapter_digest)
-        chosen = ring.choices.choose(asked, "")
+        chosen = chosen or ring.choices.choose(asked, "")
         assert isinstance(chosen, Chosen), chosen
         resolved = resolve_request(message, chosen.model, "", ring.me, adapter=chosen.adapter)
         request = ring.receive(message)
@@ -197,6 +206,26 @@ def test_a_new_request_whose_adapter_was_replaced_on_the_way_ends_at_once(two: A
     error = two.error()
     assert error.code is Code.UNAVAILABLE
     assert "was replaced or unloaded before an engine began with it; send the request again" in error.message
+
+
+def test_a_new_request_that_waits_ends_once_its_adapter_is_replaced(two: AdapterRing) -> None:
+    two.tell("engine-0", FRENCH)
+    two.tell("engine-1", FRENCH)
+    message = ask()
+    message.adapter = "fr"
+    chosen = two.ring.choices.choose(Asked(adapter="fr"), "")
+    assert isinstance(chosen, Chosen)
+    for name in ("detokenizer-0", "detokenizer-1"):
+        two.ring.kill_detokenizer(name)
+    call = two.start(message, chosen)
+    assert call.route is None
+    two.tell("engine-0", LATER, gone=(FRENCH,))
+    two.tell("engine-1", FRENCH, LATER)
+    two.ring.tick()
+    assert two.ring.client.num_live == 1, "one engine still knows it"
+    two.tell("engine-1", LATER, gone=(FRENCH,))
+    two.ring.tick()
+    assert "was replaced or unloaded" in two.error().message
 
 
 def test_prompts_with_different_adapters_share_no_prefixes(two: AdapterRing) -> None:

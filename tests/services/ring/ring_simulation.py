@@ -27,6 +27,7 @@ from services.common.links.media_uploads import MediaUploads
 from services.detokenizer.detokenizer_messages import outputs_of
 from services.detokenizer.engines import Engines
 from services.detokenizer.subscribers import Subscriber
+from services.engine.adapters.messages import FindAdapter, no_adapter
 from services.engine.engine_messages import response_of, submission_of
 from services.engine.grammar_queue import EngineRequest
 from services.engine.pooling_messages import facts_message
@@ -38,7 +39,7 @@ from services.processor.pooling.plan import PoolingMessage
 from services.processor.request import Request as ClientRequest
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.processor.suitability import SUITS
-from services.ring.attach_registry import AttachRegistry
+from services.ring.attach_registry import AttachRegistry, Submission
 from services.ring.errors import Refused
 from services.ring.events import ChoiceEnd, FinishReason, Pooled
 from services.ring.identity import DETOKENIZER_CAPABILITIES, ENGINE_CAPABILITIES, POOLING, PeerId, ring_id
@@ -279,6 +280,7 @@ class Engine:
     def __init__(self, me: PeerId, served: Served) -> None:
         self.me = me
         self.core = FakeCore(served)
+        self.find_adapter: FindAdapter = no_adapter
         self.capabilities = ENGINE_CAPABILITIES if served.spec.pooling is None else (POOLING,)
         self.registry = AttachRegistry(self.core, Ledgers(orphan_grace=ORPHAN_GRACE, max_entries=1000))
         self.core.registry = self.registry
@@ -290,7 +292,7 @@ class Engine:
         try:
             match kind:
                 case "submit":
-                    registry.submit(peer, submission_of(command.submit, self.core.served.spec, 0.0, self.capabilities))
+                    registry.submit(peer, self._read(command.submit))
                 case "stop":
                     stop = command.stop
                     registry.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)
@@ -305,6 +307,10 @@ class Engine:
         except Refused as refused:
             subject = getattr(command, kind or "")
             stream.link.reject(RejectedCommand(subject.request_id, subject.epoch, 1, refused.status))
+
+    def _read(self, submit: engine_pb2.Submit) -> Submission[EngineRequest]:
+        spec = self.core.served.spec
+        return submission_of(submit, spec, 0.0, self.capabilities, find_adapter=self.find_adapter)
 
 
 class Detokenizer:

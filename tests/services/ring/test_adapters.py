@@ -68,11 +68,18 @@ class BookMachine(RuleBasedStateMachine):
             link.told[adapter] = state
         link.complete = link.complete or complete
 
-    @rule(engine=engines, adapter=adapters)
-    def it_refuses_a_request(self, engine: PeerId, adapter: Adapter) -> None:
-        self.book.missed(engine, adapter)
-        if engine in self.links:
-            self.links[engine].told.pop(adapter, None)
+    def begins(self, engine: PeerId, adapter: Adapter) -> bool:
+        told = self.links[engine].told if engine in self.links else {}
+        return adapter in told and any(state.current for one, state in told.items() if one.name == adapter.name)
+
+    @rule(engine=engines, adapter=adapters, is_new=st.booleans())
+    def it_refuses_a_request(self, engine: PeerId, adapter: Adapter, is_new: bool) -> None:
+        self.book.missed(engine, adapter, is_new=is_new)
+        told = self.links[engine].told if engine in self.links else {}
+        if is_new and adapter in told and told[adapter].current:
+            told[adapter] = replace(told[adapter], current=False)
+        elif not is_new or self.begins(engine, adapter):
+            told.pop(adapter, None)
 
     @rule(engine=engines, adapter=adapters)
     def it_answers_that_it_loaded_one(self, engine: PeerId, adapter: Adapter) -> None:
@@ -96,6 +103,7 @@ class BookMachine(RuleBasedStateMachine):
             assert self.book.of(engine) == (len(told), sum(state.loaded for state in told.values()))
             for adapter in ADAPTERS:
                 assert self.book.knows(engine, adapter) == (adapter in told)
+                assert self.book.begins(engine, adapter) == self.begins(engine, adapter)
                 assert self.book.holds(engine, adapter) == (adapter in told and told[adapter].loaded)
 
     @invariant()
@@ -125,6 +133,8 @@ class BookMachine(RuleBasedStateMachine):
             for adapter in ADAPTERS:
                 having = [link.told[adapter] for _, link in links if adapter in link.told]
                 assert self.book.anywhere(adapter, generation) == bool(having)
+                begins = any(self.begins(engine, adapter) for engine, _ in links)
+                assert self.book.anywhere(adapter, generation, begins=True) == begins
 
     @invariant()
     def nothing_is_kept_of_what_is_gone(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from engine_core.ops.gpu_lora import TritonLoRAOps
-from engine_core.ops.lora import TorchLoRAOps
+from engine_core.ops.torch_lora import TorchLoRAOps
 from tests.engine_core.ops.experts import numbers
 from tests.engine_core.ops.lora_layers import Layer, Part, Shape, places_of
 from tests.engine_core.ops.parts import assert_same_bits

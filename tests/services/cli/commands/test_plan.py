@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from engine_core.kv_cache_interface import group_layers
+from engine_core.llm import LLM
 from engine_core.model_loader.loader import make_model
 from services.cli.commands._capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
 from services.cli.commands._memory_estimate import blocks_per_sequence
@@ -452,6 +453,15 @@ def test_a_block_takes_what_it_takes_in_an_engine(config: PretrainedConfig, tmp_
     assert on_gpu["memory"]["block"] < block
     in_8_bits = json.loads(ringline_plan(str(tmp_path), *HARDWARE, *load, "--kv-cache-dtype", "int8"))
     assert in_8_bits["memory"]["block"] == attention.bytes_per_block(replace(caches, cache_dtype="int8"))
+
+
+def test_adapters_take_what_an_engine_sets_aside_for_them() -> None:
+    options = ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "24")
+    figures = json.loads(ringline_plan(str(MODEL), *HARDWARE, *options, "--input-len", "64", "--json"))
+    with LLM(MODEL, enable_lora=True, max_loras=3, max_lora_rank=24, kv_cache_memory_bytes="8MiB") as llm:
+        lora = llm._engine.executor.lora
+    assert lora is not None
+    assert 0 < figures["memory"]["adapters"] <= lora.max_bytes < 1.1 * figures["memory"]["adapters"]  # with padding
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_names_are_bounded() -> None:
     registry = AdapterRegistry("base")
     for number in range(MAX_ADAPTERS):
         registry.put(f"a{number}", adapter_file("x"), "/a")
-    with pytest.raises(Refused, match="knows 10000 adapters, as many as it may") as refusal:
+    with pytest.raises(Refused, match="limit of 10000 known adapters is reached") as refusal:
         registry.put("more", adapter_file("x"), "/a")
     assert refusal.value.status.code == Code.RESOURCE_EXHAUSTED
     registry.put("a7", adapter_file("y"), "/a")

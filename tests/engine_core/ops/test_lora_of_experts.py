@@ -37,6 +37,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 ROUNDED = 4e-2
 """Tolerance where inputs are rounded to 8 bits."""
 ADAPTERS = 4
+WIDE = ("many", "several parts")
+"""They take seconds."""
 Tensors = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor] | None]
 """Gate, if any, up and down of an expert, and their biases."""
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -166,7 +168,7 @@ def check(
     tolerance: float,
 ) -> None:
     """Right; rows without adapters have the bits that they have without any, and every row those that it has alone."""
-    count, width = 150, shape.hidden_size
+    count, width = 100, shape.hidden_size
     x, ids, weights, residual = rows_of(shape, count, dtype)
     torch.set_num_threads(1)
     y = experts(x, ids, weights, residual)
@@ -180,7 +182,7 @@ def check(
     assert_same_bits(y[without], plain[without])
     assert not torch.equal(y[~without], plain[~without])
     places = experts.places
-    for threads, rows in ((1, [7]), (3, [149]), (3, [3, 2, 1, 0]), (2, [*range(10, 150, 5), *range(60, 66)])):
+    for threads, rows in ((1, [7]), (2, [99]), (2, [3, 2, 1, 0]), (3, [*range(10, 100, 5), *range(60, 66)])):
         torch.set_num_threads(threads)
         experts.places = [places[row] for row in rows]
         assert_same_bits(experts(x[rows], ids[rows], weights[rows], residual[rows]), y[rows])
@@ -188,7 +190,9 @@ def check(
 
 
 @by_dtype
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[pytest.mark.wide] if name in WIDE else []) for name in SHAPES]
+)
 def test_experts_in_the_type_of_the_model(kernels: Kernels, shape: str, dtype: torch.dtype) -> None:
     sizes = SHAPES[shape]
     experts = in_type(NativeBackend(kernels), sizes, dtype, None)
@@ -205,8 +209,10 @@ def test_experts_by_torch(shape: str) -> None:
     assert (experts(x, ids, weights, None).double() - expected).norm() < 1e-5 * expected.norm()
 
 
-@by_dtype
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *(pytest.param(each, marks=pytest.mark.wide) for each in DTYPES)])
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[pytest.mark.wide] if name in WIDE else []) for name in SHAPES]
+)
 def test_experts_of_8_bits(int8_kernels: Kernels, shape: str, dtype: torch.dtype) -> None:
     sizes = SHAPES[shape]
     experts = in_8_bits(int8_kernels, sizes, dtype, None)
@@ -236,7 +242,7 @@ def _dequantized(shape: ExpertsShape, kind: str, expert: int) -> Tensors:
 
 
 @by_kind
-@pytest.mark.parametrize("shape", ["padded, with biases", "weighed inputs", "ungated", "many"])
+@pytest.mark.parametrize("shape", ["padded, with biases", "weighed inputs", "ungated"])
 def test_parts_of_ranks(kernels: Kernels, shape: str, expert_parallel: bool) -> None:
     make = partial(in_type, NativeBackend(kernels))
     check_experts(make, SHAPES[shape], torch.bfloat16, 3, expert_parallel=expert_parallel)
