@@ -102,7 +102,7 @@ class Failover:
         if (adapter := request.resolved.needs.adapter) is not None and status.reason is Reason.ADAPTER_GONE:
             if request.route is not None:
                 is_new = not request.was_in_flight
-                self._routes.adapters.missed(request.route.engine, adapter, is_new=is_new)
+                self._routes.adapters.missed(request.route.engine, adapter, is_new=is_new, at=time.monotonic())
             begins = self._routes.adapters.anywhere(adapter, request.resolved.generation, begins=True)
             if not (begins or request.was_in_flight):
                 self._in_flight.end(request, FinishReason.ERROR, _replaced(adapter))

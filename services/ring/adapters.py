@@ -17,6 +17,9 @@ from services.ring.model_generations import Generation
 MAX_TOLD = 2 * MAX_ADAPTERS
 """Adapters that an engine may tell of at a time: those of all names, and as many earlier ones that requests keep."""
 
+LONGEST_DOUBT = 10.0
+"""Seconds in which an engine sees that the files of an adapter were replaced."""
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -69,6 +72,8 @@ class _Told:
     adapters: dict[Adapter, _Known] = field(default_factory=dict)
     complete: bool = False
     """Whether it has told all."""
+    doubts: dict[str, float] = field(default_factory=dict)
+    """Names whose adapter it refused, and has told nothing of since; until when, on the monotonic clock."""
 
 
 class AdapterBook:
@@ -115,8 +120,10 @@ class AdapterBook:
         if (told := self._engines.get(engine)) is None:
             return
         for adapter in gone:
+            told.doubts.pop(adapter.name, None)
             self._drop(engine, told, adapter)
         for adapter, state in states:
+            told.doubts.pop(adapter.name, None)
             known = told.adapters.get(adapter)
             if known is not None and known.state.current == state.current:
                 since = known.since
@@ -140,15 +147,17 @@ class AdapterBook:
             held = self.holds(engine, adapter)
             self.told(engine, [(adapter, AdapterState(current=False, loaded=held))], complete=False, now=now)
 
-    def missed(self, engine: PeerId, adapter: Adapter, *, is_new: bool) -> None:
+    def missed(self, engine: PeerId, adapter: Adapter, *, is_new: bool, at: float) -> None:
         """The engine refused a request with an adapter, new or moved there: so it is, until the engine tells otherwise.
 
-        It begins nothing with an adapter whose name was unloaded, but may go on with it.
+        It begins nothing with an adapter whose name was unloaded, but may go on with it. An engine that did not tell so
+        before will soon tell what the name stands for: its files were replaced. ``at``: the monotonic time.
         """
         if (told := self._engines.get(engine)) is None or (known := told.adapters.get(adapter)) is None:
             return
         if is_new and known.state.current:
             self.told(engine, [(adapter, replace(known.state, current=False))], complete=False, now=known.since)
+            told.doubts[adapter.name] = at + LONGEST_DOUBT
         elif not is_new or self.begins(engine, adapter):
             self._drop(engine, told, adapter)
 
@@ -206,6 +215,10 @@ class AdapterBook:
         told = self._engines.get(engine)
         known = () if told is None else tuple(told.adapters.values())
         return len(known), sum(one.state.loaded for one in known)
+
+    def is_in_doubt(self, name: str, generation: Generation, at: float) -> bool:
+        """Whether an engine of a generation may soon tell what a name stands for; ``at``: the monotonic time."""
+        return any(told.generation == generation and told.doubts.get(name, at) > at for told in self._engines.values())
 
     def is_complete(self, generations: Iterable[Generation]) -> bool:
         """Whether all engines of these generations have told all that they know."""

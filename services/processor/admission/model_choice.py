@@ -7,6 +7,7 @@ not use is answered like one that is not there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -126,7 +127,7 @@ class ModelChoices:
             return invalid_field("model", f"{name!r} is an adapter of several models: expected {of}")
         if found:
             return Chosen(found[0], self._current(found[0], name, policy))
-        if known or asked.model_digest or self._may_come(base):
+        if known or asked.model_digest or self._may_come(base) or self._is_in_doubt(base, name, policy):
             return None
         return self._unknown(base, name, policy)
 
@@ -198,6 +199,14 @@ class ModelChoices:
         order = {generation: place for place, generation in enumerate(self._models.preferred())}
         there = [each for each in models if each.generation in order]
         return sorted(there, key=lambda each: order[each.generation])
+
+    def _is_in_doubt(self, base: str, name: str, policy: TenantPolicy) -> bool:
+        """Whether an adapter that the tenant may use is being replaced: what its name stands for is told soon."""
+        now = time.monotonic()
+        return any(
+            policy.permits_adapter(each.limits.name, name) and self._adapters.is_in_doubt(name, each.generation, now)
+            for each in self._named(base)
+        )
 
     def _may_come(self, base: str) -> bool:
         """Whether an adapter may be there that is not known yet: no engine takes work, or one has not told all."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.ring.adapters import MAX_TOLD, Adapter, AdapterBook, AdapterState
+from services.ring.adapters import LONGEST_DOUBT, MAX_TOLD, Adapter, AdapterBook, AdapterState
 from services.ring.identity import PeerId
 from services.ring.model_generations import Generation
 
@@ -30,6 +31,7 @@ class Link:
     told: dict[Adapter, AdapterState] = field(default_factory=dict)
     since: dict[Adapter, int] = field(default_factory=dict)
     complete: bool = False
+    doubts: set[str] = field(default_factory=set)
 
 
 class BookMachine(RuleBasedStateMachine):
@@ -60,6 +62,7 @@ class BookMachine(RuleBasedStateMachine):
         self.book.told(engine, news.items(), gone, complete=complete, now=self.now)
         if (link := self.links.get(engine)) is None:
             return
+        link.doubts -= {adapter.name for adapter in (*news, *gone)}
         for adapter in gone:
             link.told.pop(adapter, None)
         for adapter, state in news.items():
@@ -74,10 +77,11 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(engine=engines, adapter=adapters, is_new=st.booleans())
     def it_refuses_a_request(self, engine: PeerId, adapter: Adapter, is_new: bool) -> None:
-        self.book.missed(engine, adapter, is_new=is_new)
+        self.book.missed(engine, adapter, is_new=is_new, at=0.0)
         told = self.links[engine].told if engine in self.links else {}
         if is_new and adapter in told and told[adapter].current:
             told[adapter] = replace(told[adapter], current=False)
+            self.links[engine].doubts.add(adapter.name)
         elif not is_new or self.begins(engine, adapter):
             told.pop(adapter, None)
 
@@ -88,6 +92,7 @@ class BookMachine(RuleBasedStateMachine):
         if (link := self.links.get(engine)) is None or (adapter in link.told and link.told[adapter].current):
             return
         link.told[adapter] = AdapterState()
+        link.doubts.discard(adapter.name)
         link.since[adapter] = self.now if link.complete else engine.incarnation
 
     @rule(engine=engines, adapter=adapters)
@@ -95,6 +100,14 @@ class BookMachine(RuleBasedStateMachine):
         self.book.unloaded_by_call(engine, adapter, self.now)
         if (link := self.links.get(engine)) is not None and adapter in link.told:
             link.told[adapter] = replace(link.told[adapter], current=False)
+            link.doubts.discard(adapter.name)
+
+    @invariant()
+    def a_name_is_in_doubt_until_its_engine_tells_of_it(self) -> None:
+        for name, generation in product(NAMES, GENERATIONS):
+            doubted = any(name in link.doubts for link in self.links.values() if link.generation == generation)
+            assert self.book.is_in_doubt(name, generation, LONGEST_DOUBT - 1) == doubted
+            assert not self.book.is_in_doubt(name, generation, LONGEST_DOUBT)
 
     @invariant()
     def it_says_what_each_engine_said_last(self) -> None:

@@ -491,14 +491,14 @@ def test_only_engines_that_know_the_adapter_get_its_requests() -> None:
     extra = PeerId("extra", 1)
     routes.engine_up(extra, OLD)
     routes.engine_peers(extra, [PeerId("d0", 1)])
-    routes.adapters.missed(PeerId("e0", 1), ADAPTERS[0], is_new=True)
+    routes.adapters.missed(PeerId("e0", 1), ADAPTERS[0], is_new=True, at=0.0)
     needs = Needs(adapter=ADAPTERS[0])
     begun = {routes.choose(f"b{number}", OLD, Prefixes(), needs=needs, begins=True) for number in range(40)}
     assert {route and route.engine.name for route in begun} <= {"e1", "e2"}, "it begins nothing with it"
     for name in ("e1", "e2"):
         routes.set_taking_work(PeerId(name, 1), taking=False)
     assert place(routes, 0, ADAPTERS[0]) == "e0"
-    routes.adapters.missed(PeerId("e0", 1), ADAPTERS[0], is_new=False)
+    routes.adapters.missed(PeerId("e0", 1), ADAPTERS[0], is_new=False, at=0.0)
     assert not routes.any_joined(needs)
     needs = Needs(adapter=Adapter("a0", "f" * 64))
     assert not routes.any_joined(needs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from services.processor.request import Asked
 from services.processor.served_models import LookupModels, ServedModels, generation_of
 from services.processor.service import list_models
 from services.processor.suitability import SUITS, generates
-from services.ring.adapters import Adapter, AdapterBook, AdapterState
+from services.ring.adapters import LONGEST_DOUBT, Adapter, AdapterBook, AdapterState
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import ADAPTERS, POOLING, PeerId
 from services.ring.model_generations import Generation
@@ -237,6 +238,24 @@ def test_an_adapter_is_waited_for_while_engines_may_still_tell_of_it(tmp_path: P
     assert message.endswith("have no adapter 'zz', and 1 is not attached: retry later")
     world.taking.clear()
     assert world.choices.choose(Asked("fr"), "") is None, "no engine takes work"
+
+
+def test_an_adapter_that_is_being_replaced_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine could not load it, and has not told of the next one yet."""
+    engine, other = world.engine(described("m"), adapter("es")), world.engine(described("m"), adapter("es"))
+    world.book.missed(engine, adapter("es"), is_new=True, at=time.monotonic())
+    assert world.found(Asked("es")) == ("m", "es 1"), "another engine has it"
+    world.book.missed(other, adapter("es"), is_new=True, at=time.monotonic())
+    for asked in (Asked("es"), Asked("m:es"), Asked("", "es")):
+        assert world.choices.choose(asked, "") is None
+    assert world.refused(Asked("m:es"), "other")[1] is Reason.ADAPTER_NOT_FOUND, "this tenant may not use it"
+    assert world.refused(Asked("v:es"))[1] is Reason.ADAPTER_NOT_FOUND, "another model's"
+    world.tell(engine, adapter("es", "2"))
+    assert world.found(Asked("es")) == ("m", "es 2")
+    world.book.missed(engine, adapter("es", "2"), is_new=True, at=time.monotonic())
+    later = time.monotonic() + LONGEST_DOUBT
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert world.refused(Asked("m:es"))[1] is Reason.ADAPTER_NOT_FOUND, "nothing was told in time"
 
 
 def test_a_rollout_sends_requests_to_the_generation_that_has_the_adapter(world: World) -> None:
