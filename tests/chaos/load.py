@@ -205,6 +205,7 @@ async def ask(
                 cut(stream, cuts)
             async for event in stream.events():
                 outcome.add(event)
+                outcome.adapter = stream.request.adapter if stream.request is not None else None
                 if cancel_after is not None and outcome.num_ids >= cancel_after:
                     return outcome
                 if slow and isinstance(event, Delta):

@@ -102,7 +102,7 @@ class Outcome:
     failed: float = math.inf
     """Monotonic time of the error."""
     adapter: Adapter | None = None
-    """What was computed beside the model, as the request was admitted with it, or resumed."""
+    """What was computed beside the model: what the request was admitted with, or began anew with before any output."""
     models: list[str] = field(default_factory=list)
     """Digests of the models that computed it, in order, without repeats."""
     stuck: bool = False
@@ -148,7 +148,6 @@ class Outcome:
             case Resumed():
                 self.resumed += 1
             case Admitted():
-                self.adapter = event.adapter
                 self._last_delta = time.monotonic()
 
     def without_error(self) -> Outcome:
