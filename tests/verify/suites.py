@@ -172,6 +172,14 @@ SUITES = (
         figures={"requests": r"(\d+) requests \(", **_PROBLEMS},
     ),
     Suite(
+        name="adapters",
+        what="the same with adapters that are replaced meanwhile",
+        arguments=("-m", "tests.chaos", "--kind", "adapters", "--seconds", "120", "--pauses", "0", "--rolling", "1"),
+        minutes=5,
+        begins=("tests.chaos.__main__", *_RING),
+        figures={"requests": r"(\d+) requests \(", **_PROBLEMS},
+    ),
+    Suite(
         name="pictures",
         what="damaged pictures by the thousand",
         arguments=("-m", "tests.services.processor.media.damaged_pictures"),

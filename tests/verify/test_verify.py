@@ -229,7 +229,7 @@ ALL = {suite.name for suite in SUITES}
         ("engine_core/scheduling/scheduler.py", ALL - {"pictures"}),
         ("engine_core/executor/ray/cluster.py", ALL - {"scheduler", "pictures"}),
         ("protos/ringline/engine/v1/engine.proto", {"stubs", "mixed"}),
-        ("tests/chaos/faults.py", {"chaos", "images", "ranks"}),
+        ("tests/chaos/faults.py", {"adapters", "chaos", "images", "ranks"}),
         ("constraints.txt", ALL),
     ],
 )
