@@ -114,7 +114,7 @@ def _check_limits(layout: Layout, targets: LoRATargets, limits: LoRALimits) -> i
     if (nbytes := layout.num_numbers * _dtype(targets).itemsize) > limits.max_bytes:
         raise AdapterError(
             f"it needs {nbytes} bytes, above the limit of {limits.max_bytes} for adapters: give the engine more memory "
-            "for them, or train it with a lower rank or for fewer layers"
+            "for them (--max-cpu-loras, --max-lora-rank), or train it with a lower rank or for fewer layers"
         )
     return nbytes
 

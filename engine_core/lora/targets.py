@@ -105,9 +105,9 @@ class LoRATargets:
 
     @property
     def most_tensors(self) -> int:
-        """The most that an adapter's file may have."""
+        """The most that an adapter's file may have: twice those that are known, so that others are refused by name."""
         of_experts = sum(3 * each.num_experts + 2 for each in self.experts.values())
-        return 2 * (len(self.linear) + of_experts + 2) + 2
+        return 2 * (2 * (len(self.linear) + of_experts + 2) + 2)
 
 
 def joined_targets(parts: Sequence[LoRATargets]) -> LoRATargets:
