@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tests.abuse.adapter_attacks import ADAPTER_ATTACKS
 from tests.abuse.client import Attack, HostileClient
 from tests.abuse.memory_attacks import MEMORY_ATTACKS
 from tests.abuse.pooling_attacks import POOLING_ATTACKS
 from tests.abuse.stuck_attacks import STUCK_ATTACKS
 from tests.orders import carrying_out, serve
 
-ATTACKS: tuple[Attack, ...] = (*MEMORY_ATTACKS, *POOLING_ATTACKS, *STUCK_ATTACKS)
+ATTACKS: tuple[Attack, ...] = (*MEMORY_ATTACKS, *POOLING_ATTACKS, *STUCK_ATTACKS, *ADAPTER_ATTACKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import ringline
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.common.links.channels import Endpoint
+from tests.abuse.adapter_files import MOST_LOADED, write_adapters
 from tests.abuse.attackers import ATTACKS, AttackResult, Order, attackers
 from tests.abuse.client import Attack
 from tests.abuse.crowd import full_engine
@@ -117,12 +118,17 @@ async def fleet(directory: Path) -> AsyncIterator[Target]:
     memory = ["--kv-cache-memory-bytes", "32MiB"]
     models = {"embedder": embedder(directory / "embedder"), "reranker": reranker(directory / "reranker")}
     engines = ["--engines", ",".join(addresses[service] for service in ("engine", *models))]
+    adapters = ["--enable-lora", "--max-cpu-loras", str(MOST_LOADED)]
+    write_adapters(MODEL, directory / "adapters")
     flags = {
-        "engine": ["--model", str(MODEL), *memory],
+        "engine": ["--model", str(MODEL), *memory, *adapters, "--lora-dir", str(directory / "adapters")],
         "embedder": ["--model", str(models["embedder"]), "--served-model-name", vectors.NAME, *memory],
         "reranker": ["--model", str(models["reranker"]), "--served-model-name", PAIRS, *memory],
         "detokenizer": ["--engines", addresses["engine"]],
-        "processor": [*engines, "--detokenizers", addresses["detokenizer"], "--max-connection-age", "5"],
+        "processor": [
+            *(*engines, "--detokenizers", addresses["detokenizer"]),
+            *("--max-connection-age", "5", "--enable-adapter-control"),
+        ],
     }
     processes = {
         service: Process(

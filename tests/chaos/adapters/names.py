@@ -78,9 +78,9 @@ CONTENTS = {contents: each.name for each in NAMES.values() for contents in each.
 
 def write_all(model: Path, folder: Path) -> None:
     """Write contents into the store, and adapters of the start into ``folder``."""
-    layers = dict(_layers(model))
+    layers = dict(layers_of(model))
     for number, contents in enumerate(CONTENTS):
-        _write(folder / STORE / contents, layers, rank=1 + number % MAX_RANK, seed=number)
+        write_adapter(folder / STORE / contents, layers, rank=1 + number % MAX_RANK, seed=number)
     for each in NAMES.values():
         if each.change not in (Change.CALLS, Change.MISSING):
             shutil.copytree(folder / STORE / each.contents[0], folder / each.name)
@@ -98,7 +98,7 @@ def write_policies(file: Path) -> Path:
     return file
 
 
-def _layers(model: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+def layers_of(model: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """Linear layers of a checkpoint, with their outputs and inputs."""
     with safe_open(model / "model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118 - it is no mapping
@@ -108,7 +108,7 @@ def _layers(model: Path) -> Iterator[tuple[str, tuple[int, int]]]:
                 yield layer, (outputs, inputs)
 
 
-def _write(path: Path, layers: Mapping[str, tuple[int, int]], rank: int, seed: int) -> None:
+def write_adapter(path: Path, layers: Mapping[str, tuple[int, int]], rank: int, seed: int) -> None:
     """Random numbers for some kinds of layers."""
     modules = random.Random(seed).sample(_MODULES, 4)
     generator = torch.Generator().manual_seed(seed)
