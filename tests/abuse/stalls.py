@@ -86,6 +86,8 @@ CASES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "count_tokens: messages": (_COUNT, lambda: _filled('{"messages":[', _MESSAGE, "]}")),
     "tokenize: messages": ("/tokenize", lambda: _filled('{"messages":[', _MESSAGE, "]}")),
     "detokenize: tokens": ("/detokenize", lambda: _filled('{"tokens":[', "123", "]}")),
+    "adapters: load": ("/v1/load_lora_adapter", lambda: _filled('{"lora_name":"a","lora_path":"a","a":[', "{}", "]}")),
+    "adapters: unload": ("/v1/unload_lora_adapter", lambda: _filled('{"lora_name":"a","a":[', "{}", "]}")),
     "vectors: texts": ("/v1/embeddings", lambda: _filled('{"input":[', '"a"', "]}")),
     "vectors: lists of ids": ("/embeddings", lambda: _filled('{"input":[', "[1]", "]}")),
     "vectors, TEI: inputs": ("/embed", lambda: _filled('{"inputs":[', '"a"', "]}")),
