@@ -49,7 +49,7 @@ _UNLOAD = msgspec.json.Decoder(UnloadRequest)
 
 async def load_adapter(call: Call) -> Response:
     """Make an adapter known."""
-    body = checked(parse(_LOAD, call.body))
+    body = await call.aside(lambda: checked(parse(_LOAD, call.body)))
     if not body.lora_name or not body.lora_path:
         raise _user_error("Both 'lora_name' and 'lora_path' must be provided.")
     try:
@@ -67,7 +67,7 @@ async def load_adapter(call: Call) -> Response:
 
 async def unload_adapter(call: Call) -> Response:
     """Forget an adapter."""
-    body = checked(parse(_UNLOAD, call.body))
+    body = await call.aside(lambda: checked(parse(_UNLOAD, call.body)))
     if not body.lora_name:
         raise _user_error("'lora_name' needs to be provided to unload a LoRA adapter.")
     try:
