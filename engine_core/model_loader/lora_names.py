@@ -6,9 +6,6 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
-
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.multimodal import is_of_text, text_name
 from engine_core.models.language_model import LanguageModel
@@ -48,6 +45,10 @@ class ModuleNames:
 @cache
 def _renamed_modules(model_type: str) -> tuple[tuple[str, str], ...]:
     """Parts of weights' names: a checkpoint's, and that in transformers' model."""
+    # Here, as these load the compiler of torch, which takes seconds.
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
     found = []
     for each in get_checkpoint_conversion_mapping(model_type) or []:  # type: ignore[no-untyped-call]
         if type(each) is not WeightRenaming:

@@ -27,6 +27,11 @@ _TOKENS: Sequence[Case] = (
     (_RPC + "Tokenize", {"text": "Once"}),
     (_RPC + "Detokenize", {"tokenIds": [5, 6, 7]}),
     (_RPC + "ListModels", {}),
+    ("/v1/load_lora_adapter", {"lora_name": "blue", "lora_path": "blue", "load_inplace": True}),
+    ("/v1/unload_lora_adapter", {"lora_name": "blue"}),
+    (_RPC + "LoadAdapter", {"name": "blue", "path": "blue", "replace": True}),
+    (_RPC + "UnloadAdapter", {"name": "blue"}),
+    (_RPC + "ListAdapters", {}),
 )
 _TEXTS = ["Once upon", "a time"]
 _INPUTS = [{"text": "Once"}, {"tokenIds": {"ids": [5, 6]}}]

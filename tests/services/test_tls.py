@@ -106,7 +106,8 @@ def test_a_detokenizer_lets_in_services_alone(secured: SecuredRing) -> None:
 
 
 ENGINE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
-ASKED = {"processor": {"GetModel", "GetTokenizer"}, "detokenizer": {"GetModel", "GetTokenizer"}}
+ADAPTERS = {"LoadAdapter", "UnloadAdapter", "ListAdapters"}
+ASKED = {"processor": {"GetModel", "GetTokenizer"} | ADAPTERS, "detokenizer": {"GetModel", "GetTokenizer"}}
 """What services ask of an engine, beside attaching to it."""
 
 

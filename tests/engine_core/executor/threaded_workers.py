@@ -77,6 +77,12 @@ class ThreadedWorkers(Workers):
         (samples,) = [each for each, worker in zip(pending, self.workers, strict=True) if worker.rank.samples]
         return PendingResult(lambda: self._take(samples))
 
+    def load_adapter(self, adapter_id: int, path: str, digest: str) -> None:
+        self.collective_rpc("load_adapter", adapter_id, path, digest)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        self.collective_rpc("unload_adapter", adapter_id)
+
     def _take(self, future: Future[tuple[StepResult, Sampled] | None]) -> StepResult:
         answer = future.result()
         assert answer is not None

@@ -114,6 +114,7 @@ def test_the_largest_step_of_a_gpu_is_of_all_layers(clock: Clock, monkeypatch: p
     kinds = [[0, *range(2, 28)], [1]]
     model: Any = SimpleNamespace(
         vocab_size=1,
+        lora=None,
         with_layers=lambda indices: None,
         layers_by_kind=lambda: kinds,
         cache_of_layers=range(28),

@@ -23,7 +23,7 @@ KINDS = {"content": "text", "reasoning": "thinking", "call": "tool_use"}
 def written(ring_events: Sequence[Event], *, room: int = 100) -> list[dict[str, Any]]:
     """The events of a message whose request asked for 100 tokens."""
     events = MessageEvents("msg_1", max_tokens=100)
-    data = events.begin(Admitted("tiny", 30, None, {"max_tokens": room}, "s"))
+    data = events.begin(Admitted("tiny", 30, None, {"max_tokens": room}, "s"), "tiny")
     return events_in(data + b"".join(map(events.add, ring_events)) + events.end(USAGE))
 
 
