@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.multimodal import is_of_text, text_name
@@ -19,14 +19,17 @@ class ModuleNames:
     """Finds a module's name in the model's checkpoint."""
 
     model: type[LanguageModel]
-    model_type: str
     of_multimodal: bool
     """Whether the model is the text model of another one, whose modules adapters name."""
+    renamed: tuple[tuple[str, str], ...]
+    """Parts of weights' names: a checkpoint's, and that in transformers' model."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModuleNames:
+        """Takes seconds and memory once, as transformers' table of names loads the compiler of torch."""
         model = checkpoint.choice.model
-        return cls(model, str(getattr(model, "model_type", "")), checkpoint.text_of is not None)
+        renamed = tuple(_renamed_modules(str(getattr(model, "model_type", ""))))
+        return cls(model, checkpoint.text_of is not None, renamed)
 
     def __call__(self, module: str) -> str | None:
         """None: a module of another part, such as a tower."""
@@ -37,23 +40,18 @@ class ModuleNames:
                 return None
             name = text_name(weight).removesuffix(".weight")
         name = self.model.renamed(name)
-        for ours, theirs in _renamed_modules(self.model_type):
+        for ours, theirs in self.renamed:
             name = f"{name}.weight".replace(theirs, ours).removesuffix(".weight")
         return name
 
 
-@cache
-def _renamed_modules(model_type: str) -> tuple[tuple[str, str], ...]:
-    """Parts of weights' names: a checkpoint's, and that in transformers' model."""
-    # Here, as these load the compiler of torch, which takes seconds.
+def _renamed_modules(model_type: str) -> Iterator[tuple[str, str]]:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 
-    found = []
     for each in get_checkpoint_conversion_mapping(model_type) or []:  # type: ignore[no-untyped-call]
         if type(each) is not WeightRenaming:
             continue
         for ours, theirs in zip(each.source_patterns, each.target_patterns, strict=False):
             if _LITERAL.fullmatch(ours) and _LITERAL.fullmatch(theirs) and theirs.endswith((".", ".weight")):
-                found.append((ours.replace("\\", ""), theirs.replace("\\", "")))
-    return tuple(found)
+                yield ours.replace("\\", ""), theirs.replace("\\", "")
