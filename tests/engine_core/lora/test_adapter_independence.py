@@ -192,12 +192,11 @@ def test_resumed_in_the_middle(
         {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
-        {"tensor_parallel_size": 3},
     ],
     ids=str,
 )
 def test_with_ranks(ranks: Mapping[str, object], checkpoint: Path, alone: dict[str, Stream]) -> None:
-    options = {"enable_lora": True, "max_num_seqs": 8, "max_model_len": 100, **ranks}
+    options = {"enable_lora": True, "max_num_seqs": 8, "max_model_len": 100, "num_threads": 1, **ranks}
     with started(checkpoint / "base", kv_cache_memory_bytes=8 << 20, **options) as several:
         adapters = load(several, checkpoint, range(3))
         requests = {str(number): request(str(number), adapters[number]) for number in (1, 2)}
