@@ -10,9 +10,11 @@ import torch
 
 from engine_core.layers.linear import ColumnParallelLinear
 from engine_core.layers.lora import LoRALayers
+from engine_core.layers.lora_merged import LoRAMerged
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part import Part
 from engine_core.ops.base import OpsBackend
+from engine_core.ops.lora import MergedLoRA
 from engine_core.quantization.base import QuantMethod
 from engine_core.weights.features import Features, LinearShape
 from engine_core.weights.source import Weights
@@ -45,7 +47,7 @@ class AltUp(Part):
         router_method: QuantMethod,
         lora: LoRALayers | None = None,
     ) -> None:
-        """``norm``: of the router's input. ``lora``: None if adapters cannot add to the router's outputs."""
+        """``norm``: of the router's input. ``lora``: None if adapters cannot add to what it computes."""
         inputs, outputs = Features(1, shape.hidden_size), Features(1, shape.num_streams, fixed=True)
         router = LinearShape.of(f"{name}.modality_router", inputs, outputs)
         self._router = ColumnParallelLinear(router, backend, router_method.expanding, lora)
@@ -55,23 +57,33 @@ class AltUp(Part):
         self._backend = backend
         self._ops = backend.stream_ops()
         self._loaded: dict[str, torch.Tensor] = {}
+        self._lora: dict[str, LoRAMerged] = {}
+        if lora is not None:
+            self._lora = {which: lora.merged(of, *shape) for which, (of, shape) in self._coefficients.items()}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         return self._router.tensors() | self._small_tensors()
 
-    def _small_tensors(self) -> dict[str, tuple[int, ...]]:
+    @property
+    def _coefficients(self) -> dict[str, tuple[str, tuple[int, int]]]:
+        """Name and shape of each small matrix."""
         count = self._shape.num_streams
         return {
-            f"{self._name}.prediction_coefs.weight": (count * count, count),
-            f"{self._name}.correction_coefs.weight": (count, count),
-            f"{self._name}.correct_output_scale": (self._shape.hidden_size,),
+            "predict": (f"{self._name}.prediction_coefs", (count * count, count)),
+            "correct": (f"{self._name}.correction_coefs", (count, count)),
         }
+
+    def _small_tensors(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in self._coefficients.values()}
+        return shapes | {f"{self._name}.correct_output_scale": (self._shape.hidden_size,)}
 
     def load(self, weights: Weights) -> None:
         self._router.load(weights)
         predict, correct, scale = (weights.take_float32(name) for name in self._small_tensors())
         scale = Features(1, self._shape.hidden_size).pad(scale, 0, self._backend)
         self._loaded = {"predict": predict, "correct": correct}
+        for which, lora in self._lora.items():
+            lora.load(self._loaded[which])
         if self._shape.scales_output:
             self._loaded["scale"] = scale
 
@@ -81,13 +93,17 @@ class AltUp(Part):
 
     def predict(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All streams [T, n, H] of ``streams``, and the active one [T, H], as the layer's input."""
-        active = self._shape.active
-        return self._ops.predict(streams, self._logits(streams[:, active]), self._loaded["predict"], active)
+        active, logits = self._shape.active, self._logits(streams[:, self._shape.active])
+        return self._ops.predict(streams, logits, self._loaded["predict"], active, self._adapted("predict"))
 
     def correct(self, predicted: torch.Tensor, computed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All streams [T, n, H], by the layer's result ``computed`` [T, H] for the active one; and that one, scaled."""
-        weight, scale = self._loaded["correct"], self._loaded.get("scale")
-        return self._ops.correct(predicted, computed, self._logits(computed), weight, self._shape.active, scale)
+        weight, scale, logits = self._loaded["correct"], self._loaded.get("scale"), self._logits(computed)
+        adapted = self._adapted("correct")
+        return self._ops.correct(predicted, computed, logits, weight, self._shape.active, scale, adapted)
+
+    def _adapted(self, which: str) -> MergedLoRA | None:
+        return self._lora[which].op if self._lora else None
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return self._router.logits(self._norm(x))

@@ -14,6 +14,7 @@ from engine_core.async_copy import upload
 from engine_core.errors import AdapterError
 from engine_core.layers.lora_experts import LoRAExperts
 from engine_core.layers.lora_latents import LatentsShape, LoRALatents
+from engine_core.layers.lora_merged import LoRAMerged
 from engine_core.lora.adapter import Adapter, LoRAMatrices
 from engine_core.lora.targets import LinearTarget, LoRATargets, Table, TableTarget
 from engine_core.ops.base import LinearOp, OpsBackend
@@ -100,6 +101,7 @@ class LoRALayers:
         self._linear: list[_Linear] = []
         self._latents: list[LoRALatents] = []
         self._experts: list[LoRAExperts] = []
+        self._merged: list[LoRAMerged] = []
         self._head: _Linear | None = None
         self._embedding: _Embedding | None = None
         self._computing: RowAdapters | None = None
@@ -120,6 +122,12 @@ class LoRALayers:
         padded, dtype = self._backend.padded, self._dtype
         self._experts.append(LoRAExperts(shape, shard, tensors, self._ops, padded, dtype))
         return self._experts[-1]
+
+    def merged(self, name: str, outputs: int, inputs: int) -> LoRAMerged:
+        """What adds to the weight of a small layer in float32."""
+        target = LinearTarget(outputs=outputs, inputs=inputs)
+        self._merged.append(LoRAMerged(name, target, self._ops.merged(), self._dtype))
+        return self._merged[-1]
 
     def head(self, shape: LinearShape) -> LoRAOp:
         """What adds to the logits of a head of ``shape``."""
@@ -143,6 +151,7 @@ class LoRALayers:
             for piece in each.shape.pieces
         }
         linear |= {each.shape.rows.name: each.shape.target for each in self._latents}
+        linear |= {each.name: each.target for each in self._merged}
         embedding = head = None
         if (table := self._embedding) is not None:
             name = table.rows.name.removesuffix(".weight")
@@ -161,10 +170,15 @@ class LoRALayers:
             names, shape = len(each.shape.names), each.shape
             numbers += rank * (names * self._width(shape.inputs) + self._width(shape.outputs))
         numbers += sum(each.most_numbers(rank) for each in self._latents)
-        return numbers * self._dtype.itemsize
+        return numbers * self._dtype.itemsize + sum(each.nbytes for each in self._merged)
 
     def load(self, adapter: Adapter) -> LoadedAdapter:
         """The adapter as the layers read it. From any thread."""
+        small = [each for each in self._merged if each.name in adapter.linear]
+        if adapter.experts and not self._backend.adapts_experts:
+            raise _not_on_this_device(f"the experts {min(adapter.experts)!r:.200}")
+        if small and not self._backend.adapts_streams:
+            raise _not_on_this_device(f"the coefficients {small[0].name!r:.200}")
         layers = {}
         for each in self._linear:
             if (weights := self._of_linear(each.shape, adapter.linear)) is not None:
@@ -172,12 +186,6 @@ class LoRALayers:
         for latents in self._latents:
             if (matrices := adapter.linear.get(latents.shape.rows.name)) is not None:
                 layers |= {op.layer: weights for op, weights in latents.weights(matrices)}
-        if adapter.experts and not self._backend.adapts_experts:
-            name = min(adapter.experts)
-            raise AdapterError(
-                f"the adapter adds to the experts {name!r:.200}, which this device does not do: serve it on a CPU, or "
-                "train it for other layers"
-            )
         for experts in self._experts:
             layers |= experts.weights(adapter.experts.get(experts.prefix, {}))
         head = None
@@ -191,7 +199,8 @@ class LoRALayers:
                 rows = saved[piece.rows.start : piece.rows.stop].to(self._dtype)
                 head = self._backend.linear(self._ops.place(self._head.shape.inputs.pad(rows, 1, self._backend)))
         changes_head = Table.HEAD in adapter.tables or Table.HEAD in adapter.saved
-        packed = self._ops.pack(layers, self._dtype)
+        merged = {each.op.layer: each.merged(adapter.linear[each.name]) for each in small}
+        packed = self._ops.pack(layers, self._dtype, merged)
         return LoadedAdapter(packed, self._table_of(adapter), self._ranks_of(adapter), head, changes_head)
 
     def _table_of(self, adapter: Adapter) -> torch.Tensor | None:
@@ -292,3 +301,9 @@ class LoRALayers:
             rows = np.flatnonzero(computing.places == place)
             if len(rows):
                 yield upload([rows], device)[0], adapter
+
+
+def _not_on_this_device(what: str) -> AdapterError:
+    return AdapterError(
+        f"the adapter adds to {what}, which this device does not do: serve it on a CPU, or train it for other layers"
+    )

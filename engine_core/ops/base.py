@@ -256,6 +256,8 @@ class OpsBackend(ABC):
     """Whether experts are kept in the model's type where linear layers stay quantized."""
     adapts_experts = True
     """Whether experts take ``ExpertsOp.adapted``."""
+    adapts_streams = True
+    """Whether ``stream_ops`` take ``adapted``."""
 
     def padded(self, width: int) -> int:
         """``width`` rounded up to what the kernels need; columns beyond ``width`` carry no data."""

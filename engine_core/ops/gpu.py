@@ -146,6 +146,7 @@ class GpuBackend(OpsBackend):
 
     expands_experts = True
     adapts_experts = False
+    adapts_streams = False
 
     def __init__(self, processors: int, deterministic: bool, device: torch.device | None = None) -> None:
         """``processors``: multiprocessors of the ``device``. ``deterministic``: linear layers are batch-invariant."""

@@ -242,7 +242,10 @@ class TritonLoRAOps(LoRAOps):
         self._next_layer()
         return op
 
-    def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
+    def pack(
+        self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype, merged: Mapping[int, torch.Tensor] | None = None
+    ) -> PackedAdapter:
+        assert not merged, "no kernel reads them"
         unpacked = {number: _Layer(weights) for number, weights in layers.items() if weights.outputs}
         matrices = [matrix for layer in unpacked.values() for matrix in layer.matrices]
         begins = np.cumsum([0, *(-(-matrix.numel() // _LINE) * _LINE for matrix in matrices)])

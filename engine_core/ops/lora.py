@@ -110,6 +110,13 @@ class ExpertsLoRA:
         self.layer = layer
 
 
+class MergedLoRA:
+    """Weights of a small layer in float32, in place of the model's, whose op calls it."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+
+
 class LoRAOps(ABC):
     """The ops of one model's layers, and the adapters of the step under way."""
 
@@ -136,9 +143,21 @@ class LoRAOps(ABC):
     def _of_experts(self, layer: int) -> ExpertsLoRA:
         return ExpertsLoRA(layer)
 
+    def merged(self) -> MergedLoRA:
+        """Weights of a small layer; only if the backend ``adapts_streams``."""
+        return self._of_merged(self._next_layer())
+
+    def _of_merged(self, layer: int) -> MergedLoRA:
+        return MergedLoRA(layer)
+
     @abstractmethod
-    def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
-        """An adapter of these weights, by ``LoRAOp.layer``, rounded to ``dtype``, the model's. From any thread."""
+    def pack(
+        self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype, merged: Mapping[int, torch.Tensor] | None = None
+    ) -> PackedAdapter:
+        """An adapter of these weights, by ``LoRAOp.layer``, rounded to ``dtype``, the model's. From any thread.
+
+        ``merged``: [N, K] float32, of small layers, by ``MergedLoRA.layer``; kept as they are.
+        """
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor of the host, where layers compute. From any thread."""

@@ -19,6 +19,7 @@ from engine_core.ops.lora import (
     LoRAOps,
     LoRAOutputs,
     LoRAWeights,
+    MergedLoRA,
     PackedAdapter,
     StepAdapters,
     grouped,
@@ -120,12 +121,14 @@ class NativeAdapter:
     """``RinglineLoraLayer`` by number."""
     weights: torch.Tensor
     """A and B of all layers, one after the other."""
+    merged: tuple[torch.Tensor, ...]
+    """Of small layers."""
     kept: tuple[object, ...]
     """What the layers point to besides."""
 
     @property
     def nbytes(self) -> int:
-        return self.weights.nbytes + ctypes.sizeof(self.layers)
+        return self.weights.nbytes + ctypes.sizeof(self.layers) + sum(each.nbytes for each in self.merged)
 
 
 class NativeLoRA(LoRAOp):
@@ -169,6 +172,20 @@ class NativeExpertsLoRA(ExpertsLoRA):
             captured.keep(self._ops)
 
 
+class NativeMergedLoRA(MergedLoRA):
+    """The kernels of small layers find their rows' weights by these arguments."""
+
+    def __init__(self, ops: NativeLoRAOps, layer: int) -> None:
+        super().__init__(layer)
+        self._ops = ops
+
+    def arguments(self) -> dict[str, int]:
+        """Those of a ``RinglineStreams``, for a call, or for one that is captured."""
+        if (captured := current_capture()) is not None:
+            captured.keep(self._ops)
+        return {"adapters": ctypes.addressof(self._ops.filled), "lora_layer": self.layer}
+
+
 class NativeLoRAOps(LoRAOps):
     """Captured calls of the kernel find the adapters of each step at one address."""
 
@@ -191,7 +208,12 @@ class NativeLoRAOps(LoRAOps):
     def _of_experts(self, layer: int) -> ExpertsLoRA:
         return NativeExpertsLoRA(self, layer)
 
-    def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
+    def _of_merged(self, layer: int) -> MergedLoRA:
+        return NativeMergedLoRA(self, layer)
+
+    def pack(
+        self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype, merged: Mapping[int, torch.Tensor] | None = None
+    ) -> PackedAdapter:
         together = 2 if dtype == torch.bfloat16 else 1
         unpacked = {layer: _Unpacked(weights, together) for layer, weights in layers.items() if weights.outputs}
         matrices = [matrix for layer in unpacked.values() for matrix in layer.matrices]
@@ -207,7 +229,10 @@ class NativeLoRAOps(LoRAOps):
             used, places = places[: len(layer.matrices)], places[len(layer.matrices) :]
             table[number], spans = layer.table(used)
             kept += [layer.scales, layer.experts, spans]
-        return NativeAdapter(table, packed, tuple(kept))
+        merged = merged or {}
+        for number, weight in merged.items():
+            table[number].merged = weight.data_ptr()
+        return NativeAdapter(table, packed, tuple(merged.values()), tuple(kept))
 
     def begin(self, step: StepAdapters) -> None:
         assert self._step is None

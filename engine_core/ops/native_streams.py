@@ -9,6 +9,8 @@ import torch
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
+from engine_core.ops.lora import MergedLoRA
+from engine_core.ops.native_lora import NativeMergedLoRA
 from engine_core.ops.streams import LEAST_SQUARE, StreamOps
 
 
@@ -28,10 +30,16 @@ class NativeStreamOps(StreamOps):
         self._kernels = kernels
 
     def predict(
-        self, streams: torch.Tensor, logits: torch.Tensor, weight: torch.Tensor, active: int
+        self,
+        streams: torch.Tensor,
+        logits: torch.Tensor,
+        weight: torch.Tensor,
+        active: int,
+        adapted: MergedLoRA | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         output, of_active = _like(streams), _one_of(streams)
-        self._mix(_Kind.PREDICT, streams, output, active, logits=logits, weight=weight, active_output=of_active)
+        given = {"logits": logits, "weight": weight, "active_output": of_active}
+        self._mix(_Kind.PREDICT, streams, output, active, adapted, **given)
         return output, of_active
 
     def correct(
@@ -42,10 +50,11 @@ class NativeStreamOps(StreamOps):
         weight: torch.Tensor,
         active: int,
         scale: torch.Tensor | None,
+        adapted: MergedLoRA | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         output, of_active = _like(streams), _one_of(streams)
         given = {"update": update, "logits": logits, "weight": weight, "scale": scale, "active_output": of_active}
-        self._mix(_Kind.CORRECT, streams, output, active, **given)
+        self._mix(_Kind.CORRECT, streams, output, active, adapted, **given)
         return output, of_active
 
     def add_to_others(self, streams: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -65,9 +74,11 @@ class NativeStreamOps(StreamOps):
         streams: torch.Tensor,
         output: torch.Tensor,
         active: int = 0,
+        adapted: MergedLoRA | None = None,
         **given: torch.Tensor | None,
     ) -> None:
         """``output`` [T, n, H] may be in another order."""
+        of_adapters = adapted.arguments() if isinstance(adapted, NativeMergedLoRA) else {}
         self._kernels.streams.run(
             x=streams,
             output=output,
@@ -79,6 +90,7 @@ class NativeStreamOps(StreamOps):
             active=active,
             kind=kind,
             number_type=NUMBER_TYPES[streams.dtype],
+            **of_adapters,
             **given,
         )
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from engine_core.ops.lora import MergedLoRA
+from engine_core.ops.torch_lora import TorchMergedLoRA
+
 LEAST_SQUARE = 1e-5
 """The least mean of squares by which a row's magnitude is divided."""
 
@@ -16,13 +19,19 @@ class StreamOps:
     """Alternating updates (AltUp: Baykal et al., 2023, https://arxiv.org/abs/2301.13310)."""
 
     def predict(
-        self, streams: torch.Tensor, logits: torch.Tensor, weight: torch.Tensor, active: int
+        self,
+        streams: torch.Tensor,
+        logits: torch.Tensor,
+        weight: torch.Tensor,
+        active: int,
+        adapted: MergedLoRA | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, n, H]: stream i of ``streams`` [T, n, H] plus Σ c[i, j] · stream j; and its stream ``active`` [T, H].
 
-        c [T, n, n] = tanh(``logits``) [T, n] times ``weight`` [n · n, n], both float32.
+        c [T, n, n] = tanh(``logits``) [T, n] times ``weight`` [n · n, n], both float32. ``adapted``: weights of rows
+        that have others.
         """
-        coefficients = (logits.tanh() @ weight.t()).view(len(streams), *[streams.shape[1]] * 2)
+        coefficients = _coefficients(logits, weight, adapted).view(len(streams), *[streams.shape[1]] * 2)
         x = streams.float()
         predicted = (x + coefficients @ x).to(streams.dtype)
         return predicted, predicted[:, active].contiguous()
@@ -35,15 +44,16 @@ class StreamOps:
         weight: torch.Tensor,
         active: int,
         scale: torch.Tensor | None,
+        adapted: MergedLoRA | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, n, H]: stream i plus (1 + c[i]) · (``update`` [T, H] − stream ``active``); and its stream ``active``,
         times ``scale`` [H] float32 if given.
 
-        c [T, n] = tanh(``logits``) [T, n] times ``weight`` [n, n], both float32.
+        c [T, n] = tanh(``logits``) [T, n] times ``weight`` [n, n], both float32; ``adapted`` as in ``predict``.
         """
         x = streams.float()
         change = update.float() - x[:, active]
-        corrected = x + (1 + logits.tanh() @ weight.t())[..., None] * change[:, None]
+        corrected = x + (1 + _coefficients(logits, weight, adapted))[..., None] * change[:, None]
         of_active = corrected[:, active] if scale is None else corrected[:, active] * scale
         return corrected.to(streams.dtype), of_active.to(streams.dtype)
 
@@ -77,6 +87,15 @@ class StreamOps:
         squares = squares + (count - others.sum(-1, keepdim=True)) * mean.square()
         least = mean + (squares / count).sqrt() * deviations
         x.copy_((x.float() - least).clamp(min=0))
+
+
+def _coefficients(logits: torch.Tensor, weight: torch.Tensor, adapted: MergedLoRA | None) -> torch.Tensor:
+    modalities = logits.tanh()
+    coefficients = modalities @ weight.t()
+    if isinstance(adapted, TorchMergedLoRA):
+        for rows, own in adapted.weights(len(logits)):
+            coefficients[rows] = modalities[rows] @ own.t()
+    return coefficients
 
 
 def _matched(x: torch.Tensor, target: torch.Tensor, width: int) -> torch.Tensor:

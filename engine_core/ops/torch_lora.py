@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -12,6 +12,7 @@ from engine_core.ops.lora import (
     LoRAOps,
     LoRAOutputs,
     LoRAWeights,
+    MergedLoRA,
     PackedAdapter,
     StepAdapters,
     grouped,
@@ -19,7 +20,9 @@ from engine_core.ops.lora import (
 
 
 class _TorchAdapter:
-    def __init__(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> None:
+    def __init__(
+        self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype, merged: Mapping[int, torch.Tensor]
+    ) -> None:
         def rounded(x: torch.Tensor) -> torch.Tensor:
             return grouped(x).to(dtype).float()
 
@@ -32,10 +35,12 @@ class _TorchAdapter:
             )
             for layer, weights in layers.items()
         }
+        self.merged = dict(merged)
 
     @property
     def nbytes(self) -> int:
-        return sum(each.a.nbytes + sum(some.b.nbytes for some in each.outputs) for each in self.layers.values())
+        of_ranks = (each.a.nbytes + sum(some.b.nbytes for some in each.outputs) for each in self.layers.values())
+        return sum(of_ranks) + sum(each.nbytes for each in self.merged.values())
 
 
 class _TorchLoRA(LoRAOp):
@@ -92,6 +97,25 @@ class TorchExpertsLoRA(ExpertsLoRA):
                 y[here] = y[here].index_add(1, each.columns, added)
 
 
+class TorchMergedLoRA(MergedLoRA):
+    """Gives the weights of rows that have others than the model's."""
+
+    def __init__(self, ops: TorchLoRAOps, layer: int) -> None:
+        super().__init__(layer)
+        self._ops = ops
+
+    def weights(self, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows [n] among ``count``, and their weight [N, K]."""
+        step = self._ops.step
+        if step is None:
+            return
+        groups = step.of(count)
+        for place, adapter in enumerate(step.adapters):
+            assert isinstance(adapter, _TorchAdapter)
+            if (weight := adapter.merged.get(self.layer)) is not None:
+                yield torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]]).long(), weight
+
+
 class TorchLoRAOps(LoRAOps):
     """Computes by torch, one adapter after the other."""
 
@@ -110,8 +134,13 @@ class TorchLoRAOps(LoRAOps):
     def _of_experts(self, layer: int) -> ExpertsLoRA:
         return TorchExpertsLoRA(self, layer)
 
-    def pack(self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype) -> PackedAdapter:
-        return _TorchAdapter(layers, dtype)
+    def _of_merged(self, layer: int) -> MergedLoRA:
+        return TorchMergedLoRA(self, layer)
+
+    def pack(
+        self, layers: Mapping[int, LoRAWeights], dtype: torch.dtype, merged: Mapping[int, torch.Tensor] | None = None
+    ) -> PackedAdapter:
+        return _TorchAdapter(layers, dtype, merged or {})
 
     def begin(self, step: StepAdapters) -> None:
         self.step = step

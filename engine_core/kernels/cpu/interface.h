@@ -87,6 +87,8 @@ struct RinglineLoraSpan {
 //
 // The experts of a layer are two: one of what is before the activation, whose outputs are I′ of gate, if experts are gated,
 // and then I′ of up; and one of down. Each has the experts that the adapter touches as its groups.
+//
+// A small layer in float32 has no ranks, but a weight of its own, with what the adapter adds.
 struct RinglineLoraLayer {
     const void* a;                  // [R / 16, K / P, 16, P]
     const float* scales;            // [R]
@@ -94,7 +96,8 @@ struct RinglineLoraLayer {
     const int32_t* experts;         // [E]: the group of each, or −1; null: not of experts
     int64_t a_group_stride;         // like b_group_stride
     int64_t scales_group_stride;    // likewise; of experts only
-    int64_t ranks;                  // R, a multiple of 16; 0: the layer is as without adapter
+    const float* merged;            // [N, K], of small layers; null: the layer is as without adapter
+    int64_t ranks;                  // R, a multiple of 16; 0: nothing is added to the layer
     int64_t panels;                 // of all spans
     int64_t products;               // per row and group
 };
@@ -330,10 +333,12 @@ struct RinglineStreams {
     const float* scale;     // [width]: factors of active_output; or null
     void* output;           // [M, n, width], or another order
     void* active_output;    // [M, width]: the output's active stream once more; or null
+    const RinglineLoraStep* adapters;  // whose rows may have weights of their own; or null
     int64_t rows, width;
     int64_t output_stride, output_stream_stride;  // elements from one row, and one stream, to the next
     int32_t streams, active;
     int32_t kind;
+    int32_t lora_layer;  // the weight's number
     int32_t number_type;
     int32_t num_threads;
 };

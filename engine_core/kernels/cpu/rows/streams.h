@@ -4,11 +4,40 @@
 
 #include "simd/exponent.h"
 #include "rows/norm.h"
+#include "threads/memory.h"
 
 namespace {
 
 constexpr int kMostStreams = 8;
 constexpr long kMixedPerNanosecond = 2;
+
+// The weight of each row's coefficients: that of its adapter, or the model's.
+class StreamWeights {
+public:
+    explicit StreamWeights(const RinglineStreams& args)
+        : weight_(args.weight),
+          adapted_(args.adapters && args.adapters->num_adapters > 0),
+          of_rows_(adapted_ ? args.rows * static_cast<long>(sizeof(const float*)) : 1) {
+        if (!adapted_ || failed()) return;
+        const RinglineLoraStep& step = *args.adapters;
+        const bool all = args.rows == step.num_rows;
+        const int32_t *const starts = all ? step.starts : step.wanted_starts, *const rows = all ? step.rows : step.wanted_rows;
+        for (long row = 0; row < args.rows; ++row) list()[row] = weight_;
+        for (int i = 0; i < step.num_adapters; ++i)
+            if (const float* const merged = step.adapters[i][args.lora_layer].merged)
+                for (int32_t at = starts[i]; at < starts[i + 1]; ++at) list()[rows[at]] = merged;
+    }
+
+    bool failed() const { return of_rows_.failed(); }
+    const float* of(long row) const { return adapted_ ? list()[row] : weight_; }
+
+private:
+    const float** list() const { return reinterpret_cast<const float**>(of_rows_.at(0)); }
+
+    const float* const weight_;
+    const bool adapted_;
+    const Buffer of_rows_;
+};
 
 // One row's streams. F is their number type.
 template <class F>
@@ -16,8 +45,9 @@ class StreamsOfRow {
     using Element = typename F::Element;
 
 public:
-    StreamsOfRow(const RinglineStreams& args, long row)
+    StreamsOfRow(const RinglineStreams& args, const float* weight, long row)
         : args_(args),
+          weight_(weight),
           x_(static_cast<const Element*>(args.x) + row * args.streams * args.width),
           update_(args.update ? static_cast<const Element*>(args.update) + row * args.width : nullptr),
           output_(static_cast<Element*>(args.output) + row * args.output_stride),
@@ -63,7 +93,7 @@ public:
 private:
     float coefficient(int output) const {
         float total = 0.0f;
-        for (int i = 0; i < args_.streams; ++i) total += args_.weight[output * args_.streams + i] * modalities_[i];
+        for (int i = 0; i < args_.streams; ++i) total += weight_[output * args_.streams + i] * modalities_[i];
         return total;
     }
 
@@ -84,17 +114,21 @@ private:
     }
 
     const RinglineStreams& args_;
+    const float* const weight_;
     const Element *const x_, *const update_;
     Element *const output_, *const active_;
     float modalities_[kMostStreams];
 };
 
+// Returns 0, or 1 when there is no memory.
 template <class F>
 int mix_streams(const RinglineStreams& args) {
     const long width = args.streams * args.width;
     const int threads = threads_worth(args.rows * width / kMixedPerNanosecond, args.num_threads);
+    const StreamWeights weights(args);
+    if (weights.failed()) return 1;
     parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
-        const StreamsOfRow<F> streams(args, row);
+        const StreamsOfRow<F> streams(args, weights.of(row), row);
         switch (args.kind) {
             case kRinglinePredict: return streams.predict();
             case kRinglineCorrect: return streams.correct();
