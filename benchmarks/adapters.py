@@ -38,7 +38,7 @@ WORKS = ("1x1", "16x16", "64x1", "16x0")
 WITH_OPTION, VLLM_LORA = f"{OURS}, adapters", f"{VLLM}, adapters"
 _PROMPT, _OUTPUT = 32, 32
 _MOST = 64
-_ZIPF_ADAPTERS, _ZIPF_LOADED, _ZIPF_REQUESTS, _ZIPF_RANK = 1000, 64, 512, 8
+_ZIPF_ADAPTERS, _ZIPF_LOADED, ZIPF_REQUESTS, _ZIPF_RANK = 1000, 64, 512, 8
 _ZIPF_TARGETS = ("q_proj", "v_proj")
 
 
@@ -63,19 +63,22 @@ def specs(model: Path, peers: Peers) -> list[WorkerSpec]:
     return found
 
 
-def measure(models: Path, works: Sequence[str], peers: Peers, rounds: int) -> list[Row]:
-    """A row for each work and engine."""
+def measure(models: Path, works: Sequence[str], peers: Peers, rounds: int) -> tuple[list[Row], list[Row]]:
+    """Figures of each work and engine, and ratios of pairs of engines."""
     model = find_model(SHAPE, models)
     adapters = find_adapters(model, max(_sizes(work)[1] for work in works), RANK)
-    rows: list[Row] = []
+    figures: list[Row] = []
+    ratios: list[Row] = []
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as logs:
         workers, started = start_all(specs(model, peers), Path(logs), stack)
         print_table(started.rows, SHAPE)
         for work in works:
-            own = _contest(work, adapters, workers, rounds)
-            print_table(own, work)
-            rows += own
-    return rows
+            taken = _contest(work, adapters, workers, rounds)
+            print_table(own := _figures(work, taken), work)
+            figures += own
+            print_table(own := _ratios(work, taken), "ratios")
+            ratios += own
+    return figures, ratios
 
 
 def _sizes(work: str) -> tuple[int, int]:
@@ -84,7 +87,8 @@ def _sizes(work: str) -> tuple[int, int]:
     return int(rows), int(adapters)
 
 
-def _contest(name: str, adapters: Sequence[Path], workers: Mapping[str, Worker], rounds: int) -> list[Row]:
+def _contest(name: str, adapters: Sequence[Path], workers: Mapping[str, Worker], rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of each engine, by round."""
     batch, count = _sizes(name)
     named = tuple(str(adapters[row % count]) for row in range(batch)) if count else ()
 
@@ -101,18 +105,25 @@ def _contest(name: str, adapters: Sequence[Path], workers: Mapping[str, Worker],
     takers = {engine: taker(engine) for engine in workers}
     for take in takers.values():
         take(-1)  # warm-up
-    taken = interleave(rounds, takers)
-    bases = {WITH_OPTION: OURS, VLLM_LORA: VLLM}
+    return interleave(rounds, takers)
+
+
+def _figures(work: str, taken: Mapping[str, list[float]]) -> list[Row]:
+    rates = {engine: Figure.of(each) for engine, each in taken.items()}
     return [
-        {
-            "work": name,
-            "engine": engine,
-            "tokens / s": str(Figure.of(rates)),
-            "of it without": str(ratio(rates, taken[bases[engine]])) if engine in bases else "",
-            "Ringline / it": str(ratio(taken[WITH_OPTION], rates)) if engine == VLLM_LORA else "",
-        }
-        for engine, rates in taken.items()
+        {"work": work, "engine": engine, "tok/s": each.median, "low": each.lowest, "high": each.highest}
+        for engine, each in rates.items()
     ]
+
+
+def _ratios(work: str, taken: Mapping[str, list[float]]) -> list[Row]:
+    rows: list[Row] = []
+    for ours, theirs in ((WITH_OPTION, OURS), (VLLM_LORA, VLLM), (WITH_OPTION, VLLM_LORA)):
+        if ours in taken and theirs in taken:
+            each = ratio(taken[ours], taken[theirs])
+            found = {"ratio": each.median, "low": each.lowest, "high": each.highest}
+            rows.append({"work": work, "ours": ours, "theirs": theirs, **found})
+    return rows
 
 
 def measure_zipf(models: Path, requests: int) -> list[Row]:
@@ -136,7 +147,8 @@ def measure_zipf(models: Path, requests: int) -> list[Row]:
     )
     loads: list[float] = []
     executor = llm._engine.executor
-    original = executor.load_adapter
+    original, lora = executor.load_adapter, executor.lora
+    assert lora is not None
 
     def load(adapter_id: int, path: str, digest: str) -> None:
         begun = time.perf_counter()
@@ -158,15 +170,13 @@ def measure_zipf(models: Path, requests: int) -> list[Row]:
         rows.append(
             {
                 "requests of": "the model" if adapters is None else f"{len(set(chosen))} adapters",
-                "tokens / s": f"{16 * requests / seconds:.4g}",
-                "found loaded": "" if adapters is None else f"{1 - len(loads) / requests:.3f}",
-                "load, ms": "" if adapters is None else f"{1000 * sum(loads) / max(1, len(loads)):.3g}",
-                "grown, MiB": f"{grown / 1024:.4g}",
+                "tok/s": 16 * requests / seconds,
+                "found loaded": None if adapters is None else 1 - len(loads) / requests,
+                "load ms": None if adapters is None else 1000 * sum(loads) / max(1, len(loads)),
+                "grown MiB": grown / 1024,
+                "set aside MiB": lora.max_bytes / 2**20,
             }
         )
-    lora = executor.lora
-    assert lora is not None
-    print(f"set aside for adapters: {lora.max_bytes / 2**20:.4g} MiB")
     llm.close()
     return rows
 
@@ -179,7 +189,7 @@ def main() -> None:
         rows = measure_zipf(arguments.models, arguments.requests)
         print_table(rows, "more adapters than there is memory for")
     else:
-        rows = measure(arguments.models, arguments.works, Peers.at(arguments.peers), arguments.rounds)
+        rows, _ = measure(arguments.models, arguments.works, Peers.at(arguments.peers), arguments.rounds)
     emit(arguments, "adapters", rows)
 
 
@@ -191,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--works", nargs="+", default=list(WORKS), help="rows × adapters (%(default)s)")
     parser.add_argument("--rounds", type=int, default=4, help="(%(default)s)")
     parser.add_argument("--zipf", action="store_true", help="1,000 adapters, 64 in memory")
-    parser.add_argument("--requests", type=int, default=_ZIPF_REQUESTS, help="for --zipf (%(default)s)")
+    parser.add_argument("--requests", type=int, default=ZIPF_REQUESTS, help="for --zipf (%(default)s)")
     output_options(parser)
     return parser
 

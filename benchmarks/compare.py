@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import embeddings, engine, kernels, quantized, serve, speculation, startup
+from benchmarks import adapters, embeddings, engine, kernels, quantized, serve, speculation, startup
 from benchmarks.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Peers
 from benchmarks.limits import Gauge
 from benchmarks.offline import CONTESTS, contend, end_all_but, start_all
@@ -181,6 +181,14 @@ def vectors(setting: Setting) -> Tables:
     }
 
 
+def fine_tuned(setting: Setting) -> Tables:
+    """What adapters cost, and more of them than there is memory for."""
+    rounds = max(2, setting.rounds // 2)
+    figures, ratios = adapters.measure(setting.models, adapters.WORKS, setting.peers, rounds)
+    many = adapters.measure_zipf(setting.models, adapters.ZIPF_REQUESTS)
+    return {"figures": figures, "ratios": ratios, "1,000 adapters, 64 in memory": many}
+
+
 def all_kernels(_: Setting) -> Tables:
     """Every kernel separately, with one thread and with all threads."""
     return {"figures": kernels.measure_groups(list(kernels.GROUPS), (1, None))}
@@ -194,6 +202,7 @@ PARTS: dict[str, Callable[[Setting], Tables]] = {
     "hybrids": hybrids,
     "drafts": drafts,
     "embeddings": vectors,
+    "adapters": fine_tuned,
     "served": served,
     "ring-cost": ring_cost,
     "starts": starts,

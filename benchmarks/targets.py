@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.adapters import VLLM_LORA, WITH_OPTION
 from benchmarks.contestants import CHAINS, LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, OURS_NGRAM, SMOLLM2, VLLM
 from benchmarks.embeddings import ONNX_RUNTIME, RATIO, SENTENCE_TRANSFORMERS
 from benchmarks.report import Row
@@ -26,6 +27,15 @@ _RATIOS = (
 
 _EMBEDDED = ((SENTENCE_TRANSFORMERS, 1.3), (ONNX_RUNTIME, 1.1), (VLLM, 1.5), (LLAMA_CPP, 1.5))
 
+_ADAPTED = (
+    ("1x1", OURS, 0.9),
+    ("16x16", OURS, 0.8),
+    ("64x1", OURS, 0.9),
+    ("16x0", OURS, 0.99),
+    ("16x16", VLLM_LORA, 1.0),
+)
+"""Work, engine, and least ratio to it."""
+
 _DRAFTED = (("copies", 2.0), ("edits", 2.0), ("summaries", 1.3), ("stories", 0.98))
 
 
@@ -38,6 +48,8 @@ def verdicts(parts: Parts) -> list[Row]:
         rows += _drafts(parts["drafts"]["figures"]["figures"])
     if "embeddings" in parts:
         rows += _embedded(parts["embeddings"]["figures"])
+    if "adapters" in parts:
+        rows += _adapted(parts["adapters"]["figures"]["ratios"])
     if "kernels" in parts:
         decode = _find(parts["kernels"]["figures"]["figures"], kernel="attention decode 16 × 1024", threads=1)
         rows.append(_verdict("decode attention 16 × 1024, one thread, GB/s", 20.0, decode, "GB/s"))
@@ -85,6 +97,19 @@ def _embedded(tables: Mapping[str, list[Row]]) -> list[Row]:
         rows.append(_verdict(f"vectors, the worst of all works: {OURS} / {engine}", wanted, worst, RATIO))
     served = min(tables["served"], key=lambda row: float(row["served / offline"]), default=None)
     return [*rows, _verdict("vectors over HTTP / offline, the worst", 0.85, served, "served / offline")]
+
+
+def _adapted(ratios: list[Row]) -> list[Row]:
+    """Rows × adapters."""
+    return [
+        _verdict(
+            f"{work}: tok/s, {WITH_OPTION} / {theirs}",
+            wanted,
+            _find(ratios, work=work, ours=WITH_OPTION, theirs=theirs),
+            "ratio",
+        )
+        for work, theirs, wanted in _ADAPTED
+    ]
 
 
 def _served(figures: list[Row]) -> list[Row]:
