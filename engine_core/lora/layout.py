@@ -69,11 +69,9 @@ class Pair:
     scale: LayerScale
 
     @property
-    def num_numbers(self) -> int:
-        """As packed: with ranks in units of 16."""
-        rank = self.scale.rank
-        stored = self.a.shape[0] * self.a.shape[1] + self.b.shape[0] * self.b.shape[1]
-        return stored // rank * (-(-rank // 16) * 16)
+    def per_rank(self) -> int:
+        """Numbers that each rank has."""
+        return (self.a.shape[0] * self.a.shape[1] + self.b.shape[0] * self.b.shape[1]) // self.scale.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,31 @@ class Layout:
 
     @property
     def num_numbers(self) -> int:
-        saved = (each.tensor.shape[0] * each.tensor.shape[1] for each in self.saved)
-        return sum(pair.num_numbers for pair in self.pairs) + sum(saved)
+        """As loaded: with ranks in units of 16, and as many for each of a layer's experts."""
+        numbers = sum(each.tensor.shape[0] * each.tensor.shape[1] for each in self.saved)
+        products: dict[tuple[str, bool], list[tuple[Projection, int, Pair]]] = {}
+        for pair in self.pairs:
+            match pair.place:
+                case ExpertPlace(prefix, expert, projection):
+                    of_product = products.setdefault((prefix, projection is Projection.DOWN), [])
+                    of_product.append((projection, expert, pair))
+                case Table.EMBEDDING:  # which is float32
+                    numbers += 2 * pair.per_rank * _filled(pair.scale.rank)
+                case _:
+                    numbers += pair.per_rank * _filled(pair.scale.rank)
+        return numbers + sum(map(_numbers_of_experts, products.values()))
+
+
+def _filled(rank: int) -> int:
+    return -(-rank // 16) * 16
+
+
+def _numbers_of_experts(pairs: list[tuple[Projection, int, Pair]]) -> int:
+    """Of a product: each expert that has anything has the most ranks of each projection."""
+    most: dict[Projection, int] = {}
+    for projection, _, pair in pairs:
+        most[projection] = max(most.get(projection, 0), pair.per_rank * _filled(pair.scale.rank))
+    return len({expert for _, expert, _ in pairs}) * sum(most.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 An adapter is *active* while requests of it are under way or it is being loaded; at most ``max_loras`` are. Others stay
 loaded, at most ``max_loaded`` of at most ``max_bytes`` together, until the least recently used ones make room. Requests
 of active adapters begin at once. One whose adapter finds no room waits and holds up nobody; tenants get room in turn.
-Lest others of active adapters pass by for ever, after ``MAX_OVERTAKES`` they wait, too, until the next one has room.
+Lest others of active adapters pass by for ever, after ``MAX_OVERTAKES`` they wait, too, until the next one has room;
+and lest smaller adapters do, after ``MAX_SKIPS`` the tenant whose turn it is has room next.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 MAX_OVERTAKES = 256
+MAX_SKIPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class AdapterSchedule:
         self._nbytes = self._active_bytes = 0
         self._overtakes = 0
         """Requests that began since room was last found, while others waited for it."""
+        self._skips = 0
+        """Adapters that got room although it was another tenant's turn, whose adapter is larger than what is left."""
 
     @property
     def num_waiting(self) -> int:
@@ -230,6 +234,7 @@ class AdapterSchedule:
         if not digests[digest]:
             del digests[digest]
             if not digests:
+                self._skips = 0 if tenant == next(iter(self._turns)) else self._skips
                 del self._turns[tenant]
 
     def _next(self) -> tuple[str, str] | None:
@@ -241,11 +246,14 @@ class AdapterSchedule:
             digest = next(iter(digests))
             if self._wanted[digest].nbytes <= left:
                 return tenant, digest
+            if self._skips >= MAX_SKIPS:
+                return None
         return None
 
     def _give_room(self, tenant: str, digest: str, actions: list[Action]) -> None:
         """Make an adapter active, and let all of its requests begin."""
         self._overtakes = 0
+        self._skips = self._skips + 1 if tenant != next(iter(self._turns)) else 0
         self._turns.move_to_end(tenant)
         wanted = self._wanted[digest]
         if (place := self._inactive.pop(digest, None)) is None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine_core.errors import AdapterError, ConfigError, InvalidRequestError
+from engine_core.errors import AdapterError, ConfigError, ExecutorError, InvalidRequestError
 from engine_core.executor.base import Executor
 from engine_core.lora.adapter import AdapterFile, open_adapter
 from engine_core.lora.files import WEIGHTS
 from engine_core.lora.peft_config import CONFIG
 from engine_core.lora.request import RequestAdapter
-from engine_core.lora.schedule import Action, AdapterSchedule, Admit, Load
+from engine_core.lora.schedule import Action, AdapterSchedule, Admit, Load, Refuse
 from engine_core.lora.support import LoRASupport
 
 _MOST_KNOWN = 4096
@@ -142,19 +143,36 @@ class Adapters:
 
     def _take(self, schedule: AdapterSchedule, actions: list[Action]) -> list[Live]:
         admitted: list[Live] = []
-        for action in actions:
-            if isinstance(action, Load):
-                self._load(schedule, action)
-                admitted += self._take(schedule, schedule.loaded(action.adapter_id))
-                continue
-            one = self._live[action.request_id]
-            assert one.adapter is not None
-            if not isinstance(action, Admit):
-                raise AdapterError(f"{one.adapter.path} cannot be loaded")
-            adapter = RequestAdapter(action.adapter_id, one.adapter.file.digest)
-            one.request = replace(one.request, adapter=adapter)
-            admitted.append(one)
+        left = deque(actions)
+        try:
+            while left:
+                action = left.popleft()
+                if isinstance(action, Load):
+                    self._load(schedule, action)
+                    left.extendleft(reversed(schedule.loaded(action.adapter_id)))
+                else:
+                    admitted.append(self._admitted(action))
+        except BaseException:
+            self._abandon(schedule, left)
+            raise
         return admitted
+
+    def _admitted(self, action: Admit | Refuse) -> Live:
+        one = self._live[action.request_id]
+        assert one.adapter is not None
+        if not isinstance(action, Admit):
+            raise AdapterError(f"{one.adapter.path} cannot be loaded")
+        one.request = replace(one.request, adapter=RequestAdapter(action.adapter_id, one.adapter.file.digest))
+        return one
+
+    def _abandon(self, schedule: AdapterSchedule, actions: deque[Action]) -> None:
+        """Load none of what the schedule lets be loaded: its requests are about to be forgotten."""
+        while actions:
+            if isinstance(action := actions.popleft(), Load):
+                for adapter_id in action.evicted:
+                    with suppress(ExecutorError):  # the reason is raised already
+                        self._executor.unload_adapter(adapter_id)
+                actions += schedule.failed(action.adapter_id)
 
     def _load(self, schedule: AdapterSchedule, action: Load) -> None:
         for adapter_id in action.evicted:
@@ -164,5 +182,5 @@ class Adapters:
         try:
             self._executor.load_adapter(action.adapter_id, path, action.digest)
         except BaseException:
-            schedule.failed(action.adapter_id)
+            self._abandon(schedule, deque(schedule.failed(action.adapter_id)))
             raise

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from ringline import Admitted, Model
 
+from services.ring.limits import MAX_LISTED_WITH_ADAPTER
+
 _SEPARATOR = ":"
 """Between the name of a model and that of an adapter, which has none."""
 
@@ -59,7 +61,17 @@ def find_model(name: str, models: Sequence[Model]) -> Model | None:
     for model in models:
         if name == model.name:
             return model
-    return next((replace(each.model, name=name) for each in named(models) if name in (each.id, each.root)), None)
+    found = next((each.model for each in named(models) if name in (each.id, each.root)), None)
+    found = found or _with_more_adapters(name, models)
+    return None if found is None else replace(found, name=name)
+
+
+def _with_more_adapters(name: str, models: Sequence[Model]) -> Model | None:
+    """A model that may have an adapter of a ``name`` that is not listed, as its caller may use it with many."""
+    bases = Counter(filter(None, map(_base_of, models)))
+    own, _, _ = name.rpartition(_SEPARATOR)
+    more = {base for base, listed in bases.items() if listed >= MAX_LISTED_WITH_ADAPTER and own in ("", base)}
+    return next((model for model in models if _base_of(model) in more), None)
 
 
 def _base_of(model: Model) -> str | None:

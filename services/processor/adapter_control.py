@@ -69,9 +69,11 @@ class AdapterControl:
             answer: engine_pb2.LoadAdapterResponse = await stub.LoadAdapter(message, timeout=CALL_TIMEOUT)
             return answer.adapter
 
+        begun = new_incarnation()
         loaded, failed = await self._at_all(model, call)
         for engine, adapter in loaded.items():
-            self._adapters.loaded_by_call(engine.peer, adapter, new_incarnation())
+            if self._adapters.changed_at(engine.peer, adapter.name) <= begun:  # else it has told what came of this call
+                self._adapters.loaded_by_call(engine.peer, adapter, new_incarnation())
         if failed:
             raise _failure(failed, f"{len(loaded)} of {len(loaded) + len(failed)} engines know it")
         if len({adapter.digest for adapter in loaded.values()}) > 1:
@@ -95,9 +97,11 @@ class AdapterControl:
             answer: engine_pb2.UnloadAdapterResponse = await stub.UnloadAdapter(message, timeout=CALL_TIMEOUT)
             return answer.adapter
 
+        begun = new_incarnation()
         unloaded, failed = await self._at_all(model, call)
         for engine, adapter in unloaded.items():
-            self._adapters.unloaded_by_call(engine.peer, adapter, new_incarnation())
+            if self._adapters.changed_at(engine.peer, adapter.name) <= begun:  # as in ``load``
+                self._adapters.unloaded_by_call(engine.peer, adapter, new_incarnation())
         others = {engine: status for engine, status in failed.items() if status.code is not Code.NOT_FOUND}
         if others:
             raise _failure(others, f"{len(unloaded)} of {len(unloaded) + len(failed)} engines forgot it")

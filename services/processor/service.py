@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
 import grpc
@@ -18,18 +17,18 @@ from ringline.inference.v1 import inference_pb2
 from services.common.rpc.handlers import RequestStream
 from services.common.rpc.message_limits import SMALL_MESSAGE, MessageLimits, is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
-from services.common.rpc.shared_messages import abort, adapter_to_proto, status_from_proto
+from services.common.rpc.shared_messages import abort, status_from_proto
 from services.processor.adapter_control import AdapterControl
 from services.processor.admission.model_choice import ModelChoices
 from services.processor.admission.picture_stage import PictureStage
 from services.processor.admission.prompt_resolution import prompt_with_pictures, render_chat
-from services.processor.admission.request_resolution import resolve_sampling
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.admission.validation import check_text_size, check_token_ids, refuse
 from services.processor.client_stream import MAX_REFUSALS, ClientStream
 from services.processor.inference_messages import refusal
 from services.processor.intake import Intake, usable_id
+from services.processor.listed_models import ListedModels
 from services.processor.media.chat_pictures import (
     ChatPictures,
     PictureSource,
@@ -40,9 +39,7 @@ from services.processor.media.chat_pictures import (
 from services.processor.metrics import ProcessorMetrics
 from services.processor.pooling.plan import PooledAnswer, PoolingMessage
 from services.processor.principal import Principal, authenticated, tenant_of
-from services.processor.request import SEPARATOR
 from services.processor.served_models import LookupModels, ServedModel, ServedModels
-from services.ring.adapters import Adapter
 from services.ring.errors import Code, Reason, Refused, Status
 from text_core.tokenizer_files import NEEDS_TOKENIZER
 
@@ -53,8 +50,6 @@ _Response = TypeVar("_Response")
 _Message = TypeVar("_Message", bound=Message)
 _Received = TypeVar("_Received", inference_pb2.GenerateRequest, inference_pb2.SessionRequest)
 _T = TypeVar("_T")
-MAX_LISTED_WITH_ADAPTER = 256
-"""Adapters of a model that its caller may not use by itself, which are listed as models; ListAdapters has all."""
 Pack = Callable[[inference_pb2.SessionResponse], Iterable[tuple[bytes | None, Status | None]]]
 """Converts a frame to serialized messages of a one-request call, each with the error that ends its request or choice
 (None: no error); an error may come without a message."""
@@ -101,6 +96,7 @@ class InferenceService:
     ) -> None:
         self._models = models
         self._choices = choices
+        self._listed = ListedModels(models, choices)
         self._adapters = adapters
         self._intake = intake
         self._queue = queue
@@ -400,13 +396,9 @@ class InferenceService:
     ) -> inference_pb2.DetokenizeResponse:
         return await self._look_up(detokenize, inference_pb2.DetokenizeRequest, data, context)
 
-    async def ListModels(
-        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> inference_pb2.ListModelsResponse:
+    async def ListModels(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         tenant = (await self.principal(context)).tenant
-        policy = self._policies.of(tenant)
-        adapters_of = partial(self._choices.adapters_of, policy=policy)
-        return list_models(self._models.served(), adapters_of, policy.permits)
+        return self._listed.answer(self._policies.of(tenant))
 
     async def LoadAdapter(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -526,53 +518,3 @@ def _pieces(ids: Sequence[int], model: ServedModel) -> list[bytes]:
             limit = model.limits.max_text_bytes
             raise refuse("token_ids", f"their pieces have more than {limit} bytes together: expected fewer ids")
     return pieces
-
-
-def list_models(
-    served: Sequence[ServedModel],
-    adapters_of: Callable[[ServedModel], Iterable[Adapter]] = lambda model: (),
-    permits: Callable[[str], bool] = lambda name: True,
-) -> inference_pb2.ListModelsResponse:
-    """The newest model of each name, those that generate first; the first one under its further names, too.
-
-    ``adapters_of``: the adapters of a model that the caller may use; ``permits``: whether it may use a model by itself.
-    A model that it may use with an adapter only is listed under the names of both.
-    """
-    by_name: dict[str, ServedModel] = {}
-    for each in sorted(served, key=lambda each: each.pools):
-        by_name.setdefault(each.limits.name, each)
-    permitted = {name: each for name, each in by_name.items() if permits(name)}
-    listed = inference_pb2.ListModelsResponse()
-    for name, each in permitted.items():
-        described = _described(name, each)
-        described.adapters.extend(filter(None, map(adapter_to_proto, adapters_of(each))))
-        listed.models.append(described)
-    for each in list(permitted.values())[:1]:
-        others = (alias for alias in dict.fromkeys(each.limits.aliases) if alias not in permitted)
-        listed.models.extend(_described(alias, each) for alias in others)
-    for name, each in by_name.items():
-        for adapter in () if name in permitted else islice(adapters_of(each), MAX_LISTED_WITH_ADAPTER):
-            described = _described(f"{name}{SEPARATOR}{adapter.name}", each)
-            described.adapters.extend(filter(None, [adapter_to_proto(adapter)]))
-            listed.models.append(described)
-    return listed
-
-
-def _described(name: str, served_model: ServedModel) -> inference_pb2.Model:
-    model = served_model.model
-    described = inference_pb2.Model(
-        name=name,
-        architecture=model.architecture,
-        vocab_size=model.vocab_size,
-        max_model_len=model.max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        has_chat_template=bool(served_model.chat.names),
-        tokenizer_digest=model.tokenizer_digest,
-        model_digest=model.model_digest,
-        capabilities=sorted(served_model.capabilities),
-        num_parameters=model.num_parameters,
-        pooling=model.pooling if served_model.pools else None,
-    )
-    if not served_model.pools:
-        described.default_sampling.CopyFrom(resolve_sampling(inference_pb2.SamplingParams(), model.default_sampling))
-    return described

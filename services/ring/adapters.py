@@ -85,6 +85,8 @@ class AdapterBook:
         """By name, the adapters that engines know under it."""
         self._current: dict[Generation, dict[str, Adapter]] = {}
         """The adapter that each name stands for."""
+        self.revision = 0
+        """Grows when a name comes to stand for another adapter, or for none."""
 
     # Events of links
 
@@ -147,6 +149,11 @@ class AdapterBook:
             held = self.holds(engine, adapter)
             self.told(engine, [(adapter, AdapterState(current=False, loaded=held))], complete=False, now=now)
 
+    def changed_at(self, engine: PeerId, name: str) -> int:
+        """When what a name stands for at an engine last changed, as far as it told; on the scale of incarnations."""
+        under = self._names.get(name, {}).values()
+        return max((engines[engine].since for engines in under if engine in engines), default=0)
+
     def missed(self, engine: PeerId, adapter: Adapter, *, is_new: bool, at: float) -> None:
         """The engine refused a request with an adapter, new or moved there: so it is, until the engine tells otherwise.
 
@@ -159,6 +166,8 @@ class AdapterBook:
             self.told(engine, [(adapter, replace(known.state, current=False))], complete=False, now=known.since)
             told.doubts[adapter.name] = at + LONGEST_DOUBT
         elif not is_new or self.begins(engine, adapter):
+            if known.state.current:
+                told.doubts[adapter.name] = at + LONGEST_DOUBT
             self._drop(engine, told, adapter)
 
     # Questions
@@ -232,10 +241,11 @@ class AdapterBook:
             current = (each for each in engines.values() if each.state.current and each.generation is generation)
             if (since := max((known.since for known in current), default=None)) is not None:
                 found.append((since, adapter.digest, adapter))
-        if found:
-            self._current[generation][name] = max(found)[2]
-        else:
-            self._current[generation].pop(name, None)
+        names = self._current[generation]
+        before, after = names.pop(name, None), max(found)[2] if found else None
+        if after is not None:
+            names[name] = after
+        self.revision += before != after
 
     def _drop(self, engine: PeerId, told: _Told, adapter: Adapter) -> None:
         if told.adapters.pop(adapter, None) is None:

@@ -19,6 +19,8 @@ MAX_POOLED_BYTES = 32 << 20
 MAX_ADAPTERS = 10_000
 """Names that an engine knows."""
 MAX_ADAPTER_PATH_BYTES = 4096
+MAX_LISTED_WITH_ADAPTER = 256
+"""Adapters of a model that its caller may not use by itself, which are listed as models; ListAdapters has all."""
 MAX_LISTED_ADAPTERS = 1000
 """Names in one answer of ListAdapters."""
 PICTURE_OVERHEAD_BYTES = 16 << 10

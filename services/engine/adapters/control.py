@@ -33,6 +33,8 @@ MAX_CALLS = 64
 """Calls of LoadAdapter at a time."""
 POLL_SECONDS = 1.0
 """Between two scans of the folder."""
+SUSPECT_SECONDS = 30.0
+"""After which an adapter that cannot be read is read again."""
 _T = TypeVar("_T")
 _POLL_SHARE, _MOST_SECONDS = 50, 30.0
 """Scans take at most one part in 50 of the time; but the next one comes after 30 s at the latest."""
@@ -51,8 +53,9 @@ class AdapterControl:
         self._folder = None if lora_dir is None else AdapterFolder(Path(lora_dir).resolve())
         self._pool = DaemonThreadPool(THREADS, "adapter files")
         self._calls = 0
-        self._suspects: dict[Generation, None] = {}
-        """Adapters that could not be loaded, and were not read again since."""
+        self._suspects: dict[Generation, float] = {}
+        """Adapters that could not be loaded, and were not found sound since: when to read each again, by the monotonic
+        clock."""
 
     def close(self) -> None:
         """Read nothing more; a thread may still be at work."""
@@ -93,24 +96,31 @@ class AdapterControl:
             for name in changes.changed:
                 await self._enter_from_folder(name)
             self._complete()
-            suspects, self._suspects = self._suspects, {}
             await asyncio.sleep(max(POLL_SECONDS, min(_POLL_SHARE * seconds, _MOST_SECONDS)))
-            for generation in suspects:
+            for generation in [each for each, due in self._suspects.items() if due <= start]:
                 await self._examine(generation)
 
     def suspect(self, generation: Generation) -> None:
         """An adapter could not be loaded: its files may have changed."""
-        self._suspects[generation] = None
+        self._suspects[generation] = time.monotonic()
 
     async def _examine(self, generation: Generation) -> None:
         """Read a suspect again; if it is as it was, peers are told so, who believe that it is not known here."""
+        del self._suspects[generation]
+        if self.registry.get(*generation.key) is not generation:
+            return
+        if await self._is_sound(generation):
+            self.registry.tell_again(generation)
+        elif generation.is_current:
+            self._suspects[generation] = time.monotonic() + SUSPECT_SECONDS
+
+    async def _is_sound(self, generation: Generation) -> bool:
+        """Whether the files of an adapter are as they were."""
         try:
-            found = await self._read(generation.path)
+            return (await self._read(generation.path)).digest == generation.file.digest
         except AdapterError as error:
             log.warning("an adapter cannot be used", adapter=generation.name, path=generation.path, reason=str(error))
-            return
-        if found.digest == generation.file.digest:
-            self.registry.tell_again(generation)
+            return False
 
     async def _enter_from_folder(self, name: str) -> None:
         assert self._folder is not None
@@ -118,8 +128,13 @@ class AdapterControl:
         try:
             file = await self._read(path)
             now = self.registry.find(name)
-            if now is not None and now.path != path and now.file.digest != file.digest:
-                raise AdapterError(f"the name stands for the adapter of {now.path}: unload it, or rename the folder")
+            if now is not None and now.path != path:
+                if now.file.digest != file.digest:
+                    raise AdapterError(
+                        f"the name stands for the adapter of {now.path}: unload it, or rename the folder"
+                    )
+                if await self._is_sound(now):
+                    return
             self._enter(name, file, path)
         except (AdapterError, Refused) as error:
             present = "known as it was" if self.registry.find(name) is not None else "not known"
@@ -179,7 +194,10 @@ class AdapterControl:
         if not 0 < len(path.encode()) <= MAX_ADAPTER_PATH_BYTES or "\0" in path:
             raise invalid_field("path", f"{path[:80]!r}: expected a folder, of at most {MAX_ADAPTER_PATH_BYTES} bytes")
         root = Path(self._lora_dir).resolve()
-        found = (root / path).resolve()
+        try:
+            found = (root / path).resolve()
+        except (OSError, RuntimeError):  # links that lead to each other
+            raise invalid_field("path", f"{path[:200]!r} cannot be followed to a folder") from None
         if root not in found.parents:
             raise invalid_field("path", f"{path[:200]!r} is not below the engine's --lora-dir")
         return str(found)

@@ -242,7 +242,9 @@ class AdapterQueue:
             self.counts.failed_loads += 1
             log.warning("an adapter was not loaded", **told, reason=failure.message)
             del self._digests[load.adapter_id]
-            self._owner.adapter_failed(generation)
+            waiting = self._by_digest.get(load.digest, {}).values()  # of other names, too, whose folders may be sound
+            for each in dict.fromkeys((generation, *(one.generation for one in waiting))):
+                self._owner.adapter_failed(each)
             self._do(self._schedule.failed(load.adapter_id), failure)
 
     def _too_late(self, waiting: _Waiting) -> None:

@@ -167,6 +167,9 @@ class AdapterRegistry:
         self.check(name)
         before = self._current.get(name)
         if before is not None and before.file.digest == file.digest:
+            before.path = path
+            self._tell(before)  # a peer that was refused may believe that it is not known here
+            self._on_change()
             return None
         generation = self._all.get((name, file.digest))
         if generation is None:

@@ -82,6 +82,11 @@ class ModelChoices:
             return False
         return not self._adapters.anywhere(chosen.adapter, chosen.model.generation, begins=True)
 
+    @property
+    def adapters_revision(self) -> int:
+        """Grows when what ``adapters_of`` gives may have changed."""
+        return self._adapters.revision
+
     def adapters_of(self, model: ServedModel, policy: TenantPolicy) -> Iterator[Adapter]:
         """The model's adapters that a tenant's requests may name now, by name."""
         for name in sorted(self._adapters.names(model.generation)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.lora.schedule import MAX_OVERTAKES, Action, AdapterSchedule, Admit, Load, Refuse
+from engine_core.lora.schedule import MAX_OVERTAKES, MAX_SKIPS, Action, AdapterSchedule, Admit, Load, Refuse
 
 
 class Owner:
@@ -118,6 +118,29 @@ def test_schedule_gives_tenants_turns() -> None:
         owner.finish_load()
         began += owner.running
     assert "other" in began
+
+
+def test_schedule_lets_smaller_adapters_pass_a_bounded_number_of_times() -> None:
+    """The others always have one under way, so that a large one never finds all of the memory free."""
+    owner = Owner(3, 4, 10)
+    owner.add("0", "small", "x0", 5)
+    owner.finish_load()
+    owner.add("large", "large", "y", 10)
+    began = 0
+    for number in range(1, 2 * MAX_SKIPS):
+        owner.add(str(number), "small", f"x{number}", 5)
+        while owner.loading:
+            owner.finish_load()
+        owner.end(next(iter(owner.running)))
+        while owner.loading:
+            owner.finish_load()
+        if "large" in owner.running:
+            break
+        began = number
+    assert began <= MAX_SKIPS + 1
+    owner.end("large")
+    owner.finish_load()
+    assert owner.running, "then others have their turn again"
 
 
 def test_schedule_refuses_what_can_never_fit() -> None:

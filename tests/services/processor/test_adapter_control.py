@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1 import inference_pb2_grpc
 from ringline.types.v1 import adapter_pb2
 
+from services.common.process.run import new_incarnation
 from services.common.rpc.shared_messages import status_to_proto
 from services.processor.adapter_control import AdapterControl
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -23,6 +25,7 @@ from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.identity import PeerId
 from tests.services.processor.model_specs import served_model
 from tests.services.processor.service_harness import ServiceHarness
+from tests.waiting import until
 
 POLICIES = """\
 [default]
@@ -154,6 +157,31 @@ async def test_an_engine_that_fails_is_named_and_the_call_can_be_repeated(
     bad.error = Status(Code.UNAVAILABLE, "draining")
     with pytest.raises(Refused, match="engine bad: draining; 0 of 2 engines forgot it"):
         await calls.unload(pb.UnloadAdapterRequest(name="a1"), "operator")
+
+
+async def test_an_answer_that_comes_late_does_not_bring_back_what_was_replaced(
+    harness: ServiceHarness, engines: Engines, tmp_path: Path
+) -> None:
+    """One engine reads slowly, and the other one has told of later changes meanwhile."""
+    fast, slow = engines.add("fast"), engines.add("slow")
+    calls, book, (told, _) = control(harness, tmp_path), harness.routes.adapters, harness.peers.engines
+    request, go_on = pb.LoadAdapterRequest(name="a1", path="p"), asyncio.Event()
+    waits = slow.LoadAdapter
+
+    async def wait(request: Any, **options: Any) -> Any:
+        await go_on.wait()
+        return await waits(request, **options)
+
+    slow.LoadAdapter = wait  # type: ignore[method-assign]
+    loading = asyncio.create_task(calls.load(request, "operator"))
+    await until(lambda: fast.names)
+    first, later = Adapter("a1", fast.names["a1"]), Adapter("a1", "f" * 64)
+    for state in ((first, True), (later, True), (first, False)):
+        book.told(told, [(state[0], AdapterState(state[1]))], complete=True, now=new_incarnation())
+        await asyncio.sleep(0.002)
+    go_on.set()
+    await loading
+    assert book.under("a1", [engines.generation]) == {first: (1, 0), later: (1, 0)}
 
 
 async def test_engines_that_read_different_files_are_told_apart(

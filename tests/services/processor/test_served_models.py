@@ -14,8 +14,8 @@ from services.common.links.redial import LinkRefused
 from services.common.rpc.message_limits import parse
 from services.common.rpc.shared_messages import status_from_proto
 from services.processor.admission.validation import check_model
+from services.processor.listed_models import list_models
 from services.processor.served_models import ModelLimits, ServedModels, TextCodec, generation_of
-from services.processor.service import list_models
 from services.processor.suitability import SUITS
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import BEAM_SEARCH, MEDIA, PeerId

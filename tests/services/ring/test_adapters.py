@@ -83,6 +83,8 @@ class BookMachine(RuleBasedStateMachine):
             told[adapter] = replace(told[adapter], current=False)
             self.links[engine].doubts.add(adapter.name)
         elif not is_new or self.begins(engine, adapter):
+            if adapter in told and told[adapter].current:
+                self.links[engine].doubts.add(adapter.name)
             told.pop(adapter, None)
 
     @rule(engine=engines, adapter=adapters)

@@ -110,8 +110,55 @@ async def test_one_that_could_not_be_loaded_is_told_again_once_it_is_sound(
     async with watched(made, monkeypatch):
         await until(lambda: news)
         assert [generation.name for generation in news.take()[0]] == ["a"]
-        await until(lambda: not made._suspects)
+        await until(lambda: len(made._suspects) == 1)
         assert not news
+        monkeypatch.setattr(module, "SUSPECT_SECONDS", 0)
+        made.suspect(made.registry.find("b"))
+        write_adapter(tmp_path / "b", "b")
+        await until(lambda: news)
+        assert [generation.name for generation in news.take()[0]] == ["b"], "it is looked at until it is sound"
+    assert not made._suspects
+
+
+async def test_files_that_are_as_they_were_again_are_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors were refused while they were broken."""
+    write_adapter(tmp_path / "a", "x")
+    made = control(tmp_path)
+    async with watched(made, monkeypatch):
+        await until(lambda: made.registry.is_complete)
+        news = made.registry.listen()
+        while news:
+            news.take()
+        read = []
+        monkeypatch.setattr(made, "_open", lambda path: read.append(path) or read_file(path))
+        write_adapter(tmp_path / "a", "half")
+        await until(lambda: read)
+        assert not news
+        write_adapter(tmp_path / "a", "x")
+        await until(lambda: news)
+        assert [generation.name for generation in news.take()[0]] == ["a"]
+
+
+async def test_the_same_adapter_is_taken_from_where_it_was_given_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that it was read from before may be gone."""
+    made = control(tmp_path)
+    for place in ("upload/x", "backup/x", "a"):
+        write_adapter(tmp_path / place, "x")
+    await made.load("a", "upload/x", replace=False)
+    known, before = await made.load("a", "backup/x", replace=False)
+    assert (known.path, before) == (str(tmp_path / "backup/x"), None)
+    async with watched(made, monkeypatch):
+        await until(lambda: made.registry.is_complete)
+        assert known.path == str(tmp_path / "backup/x"), "which is sound"
+        shutil.rmtree(tmp_path / "backup")
+        shutil.rmtree(tmp_path / "a")
+        await until(lambda: made._folder._settled == {})
+        write_adapter(tmp_path / "a", "x")
+        await until(lambda: known.path == str(tmp_path / "a"))
 
 
 async def test_an_adapter_that_breaks_its_reader_is_an_adapter_that_cannot_be_read(tmp_path: Path) -> None:
@@ -160,11 +207,14 @@ async def test_a_call_makes_an_adapter_known_and_another_forgets_it(tmp_path: Pa
     assert (refusal.value.status.code, refusal.value.status.reason) == (Code.NOT_FOUND, Reason.ADAPTER_NOT_FOUND)
 
 
-@pytest.mark.parametrize("path", ["../outside", "/etc", "", ".", "dir/..", "link", "x\0y", "a" * 4097, "missing/x"])
+@pytest.mark.parametrize(
+    "path", ["../outside", "/etc", "", ".", "dir/..", "link", "loop", "loop/x", "x\0y", "a" * 4097, "missing/x"]
+)
 async def test_a_path_that_leads_outside_is_refused(tmp_path: Path, path: str) -> None:
     write_adapter(tmp_path / "outside", "x")
     (tmp_path / "dir" / "dir").mkdir(parents=True)
     (tmp_path / "dir" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "dir" / "loop").symlink_to(tmp_path / "dir" / "loop")
     with pytest.raises(Refused) as refusal:
         await control(tmp_path / "dir").load("a", path, replace=False)
     assert (refusal.value.status.code, refusal.value.status.field) == (Code.INVALID_ARGUMENT, "path")

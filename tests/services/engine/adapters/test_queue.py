@@ -278,6 +278,17 @@ async def test_an_adapter_that_cannot_be_loaded_ends_its_requests_and_no_others(
     assert third in world.running, "it is tried again"
 
 
+async def test_all_names_of_an_adapter_that_was_not_loaded_are_suspects() -> None:
+    """The folder of another name may be sound, and processors were refused under that name, too."""
+    world = World()
+    twin = Generation("twin", ADAPTERS["a"].file, "/a")
+    world.add("a")
+    world.queue.add("twin", Request("twin", (1, 2), SamplingParams(max_tokens=4)), twin)
+    world.failures.append(AdapterError("gone"))
+    await world.load()
+    assert world.failed == ["a", "twin"]
+
+
 async def test_an_adapter_above_the_memory_is_refused_with_the_numbers() -> None:
     world = World()
     [core_id] = [world.add("huge")]

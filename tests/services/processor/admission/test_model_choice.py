@@ -12,9 +12,9 @@ from ringline.types.v1 import pooling_pb2
 
 from services.processor.admission.model_choice import Chosen, ModelChoices
 from services.processor.admission.tenant_policy import TenantPolicies
+from services.processor.listed_models import list_models
 from services.processor.request import Asked
 from services.processor.served_models import LookupModels, ServedModels, generation_of
-from services.processor.service import list_models
 from services.processor.suitability import SUITS, generates
 from services.ring.adapters import LONGEST_DOUBT, Adapter, AdapterBook, AdapterState
 from services.ring.errors import Code, Reason, Refused
