@@ -197,12 +197,25 @@ class _Reader:
 
     def _own_name(self, tensor: StoredTensor, module: _Module) -> str:
         """The checkpoint's name of a module."""
-        if (name := self._targets.rename(module.name)) is None:
+        name = self._targets.rename(module.name)
+        if (name is None or not self._is_known(name)) and (prefix := self._targets.prefix):
+            below = self._targets.rename(f"{prefix}.{module.name}")
+            name = below if below is not None and self._is_known(below) else name
+        if name is None:
             raise AdapterError(
                 f"{tensor.name!r:.200} is for a part outside of the language model, and only that takes adapters: "
                 "train the adapter without it (exclude_modules)"
             )
         return name
+
+    def _is_known(self, name: str) -> bool:
+        targets = self._targets
+        return (
+            name in targets.linear
+            or name in self._tables
+            or name in self._stacks
+            or name.rsplit(".", 2)[0] in targets.experts
+        )
 
     def _saved(self, tensor: StoredTensor, module: _Module) -> Saved:
         name = self._own_name(tensor, module)
@@ -213,8 +226,11 @@ class _Reader:
                 f"embedding and head alone ({there}): {MERGE}"
             )
         table, target = self._tables[name]
-        if tensor.shape != (target.rows, target.width):
-            raise self._other_base(tensor, (target.rows, target.width), name)
+        expected = target.rows, target.width
+        if len(tensor.shape) != 2 or 0 in tensor.shape:
+            raise _misshaped(tensor, expected)
+        if tensor.shape != expected:
+            raise self._other_base(tensor, expected, name)
         return Saved(table, name, tensor)
 
     def _pair(self, module: _Module, both: dict[str, StoredTensor]) -> Pair:
@@ -299,7 +315,7 @@ class _Reader:
         a, b, rows = both["A"], both["B"], scale.rank * experts
         for tensor, expected in ((a, (rows, shape.inputs)), (b, (shape.outputs, rows))):
             if len(tensor.shape) != 2 or 0 in tensor.shape:
-                raise AdapterError(f"{tensor.name!r:.200} has shape {list(tensor.shape)}; expected {list(expected)}")
+                raise _misshaped(tensor, expected)
             if tensor.shape == expected:
                 continue
             side = 0 if tensor is a else 1
@@ -314,9 +330,12 @@ class _Reader:
 
     def _other_base(self, tensor: StoredTensor, expected: tuple[int, ...], name: str) -> AdapterError:
         base = f", which is {self._config.base_model!r:.200}" if self._config.base_model else ""
+        advice = f"serve the adapter with the base that it was trained on{base}"
+        if name in self._tables:
+            advice += f"; if tokens were added to that base, {MERGE}"
         return AdapterError(
             f"{tensor.name!r:.200} has shape {list(tensor.shape)}, but for this model's {name} it must be "
-            f"{list(expected)}: serve the adapter with the base that it was trained on{base}"
+            f"{list(expected)}: {advice}"
         )
 
     def _unknown(self, tensor: StoredTensor, name: str) -> AdapterError:
@@ -355,6 +374,14 @@ def _problem(name: str) -> str:
         if part in name:
             return f"{what}, which the engine does not compute: {MERGE}"
     return "is not a tensor of a LoRA adapter: expected names such as base_model.model.….q_proj.lora_A.weight"
+
+
+def _misshaped(tensor: StoredTensor, expected: tuple[int, ...]) -> AdapterError:
+    """What no other base would explain."""
+    advice = "save the adapter again" + (
+        ", after its parts are gathered (DeepSpeed's stage 3, FSDP)" if 0 in tensor.shape else ""
+    )
+    return AdapterError(f"{tensor.name!r:.200} has shape {list(tensor.shape)}; expected {list(expected)}: {advice}")
 
 
 def _twice(first: StoredTensor, second: StoredTensor) -> AdapterError:

@@ -102,6 +102,8 @@ class LoRATargets:
     """From the name of a module in transformers' model to the checkpoint's; None: of a part that takes no adapters, as
     a tower. A function of a module, or an object that can be pickled.
     """
+    prefix: str = ""
+    """What names lack if the adapter was trained on the model by itself, without a head, as embedding models are."""
 
     @property
     def most_tensors(self) -> int:

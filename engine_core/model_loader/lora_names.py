@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from engine_core.lora.targets import LoRATargets
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.multimodal import is_of_text, text_name
 from engine_core.models.language_model import LanguageModel
+from engine_core.models.layered_model import LayeredModel
 
 _LITERAL = re.compile(r"(?:[\w.]|\\\.)+")
 """A pattern that stands for itself."""
@@ -33,16 +35,21 @@ class ModuleNames:
 
     def __call__(self, module: str) -> str | None:
         """None: a module of another part, such as a tower."""
-        name = module
-        if self.of_multimodal:
-            weight = f"{module}.weight"
-            if not is_of_text(weight):
-                return None
-            name = text_name(weight).removesuffix(".weight")
-        name = self.model.renamed(name)
+        weight = f"{module}.weight"
+        if self.of_multimodal and not is_of_text(weight):
+            return None
+        # of a text model by itself, too: the adapter may be of the model around it
+        name = self.model.renamed(text_name(weight).removesuffix(".weight"))
         for ours, theirs in self.renamed:
             name = f"{name}.weight".replace(theirs, ours).removesuffix(".weight")
         return name
+
+
+def named_targets(targets: LoRATargets, checkpoint: Checkpoint) -> LoRATargets:
+    """``targets`` of the checkpoint's model, which find modules by the names that adapters have for them."""
+    model = checkpoint.choice.model
+    prefix = model.prefix if issubclass(model, LayeredModel) else "model"
+    return replace(targets, rename=ModuleNames.of(checkpoint), prefix=prefix)
 
 
 def _renamed_modules(model_type: str) -> Iterator[tuple[str, str]]:

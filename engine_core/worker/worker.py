@@ -31,7 +31,7 @@ from engine_core.lora.targets import LoRALimits, LoRATargets
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import RankDigest, TakenBytes, WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.model_loader.lora_names import ModuleNames
+from engine_core.model_loader.lora_names import named_targets
 from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import Platform
 from engine_core.platforms.kv_cache_size import (
@@ -310,7 +310,7 @@ class Worker:
             bytes_per_state=0 if states is None else states.bytes_per_state,
             draft_weight_bytes=0 if self.drafter is None else self.drafter.weight_bytes,
             grammar_problem=self._open_grammars(),
-            lora_targets=None if model.lora is None else replace(model.lora.targets, rename=ModuleNames.of(checkpoint)),
+            lora_targets=None if model.lora is None else named_targets(model.lora.targets, checkpoint),
             bytes_per_lora=self._bytes_per_lora,
         )
         if isinstance(digest, RankDigest):

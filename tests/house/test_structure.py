@@ -100,8 +100,8 @@ SCENARIOS = {
     "engine_core/distributed": "drafts_of_ranks encoders matrix tensor_parallel weights_of_ranks",
     "engine_core/kernels": "engine libraries ops",
     "engine_core/layers": "expert_tensors",
-    "engine_core/lora": "adapter_independence adapter_refusals experts_independence experts_parity parity "
-    "quantized_bases",
+    "engine_core/lora": "adapter_independence adapter_refusals experts_independence experts_parity multimodal_parity "
+    "parity pooled_parity quantized_bases",
     "engine_core/model_loader": "load_memory quantized_models",
     "engine_core/models": "against_transformers bitwise_stability config_errors encoders families long_generation "
     "longrope multimodal published shared_caches single_fields stages tensors_left_out transformers_fallback "

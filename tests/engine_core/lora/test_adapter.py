@@ -13,6 +13,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
+from engine_core.errors import AdapterError
 from engine_core.lora.adapter import open_adapter, read_adapter
 from engine_core.lora.files import WEIGHTS
 from engine_core.lora.peft_config import CONFIG
@@ -137,6 +138,35 @@ def test_modules_have_the_names_that_the_model_has_for_them(tmp_path: Path) -> N
     _change(tmp_path, lambda name: name.replace(".model.layers.", ".model.block_sparse_moe.layers."))
     targets = replace(targets, rename=_as_layers)
     assert open_adapter(tmp_path, pickle.loads(pickle.dumps(targets)), LIMITS) == file
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_adapters_of_models_by_themselves_lack_a_prefix(kind: str, tmp_path: Path) -> None:
+    """As those have it that were trained without a head: patterns, too, are over the names that PEFT has for them."""
+    fields = {
+        "target_modules": "all-linear",
+        "modules_to_save": ["embed_tokens"],
+        "rank_pattern": {"model.layers.1.self_attn.q_proj": 3},
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"] if kind == "qwen3_moe" else [],
+        "exclude_modules": ["lm_head"],
+    }
+    _, targets = make_adapter(kind, tmp_path, **fields)
+    file = open_adapter(tmp_path, targets, LIMITS)
+    _change(tmp_path, lambda name: name.replace("base_model.model.model.", "base_model.model."))
+    config = (tmp_path / CONFIG).read_text()
+    (tmp_path / CONFIG).write_text(config.replace('"model.layers.1.self_attn.q_proj"', '"^layers.1.self_attn.q_proj"'))
+    assert open_adapter(tmp_path, replace(targets, prefix="model"), LIMITS) == file
+    with pytest.raises(AdapterError, match=r"is no layer of this model|may not replace"):
+        open_adapter(tmp_path, targets, LIMITS)
+
+
+def test_what_has_the_prefix_and_what_lacks_it_are_one_place(tmp_path: Path) -> None:
+    _, targets = make_adapter("qwen3", tmp_path, target_modules=["q_proj"])
+    tensors = load_file(tmp_path / WEIGHTS)
+    twice = {name.replace(".model.layers.0.", ".layers.0."): each.clone() for name, each in tensors.items()}
+    save_file(tensors | twice, tmp_path / WEIGHTS)
+    with pytest.raises(AdapterError, match="two tensors for one place"):
+        open_adapter(tmp_path, replace(targets, prefix="model"), LIMITS)
 
 
 def _as_layers(name: str) -> str | None:

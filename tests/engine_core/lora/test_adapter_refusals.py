@@ -247,8 +247,8 @@ def without(name: str) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Te
         (new(Q_B, 32, 5), "lora_B.weight' has rank 5, but by adapter_config.json .* it is 4"),
         (new(Q_A, 4, 64), r"has shape \[4, 64\], but for this model's .*q_proj it must be \[4, 32\]: .*the base that"),
         (new(Q_B, 64, 4), r"has shape \[64, 4\], but for this model's .*q_proj it must be \[32, 4\]"),
-        (new(Q_A, 0), r"has shape \[0\]; expected \[4, 32\]"),
-        (new(Q_A, 4, 32, 1), r"has shape \[4, 32, 1\]; expected"),
+        (new(Q_A, 0), r"has shape \[0\]; expected \[4, 32\]: save the adapter again, after its parts are gathered"),
+        (new(Q_A, 4, 32, 1), r"has shape \[4, 32, 1\]; expected \[4, 32\]: save the adapter again$"),
         (new(Q_A, 0, 32), r"has shape \[0, 32\]; expected"),
         (new(PREFIX + "q_proj.lora_magnitude_vector.weight", 32), "has magnitudes of weights .DoRA."),
         (new(PREFIX + "q_proj.lora_B.bias", 32), "is a bias"),
@@ -262,6 +262,8 @@ def without(name: str) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Te
         (new("base_model.model.score.modules_to_save.weight", 2, 32), "replaces weights that adapters may not replace"),
         (new(PREFIX + "q_proj.base_layer.weight", 32, 32), "replaces weights that adapters may not replace"),
         (new("base_model.model.lm_head.weight", 90, 32), r"has shape \[90, 32\], but .* lm_head it must be \[96, 32\]"),
+        (new("base_model.model.lm_head.weight", 97, 32), r"if tokens were added to that base, merge the adapter"),
+        (new("base_model.model.lm_head.weight", 0), r"has shape \[0\]; expected \[96, 32\]: .* parts are gathered"),
     ],
 )
 def test_tensors_that_fit_nowhere(
