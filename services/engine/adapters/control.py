@@ -18,9 +18,10 @@ from services.common.process.run import DaemonThreadPool
 from services.engine.adapters.folder import AdapterFolder, FolderChanges
 from services.engine.adapters.modules import LoRAModule
 from services.engine.adapters.registry import AdapterRegistry, Generation
+from services.engine.adapters.retries import Retries, is_missing, may_pass
 from services.ring.errors import Code, Reason, Refused, invalid_field
 from services.ring.identity import check_adapter_name
-from services.ring.limits import MAX_ADAPTER_PATH_BYTES
+from services.ring.limits import MAX_ADAPTER_PATH_BYTES, MAX_ADAPTERS
 
 if TYPE_CHECKING:
     from engine_core.lora.adapter import AdapterFile  # it imports torch
@@ -56,6 +57,10 @@ class AdapterControl:
         self._suspects: dict[Generation, float] = {}
         """Adapters that could not be loaded, and were not found sound since: when to read each again, by the monotonic
         clock."""
+        self._unread_folders = Retries[str]()
+        """Names of folders that could not be read."""
+        self._without_room: dict[str, None] = {}
+        """Names of folders whose adapters are sound, but whose names stand for others, or are too many."""
 
     def close(self) -> None:
         """Read nothing more; a thread may still be at work."""
@@ -95,6 +100,11 @@ class AdapterControl:
                 self._leave(name)
             for name in changes.changed:
                 await self._enter_from_folder(name)
+            for name, waited in self._unread_folders.due().items():
+                await self._enter_from_folder(name, waited)
+            for name in list(self._without_room):
+                if self.registry.find(name) is None and len(self.registry) < MAX_ADAPTERS:
+                    await self._enter_from_folder(name)
             self._complete()
             await asyncio.sleep(max(POLL_SECONDS, min(_POLL_SHARE * seconds, _MOST_SECONDS)))
             for generation in [each for each, due in self._suspects.items() if due <= start]:
@@ -122,14 +132,17 @@ class AdapterControl:
             log.warning("an adapter cannot be used", adapter=generation.name, path=generation.path, reason=str(error))
             return False
 
-    async def _enter_from_folder(self, name: str) -> None:
+    async def _enter_from_folder(self, name: str, waited: float = 0.0) -> None:
+        """``waited``: how long it has, after it could not be read."""
         assert self._folder is not None
         path = self._folder.path_of(name)
+        self._forget_failures(name)
         try:
             file = await self._read(path)
             now = self.registry.find(name)
             if now is not None and now.path != path:
                 if now.file.digest != file.digest:
+                    self._without_room[name] = None
                     raise AdapterError(
                         f"the name stands for the adapter of {now.path}: unload it, or rename the folder"
                     )
@@ -137,13 +150,22 @@ class AdapterControl:
                     return
             self._enter(name, file, path)
         except (AdapterError, Refused) as error:
+            if isinstance(error, Refused) and error.status.code is Code.RESOURCE_EXHAUSTED:
+                self._without_room[name] = None
+            if may_pass(error) and not is_missing(error):  # a file that comes is a change
+                self._unread_folders.add(name, waited)
             present = "known as it was" if self.registry.find(name) is not None else "not known"
             reason = error.status.message if isinstance(error, Refused) else str(error)
             log.warning("an adapter cannot be used", adapter=name, path=path, reason=reason, now=present)
 
+    def _forget_failures(self, name: str) -> None:
+        self._unread_folders.forget(name)
+        self._without_room.pop(name, None)
+
     def _leave(self, name: str) -> None:
         """A name left the folder; one that stands for an adapter of elsewhere stays."""
         assert self._folder is not None
+        self._forget_failures(name)
         generation = self.registry.find(name)
         if generation is not None and generation.path == self._folder.path_of(name):
             self.registry.remove(name)

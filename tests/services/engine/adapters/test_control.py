@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import threading
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import pytest
 from engine_core.errors import AdapterError, ConfigError
 from engine_core.lora.adapter import AdapterFile
 from services.engine.adapters import control as module
+from services.engine.adapters import registry, retries
 from services.engine.adapters.control import MAX_CALLS, AdapterControl
 from services.engine.adapters.modules import LoRAModule
 from services.engine.adapters.registry import AdapterRegistry
@@ -186,6 +188,53 @@ async def test_a_folder_does_not_take_a_name_that_stands_for_another(
             shutil.rmtree(tmp_path / "dir" / name)
         await until(lambda: digest(made, "b") is None)
         assert digest(made, "a") == adapter_file("x").digest
+
+
+async def test_a_folder_takes_its_name_once_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the log advises; and one that was too much, once another is unloaded."""
+    for of in (module, registry):
+        monkeypatch.setattr(of, "MAX_ADAPTERS", 2)
+    made = control(tmp_path / "dir")
+    for name in ("a", "b"):
+        write_adapter(tmp_path / "dir" / name, name)
+    modules = [LoRAModule(name, write_adapter(tmp_path / name, "x")) for name in ("a", "c")]
+    await made.begin(modules, "base")
+    async with watched(made, monkeypatch):
+        await until(lambda: made._without_room.keys() == {"a", "b"})
+        assert digest(made, "a") == adapter_file("x").digest
+        made.unload("a")
+        await until(lambda: len(made.registry) == 2)
+        assert digest(made, "a") == adapter_file("a").digest
+        made.unload("c")
+        await until(lambda: digest(made, "b") == adapter_file("b").digest)
+        assert not made._without_room
+
+
+class Away:
+    """Reads adapters of a file system that is away at times."""
+
+    def __init__(self) -> None:
+        self.is_away = True
+        self.tries = 0
+
+    def open(self, path: str) -> AdapterFile:
+        self.tries += 1
+        if self.is_away:
+            raise AdapterError(f"{path} cannot be read") from OSError(errno.EIO, "input/output error")
+        return read_file(path)
+
+
+async def test_a_folder_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_SECONDS", 0.01)
+    away = Away()
+    made = AdapterControl(AdapterRegistry("base"), away.open, str(tmp_path))
+    write_adapter(tmp_path / "a", "x")
+    await made.begin([], "base")
+    async with watched(made, monkeypatch):
+        await until(lambda: away.tries > 2)
+        assert digest(made, "a") is None
+        away.is_away = False
+        await until(lambda: digest(made, "a") == adapter_file("x").digest)
 
 
 async def test_a_call_makes_an_adapter_known_and_another_forgets_it(tmp_path: Path) -> None:
