@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from engine_core.lora.adapter import open_adapter
 from engine_core.lora.request import RequestAdapter
 from engine_core.request import Request, SamplingParams
+from engine_core.scheduling import drafting
 from engine_core.startup import StartedEngine
 from tests.engine_core.engines import Outcome, started
 from tests.engine_core.lora.test_parity import adapt, prompt
@@ -183,6 +184,28 @@ def test_resumed_in_the_middle(
     for done in (1, 17):
         resumed = replace(request("adapted", adapters[0]), resume={0: tokens[:done]})
         assert streams(engine, {"adapted": resumed})["adapted"][0] == tokens[done:]
+
+
+def test_with_drafts(
+    checkpoint: Path,
+    engine: StartedEngine,
+    adapters: dict[int, RequestAdapter],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Drafts are the text's own; whether they come true, the adapter says."""
+    monkeypatch.setattr(drafting, "FREE_ROWS", 1000)
+    greedy = replace(PARAMS, temperature=0.0, max_tokens=70, prompt_logprobs=None)
+
+    def asked(known: Mapping[int, RequestAdapter]) -> dict[str, Request]:
+        return {str(number): replace(request(str(number), known.get(number)), params=greedy) for number in range(3)}
+
+    config = {"method": "ngram", "num_speculative_tokens": 3}
+    options = {"enable_lora": True, "max_num_seqs": 8, "max_model_len": 100, "kv_cache_memory_bytes": 16 << 20}
+    with started(checkpoint / "base", speculative_config=config, **options) as other:
+        found = streams(other, asked(load(other, checkpoint, range(2))))
+        drafted = other.core.stats()
+    assert found == streams(engine, asked({number: adapters[number] for number in range(2)}))
+    assert drafted.accepted_draft_tokens > 0
 
 
 @pytest.mark.distributed
