@@ -125,11 +125,13 @@ def _dtype(targets: LoRATargets) -> torch.dtype:
 
 
 def _digest(file: TensorFile, layout: Layout, targets: LoRATargets, keep: Callable[[str, torch.Tensor], None]) -> str:
-    """Read all tensors; the digest is the same in whichever order they are, and under whichever names."""
+    """Read all tensors that are used; the digest is the same in whichever order they are, and under whichever names."""
     meanings = {tensor.name: meaning for tensor, meaning in _meanings(layout)}
     dtype = _dtype(targets)
     digests = []
     for tensor in file.tensors:
+        if tensor.name not in meanings:  # what is added to a layer that no result depends on
+            continue
         numbers, content = file.read(tensor)
         _check_numbers(tensor, numbers, dtype)
         meaning = json.dumps([*meanings[tensor.name], str(tensor.dtype), *tensor.shape])

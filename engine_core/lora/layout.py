@@ -170,11 +170,16 @@ class _Reader:
                 raise _twice(first, tensor)
         pairs: dict[str, Pair] = {}
         for module, both in matrices.items():
+            if self._is_unused(module):
+                continue
             pair = self._pair(module, both)
             if (same := pairs.setdefault(pair.name, pair)) is not pair:
                 raise _twice(same.a, pair.a)
         self._check_experts(pairs.values())
         if not pairs and not saved:
+            if matrices:
+                name = next(iter(matrices)).name
+                raise AdapterError(f"{WEIGHTS} adds to {name!r:.200} alone, which no result depends on: serve the base")
             raise AdapterError(f"{WEIGHTS} has no tensors: save the adapter again")
         self._check_saved(saved)
         return Layout(tuple(pairs.values()), tuple(saved.values()))
@@ -207,6 +212,10 @@ class _Reader:
                 "train the adapter without it (exclude_modules)"
             )
         return name
+
+    def _is_unused(self, module: _Module) -> bool:
+        name = self._targets.rename(module.name)
+        return name is not None and name.startswith(self._targets.unused) and not self._is_known(name)
 
     def _is_known(self, name: str) -> bool:
         targets = self._targets

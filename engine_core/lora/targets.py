@@ -104,6 +104,8 @@ class LoRATargets:
     """
     prefix: str = ""
     """What names lack if the adapter was trained on the model by itself, without a head, as embedding models are."""
+    unused: tuple[str, ...] = ()
+    """Beginnings of the names of layers that no result depends on: what is added to these is left out."""
 
     @property
     def most_tensors(self) -> int:
@@ -121,4 +123,5 @@ def joined_targets(parts: Sequence[LoRATargets]) -> LoRATargets:
         experts={name: target for each in parts for name, target in each.experts.items()},
         embedding=next((each.embedding for each in parts if each.embedding is not None), None),
         head=next((each.head for each in parts if each.head is not None), None),
+        unused=tuple(name for name in first.unused if all(name in each.unused for each in parts)),
     )

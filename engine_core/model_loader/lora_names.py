@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from engine_core.lora.targets import LoRATargets
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.multimodal import is_of_text, text_name
+from engine_core.models.encoder_model import EncoderModel
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.layered_model import LayeredModel
 
@@ -45,11 +46,14 @@ class ModuleNames:
         return name
 
 
-def named_targets(targets: LoRATargets, checkpoint: Checkpoint) -> LoRATargets:
-    """``targets`` of the checkpoint's model, which find modules by the names that adapters have for them."""
-    model = checkpoint.choice.model
-    prefix = model.prefix if issubclass(model, LayeredModel) else "model"
-    return replace(targets, rename=ModuleNames.of(checkpoint), prefix=prefix)
+def named_targets(model: LanguageModel, targets: LoRATargets, checkpoint: Checkpoint) -> LoRATargets:
+    """``targets`` of the checkpoint's ``model``, which find modules by the names that adapters have for them."""
+    prefix = model.prefix if isinstance(model, LayeredModel) else "model"
+    unused = model.unused if isinstance(model, EncoderModel) else ()
+    if checkpoint.pooler is not None:
+        unused = (*unused, "lm_head")
+    unused = tuple(each for each in unused if not any(name.startswith(each) for name in model.tensors()))
+    return replace(targets, rename=ModuleNames.of(checkpoint), prefix=prefix, unused=unused)
 
 
 def _renamed_modules(model_type: str) -> Iterator[tuple[str, str]]:

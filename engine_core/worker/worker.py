@@ -310,7 +310,7 @@ class Worker:
             bytes_per_state=0 if states is None else states.bytes_per_state,
             draft_weight_bytes=0 if self.drafter is None else self.drafter.weight_bytes,
             grammar_problem=self._open_grammars(),
-            lora_targets=None if model.lora is None else named_targets(model.lora.targets, checkpoint),
+            lora_targets=None if model.lora is None else named_targets(model, model.lora.targets, checkpoint),
             bytes_per_lora=self._bytes_per_lora,
         )
         if isinstance(digest, RankDigest):

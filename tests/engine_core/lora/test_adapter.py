@@ -160,6 +160,21 @@ def test_adapters_of_models_by_themselves_lack_a_prefix(kind: str, tmp_path: Pat
         open_adapter(tmp_path, targets, LIMITS)
 
 
+def test_what_is_added_to_layers_that_no_result_depends_on_is_left_out(tmp_path: Path) -> None:
+    _, all_targets = make_adapter("llama", tmp_path, target_modules=["q_proj"])
+    whole = read_adapter(tmp_path, all_targets, LIMITS)
+    linear = {name: each for name, each in all_targets.linear.items() if ".layers.0." in name}
+    targets = replace(all_targets, linear=linear, unused=("model.layers.1.",))
+    kept = read_adapter(tmp_path, targets, LIMITS)
+    assert kept.linear.keys() == {"model.layers.0.self_attn.q_proj"}
+    assert kept.file.nbytes == whole.file.nbytes // 2
+    assert kept.file.digest != whole.file.digest
+    with pytest.raises(AdapterError, match="is no layer of this model"):
+        read_adapter(tmp_path, replace(targets, unused=()), LIMITS)
+    with pytest.raises(AdapterError, match=r"adds to 'model.layers.0.self_attn.q_proj' alone, which no result"):
+        read_adapter(tmp_path, replace(targets, linear={}, unused=("model.layers.",)), LIMITS)
+
+
 def test_what_has_the_prefix_and_what_lacks_it_are_one_place(tmp_path: Path) -> None:
     _, targets = make_adapter("qwen3", tmp_path, target_modules=["q_proj"])
     tensors = load_file(tmp_path / WEIGHTS)
