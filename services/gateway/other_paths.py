@@ -10,6 +10,7 @@ _RENDERING = "/tokenize takes messages, too, and with return_token_strs it shows
 _STATE = "/v1/models has the models that are served, /metrics what runs"
 _VECTORS = "/v1/embeddings makes vectors of texts, /rerank puts documents in order, /score compares texts"
 _ADAPTERS = "/v1/models has the adapters, whose names requests give as their model"
+_LOADING = "/v1/load_lora_adapter and /v1/unload_lora_adapter load and unload adapters"
 _ONE_MODALITY = "text is the only modality"
 _NO_STORE = "nothing is stored, and every request is answered while its client waits"
 _UNPREFIXED = "this path is without /v1"
@@ -29,7 +30,7 @@ _ROOMS: Mapping[tuple[str, ...], str] = {
     ("/get_model_info", "/model_info", "/get_server_info", "/api/tags", "/api/show", "/api/ps"): _STATE,
     ("/v1/embedding", "/api/embed", "/api/embeddings", "/encode", "/embed_sparse"): _VECTORS,
     ("/lora-adapters",): _ADAPTERS,
-    ("/load_lora_adapter", "/unload_lora_adapter"): _UNPREFIXED,
+    ("/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter", "/adapters"): _LOADING,
     # OpenAI, Anthropic
     ("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"): _ONE_MODALITY,
     ("/v1/files", "/v1/batches", "/v1/uploads", "/v1/fine_tuning", "/v1/evals", "/v1/vector_stores"): _NO_STORE,

@@ -28,6 +28,8 @@ def test_advice_is_of_paths_that_are_not_served_and_names_paths_that_are() -> No
         ("/v1/health", "/health says whether"),
         ("/v1/v1/chat/completions", "leave it out of the base URL"),
         ("/models/load", "the base URL ends with /v1"),
+        ("/load_lora_adapter", "/v1/load_lora_adapter and"),
+        ("/adapters/blue", "/v1/unload_lora_adapter load and unload"),
         ("/v1/audiobooks", "docs/openai.md lists"),
         ("/", "docs/openai.md lists"),
         ("/" * 60_000, "docs/openai.md lists"),
