@@ -179,11 +179,21 @@ def options_of(request: msgspec.Struct) -> dict[str, Any]:
         options["top_p"] = _LEAST_TOP_P
     if options.get("stop") == "":
         del options["stop"]
+    if isinstance(names := options.get("adapter"), list):
+        options["adapter"] = _one_adapter(names)
     if isinstance(given := options.get("speculation"), str):
         if given not in _SWITCHES:
             raise invalid("speculation", f"{shown(given)}: expected on, off, true or false")
         options["speculation"] = _SWITCHES[given]
     return options
+
+
+def _one_adapter(names: list[str | None]) -> str:
+    """The adapter of all prompts (empty: none), of which SGLang's clients name one for each. Raises ``ApiError``."""
+    if len(set(names)) > 1:
+        problem = "a list of different adapters: expected one for all prompts; send a request for each adapter"
+        raise invalid("lora_path", problem)
+    return names[0] or ""
 
 
 _PARTS = ("generate.", "sampling.", "stopping.", "output.", "chat.", "constraint.", "options.")

@@ -32,6 +32,11 @@ Limit = Annotated[
 """llama.cpp's n_predict, Ollama's num_predict, TGI's max_new_tokens."""
 Budget = Annotated[int | None, same("thinking_token_budget", note="`thinking_token_budget`.", below=0)]
 """llama.cpp's and Qwen's names; less than 0 is no limit."""
+AdapterPath = Annotated[
+    str | list[str | None] | None,
+    same("adapter", note="SGLang's `adapter`: its name, or a list of it for each prompt.", neutral=("", [])),
+]
+AdapterId = Annotated[str | None, same("adapter", note="TGI's and LoRAX's `adapter`: its name.", neutral=("",))]
 RepeatPenalty = Annotated[float | None, same("repetition_penalty", note="llama.cpp's `repetition_penalty`.")]
 
 
@@ -77,9 +82,8 @@ class OtherServers(Body):
     post_sampling_probs: Annotated[Any, refused("log probabilities are of the raw logits", False)] = None
     lora: Annotated[Any, refused("name an adapter as the model; it has its own scale", [])] = None
     adapter: Annotated[str | None, passed("Ringline's: an adapter of the model; or name it as the `model`.")] = None
-    lora_path: Annotated[
-        str | list[str] | None, same("adapter", note="SGLang's `adapter`: its name.", neutral=("", []))
-    ] = None
+    lora_path: AdapterPath = None
+    adapter_id: AdapterId = None
     thinking_budget_tokens: Budget = None
     thinking_budget: Budget = None
     reasoning_budget: Budget = None

@@ -34,6 +34,7 @@ _STATUS_OF_REASON = {
     "TOO_LARGE": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "MEDIA_MISSING": HTTPStatus.BAD_GATEWAY,  # not the caller's fault, as the next
     "VERSION_MISMATCH": HTTPStatus.BAD_GATEWAY,
+    "ADAPTER_EXISTS": HTTPStatus.BAD_REQUEST,  # as in vLLM
 }
 """Reasons that override the code's status."""
 _CODES = {"UNAUTHENTICATED": "invalid_api_key", "RATE_LIMIT": "rate_limit_exceeded", "DEADLINE": "timeout"}

@@ -12,11 +12,12 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.proto_fields import assign
 
 from services.gateway.answer import MAX_ID_CHARACTERS
-from services.gateway.fields import Body, ignored, naming, options_of, passed, refused, same, supported
+from services.gateway.fields import Body, ignored, naming, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
 from services.gateway.http.call import Call
 from services.gateway.model_names import answered_model
 from services.gateway.openai.sampling_fields import MM_PROCESSOR_KWARGS
+from services.gateway.other_servers import AdapterId, AdapterPath
 
 MAX_INPUTS = 2048
 """Of one request; as the contract says."""
@@ -46,9 +47,8 @@ class PoolingFields(Body):
     mm_processor_kwargs: Annotated[Any, refused(MM_PROCESSOR_KWARGS, {})] = None
     media_io_kwargs: Annotated[Any, ignored("There are no pictures.")] = None
     adapter: Annotated[str | None, passed("Ringline's: an adapter of the model; or name it as the `model`.")] = None
-    lora_path: Annotated[
-        str | list[str] | None, same("adapter", note="SGLang's `adapter`: its name.", neutral=("", []))
-    ] = None
+    lora_path: AdapterPath = None
+    adapter_id: AdapterId = None
     lora_request: Annotated[Any, refused("name an adapter as the model")] = None
 
 

@@ -42,7 +42,7 @@ CASES = {
     (Code.FAILED_PRECONDITION, Reason.MEDIA_MISSING): (502, "server_error", "media_missing", True),
     (Code.NOT_FOUND, Reason.ADAPTER_NOT_FOUND): (404, "invalid_request_error", "adapter_not_found", True),
     (Code.UNAVAILABLE, Reason.ADAPTER_GONE): (503, "server_error", "adapter_gone", False),
-    (Code.ALREADY_EXISTS, Reason.ADAPTER_EXISTS): (409, "invalid_request_error", "adapter_exists", True),
+    (Code.ALREADY_EXISTS, Reason.ADAPTER_EXISTS): (400, "invalid_request_error", "adapter_exists", True),
     (Code.UNAVAILABLE, Reason.UNKNOWN_PEER): (503, "server_error", "unknown_peer", False),
     (Code.ABORTED, Reason.SUPERSEDED): (503, "server_error", "superseded", False),
     (Code.CANCELLED, Reason.CANCELLED): (503, "server_error", "cancelled", False),

@@ -66,6 +66,8 @@ def model_in(body: bytes) -> set[str]:
         ({"model": "tiny:fr"}, ("tiny:fr", ""), "tiny:fr"),
         ({"model": "tiny", "adapter": "fr"}, ("tiny", "fr"), "fr"),
         ({"lora_path": "fr"}, ("", "fr"), "fr"),
+        ({"lora_path": ["fr", "fr"]}, ("", "fr"), "fr"),
+        ({"adapter_id": "fr"}, ("", "fr"), "fr"),
     ],
 )
 async def test_an_adapter_is_named_like_a_model_and_so_is_the_answer(
@@ -138,10 +140,17 @@ async def test_vectors_scores_and_labels_are_asked_for_with_an_adapter(path: str
 
 
 async def test_several_names_of_adapters_are_refused(french_gateway: Running) -> None:
-    for given in ({"lora_path": ["fr", "de"]}, {"lora": [{"id": 0, "scale": 1.0}]}, {"lora_request": {"name": "fr"}}):
+    for given, words in (
+        ({"lora_path": ["fr", "de"]}, "lora_path: a list of different adapters: expected one for all prompts"),
+        ({"lora_path": ["fr", None]}, "lora_path: a list of different adapters: expected one for all prompts"),
+        ({"lora": [{"id": 0, "scale": 1.0}]}, "name an adapter as the model"),
+        ({"lora_request": {"name": "fr"}}, "name an adapter as the model"),
+    ):
         reply = await french_gateway.ask("POST", "/v1/completions", {"prompt": "Hi"} | given)
         assert reply.status == 400, given
-    assert (await french_gateway.ask("POST", "/v1/completions", {"prompt": "Hi", "lora_path": []})).status == 200
+        assert words in reply.error["message"]
+    for none in ([], [None], [None, None], ""):
+        assert (await french_gateway.ask("POST", "/v1/completions", {"prompt": "Hi", "lora_path": none})).status == 200
 
 
 # Loading and unloading
