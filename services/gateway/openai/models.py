@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -62,8 +63,10 @@ async def model_of(call: Call, name: str | None, suits: Callable[[Model], bool] 
 
 
 def _unknown(name: str, models: Sequence[Model]) -> ApiError:
-    served = ", ".join(repr(model.name) for model in models[:_MOST_SHOWN]) or "none yet"
-    problem = f"model: {name[:200]!r} is not served here: expected {served}"
+    adapters = (each.id for each in named(models) if each.parent is not None)
+    served = dict.fromkeys(chain((model.name for model in models), adapters))
+    expected = ", ".join(map(repr, islice(served, _MOST_SHOWN))) or "none yet"
+    problem = f"model: {name[:200]!r} is not served here: expected {expected}"
     return ApiError(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")
 
 

@@ -111,8 +111,9 @@ class ModelChoices:
     def _without_adapter(self, asked: Asked, policy: TenantPolicy, suits: Suits) -> Chosen | Refused | None:
         model, refused = self._models.choose(asked.model, asked.model_digest, suits=suits)
         if refused is not None:
-            is_unknown = refused.status.reason is Reason.MODEL_NOT_FOUND
-            return None if is_unknown and (asked.adapter_digest or self._may_come("")) else refused
+            if refused.status.reason is not Reason.MODEL_NOT_FOUND:
+                return refused
+            return None if asked.adapter_digest or self._may_come("") else self._or_adapters(refused, policy)
         if model is None:
             return None
         if asked.adapter_digest:
@@ -150,7 +151,20 @@ class ModelChoices:
         message = f"model: {has} no adapter {name[:200]!r}: {expected}"
         return Refused(Code.NOT_FOUND, message, reason=Reason.ADAPTER_NOT_FOUND, field="model")
 
+    def _or_adapters(self, refused: Refused, policy: TenantPolicy) -> Refused:
+        """The error of an unknown name, which may have been meant for an adapter's."""
+        if not (names := self._shown(self._taking(self._named("")), policy)):
+            return refused
+        status = refused.status
+        message = f"{status.message}, or an adapter such as {names}"
+        return Refused(status.code, message, reason=status.reason, field=status.field)
+
     def _expected(self, models: Iterable[ServedModel], policy: TenantPolicy) -> str:
+        if names := self._shown(models, policy):
+            return f"expected one such as {names}"
+        return "there is none that this tenant may use"
+
+    def _shown(self, models: Iterable[ServedModel], policy: TenantPolicy) -> str:
         """Some of the names that the tenant may use, never others."""
         names = (
             name
@@ -158,9 +172,7 @@ class ModelChoices:
             for name in islice(self._adapters.names(each.generation), _MOST_SEARCHED)
             if self._current(each, name, policy) is not None
         )
-        if shown := sorted(islice(names, _MOST_SHOWN)):
-            return f"expected one such as {', '.join(map(repr, shown))}"
-        return "there is none that this tenant may use"
+        return ", ".join(map(repr, sorted(set(islice(names, _MOST_SHOWN)))))
 
     def _for_resume(self, asked: Asked, base: str, name: str, policy: TenantPolicy) -> Chosen | Refused | None:
         """The model and the adapter that the request began with. It is waited for, as its engines may be away."""

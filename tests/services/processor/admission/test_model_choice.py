@@ -155,7 +155,7 @@ def test_a_name_that_several_models_have_is_refused_with_what_to_say(world: Worl
 @pytest.mark.parametrize(
     ("model", "name", "code", "reason", "words"),
     [
-        ("zz", "", Code.NOT_FOUND, Reason.MODEL_NOT_FOUND, "'zz' is not served here"),
+        ("zz", "", Code.NOT_FOUND, Reason.MODEL_NOT_FOUND, "'de-model', or an adapter such as 'de', 'fr', "),
         ("zz:fr", "", Code.NOT_FOUND, Reason.MODEL_NOT_FOUND, "'zz:fr' is not served here"),
         ("zz", "fr", Code.NOT_FOUND, Reason.MODEL_NOT_FOUND, "'zz' is not served here"),
         ("m:zz", "", Code.NOT_FOUND, Reason.ADAPTER_NOT_FOUND, "'m' has no adapter 'zz': expected one such as 'de', "),
