@@ -18,7 +18,6 @@ _CONTEXT = "is not supported: {tensor_parallel_size} and {pipeline_parallel_size
 _EXPERTS = "is not supported: {enable_expert_parallel} gives ranks whole experts, always the same ones"
 _HOSTS = "is not an option: {distributed_executor_backend} says where ranks run, ray on several hosts"
 _LORA = "is not supported: merge the adapter into the model's weights, and serve the merged checkpoint"
-_LORA_FORM = "is not an option: adapters have the model's type, and ranks divide them as they divide the layers"
 _OFFLOAD = "is not supported: the weights must fit on the device; {quantization} makes them smaller"
 _ENCODES_ONLY = "is not supported: an engine encodes pictures and generates text"
 _TRANSFER = "is not supported yet: an engine's KV cache stays on its device"
@@ -86,7 +85,6 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ),
     # LoRA
     ("lora_modules", "default_mm_loras"): "is an option of services: `ringline serve --lora-modules name=path`",
-    ("lora_dtype", "fully_sharded_loras", "specialize_active_lora"): _LORA_FORM,
     ("lora_target_modules",): "is not supported: an adapter's files say what it adds to",
     (
         "enable_tower_connector_lora",
@@ -148,6 +146,7 @@ _PREFILLS = "the tokens of all prompts in a step are limited together, by max_nu
 _V0 = "there is nothing here that it could set"
 _PICTURES = "media are pictures, which are decoded here"
 _SENT_ONCE = "an engine gets the pixels of a picture once, and keeps its embeddings by digest"
+_DIVIDED = "ranks divide adapters as they divide the layers"
 _ENCODER = "every rank of the first stage encodes each picture, by kernels chosen for the device and the model"
 
 _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
@@ -182,6 +181,14 @@ _WITHOUT_EFFECT: dict[tuple[str, ...], WithoutEffect] = {
     ("max_parallel_loading_workers",): WithoutEffect("every rank reads its own part of the weights at once"),
     ("safetensors_load_strategy",): WithoutEffect("weights are read as the device needs them"),
     ("use_tqdm_on_load",): WithoutEffect("the log says how far the start is", takes_value=False),
+    # LoRA
+    ("lora_dtype",): WithoutEffect(
+        "adapters have the model's type",
+        only=("auto",),
+        otherwise="is not an option: adapters have the model's type, which --dtype sets",
+    ),
+    ("fully_sharded_loras",): WithoutEffect(_DIVIDED, takes_value=False),
+    ("specialize_active_lora",): WithoutEffect(_KERNELS, takes_value=False),
     # Memory and cache
     ("swap_space",): WithoutEffect("a preempted sequence is computed again, nothing is swapped to the host"),
     ("preemption_mode",): WithoutEffect("a preempted sequence is computed again"),

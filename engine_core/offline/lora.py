@@ -30,6 +30,9 @@ class LoRARequest:
     lora_int_id: int
     """≥ 1"""
     lora_path: str | PathLike[str] = field(default="")
+    base_model_name: str | None = None
+    load_inplace: bool = False
+    """Without effect, for the files that are there when a call begins are what counts."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.lora_name, str) or not self.lora_name:
@@ -38,6 +41,16 @@ class LoRARequest:
             raise ConfigError("lora_int_id", self.lora_int_id, "an integer of at least 1")
         if not isinstance(self.lora_path, str | PathLike) or not fspath(self.lora_path):
             raise ConfigError("lora_path", self.lora_path, "the directory of an adapter in PEFT's format")
+
+    @property
+    def name(self) -> str:
+        """``lora_name``."""
+        return self.lora_name
+
+    @property
+    def adapter_id(self) -> int:
+        """``lora_int_id``."""
+        return self.lora_int_id
 
     @property
     def path(self) -> str:

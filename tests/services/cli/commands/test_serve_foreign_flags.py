@@ -157,6 +157,7 @@ def test_an_answer_names_flags_that_are_there() -> None:
             "m --enable-lora --lora-modules a=/x b=/y --max_loras 4",
             {"enable_lora": True, "lora_modules": "a=/x,b=/y", "max_loras": 4},
         ),
+        ("m --enable-lora --fully-sharded-loras --lora-dtype auto --specialize-active-lora", {"enable_lora": True}),
         ("m -sc {}", {"speculative_config": "{}"}),
         ("m --speculative_config={}", {"speculative_config": "{}"}),
         (
@@ -196,6 +197,7 @@ def test_a_command_line_of_another_server_sets_our_options(line: str, options: d
         ("--lookup-cache-dynamic x", "method ngram"),
         ("--draft-p-min 0.5", "how many pay is measured"),
         ("-ngld 9", "beside the model"),
+        ("--lora-dtype float16", "which --dtype sets"),
     ],
 )
 def test_an_answer_says_what_counts_instead(flags: str, what_counts: str) -> None:
