@@ -321,7 +321,12 @@ class Startup:
         # Ranks of a stage have some of each layer's outputs; what all have together is more than any adapter takes.
         most = options.most_loaded * sum(each.bytes_per_lora for each in models)
         limits = LoRALimits(options.max_lora_rank, most)
-        self._workers.collective_rpc("expect_adapters", targets, limits)
+        with self._progress.stage("adapters") as stage:
+            self._workers.collective_rpc("expect_adapters", targets, limits)
+            stage.bytes = most
+            stage.detail = (
+                f"room for {options.most_loaded} of rank {options.max_lora_rank}, {options.most_active} used at a time"
+            )
         return LoRASupport(targets, limits, options.most_active, options.most_loaded, most)
 
     def _step_times(self) -> StepTimes | None:

@@ -393,6 +393,16 @@ def test_stages_are_told_with_seconds_and_bytes(checkpoint: Path) -> None:
     assert done == total > 0
 
 
+def test_the_room_for_adapters_is_told(checkpoint: Path) -> None:
+    observer, sizes = Mock(), {"max_loras": 2, "max_cpu_loras": 3, "max_lora_rank": 4}
+    LLM(
+        str(checkpoint), progress=StartupProgress(observer), kv_cache_memory_bytes="4MiB", enable_lora=True, **sizes
+    ).close()
+    (stage,) = [call.args[0] for call in observer.stage_finished.call_args_list if call.args[0].name == "adapters"]
+    assert stage.bytes
+    assert stage.detail == "room for 3 of rank 4, 2 used at a time"
+
+
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_prefixes_are_forgotten_unless_blocks_are_in_use(checkpoint: Path, async_scheduling: bool) -> None:
     options = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": 4 << 20, "block_size": 4}

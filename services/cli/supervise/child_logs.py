@@ -96,6 +96,8 @@ class ChildLogs:
                 self.say(f"  {child}: serving model_digest {digest}")
             case {"event": "serving"}:
                 self.say(f"  {child}: serving")
+            case {"event": "adapters known", "adapters": int(count)}:
+                self.say(f"  {child}: adapters known: {count}")
             case _:
                 return False
         return True

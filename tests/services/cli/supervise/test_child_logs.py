@@ -80,6 +80,10 @@ def test_an_engine_that_begins_to_serve_says_which_model_clients_see():
     assert out == ["  engine: serving model_digest b29a"]
 
 
+def test_an_engine_that_serves_adapters_says_how_many_there_are():
+    assert shown(record("adapters known", adapters=3)) == (["  engine: adapters known: 3"], [])
+
+
 def test_afterwards_they_see_everything():
     out, stream = shown(record("attached", peer="p"), "READY", record("detached", peer="p"), STAGE)
     assert out == ["ready: here"]
