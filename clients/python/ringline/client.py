@@ -252,7 +252,8 @@ class Client:
 
         With ``replace``, a name that stands for another adapter stands for this one from now on; requests that have the
         earlier one keep it. Raises PermissionDenied unless the server lets its clients load adapters,
-        FailedPrecondition if the name is taken or an engine cannot use the adapter; the error names the engine.
+        FailedPrecondition if the name is taken, InvalidRequest if an engine cannot use the adapter; the error names the
+        engine.
         """
         request = pb.LoadAdapterRequest(model=model or "", name=name, path=path, replace=replace)
         return adapter_from((self._call(lambda stub: stub.LoadAdapter, request, self._timeout)).adapter)
