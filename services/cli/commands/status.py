@@ -314,22 +314,19 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
 
 
 def _adapter_lines(adapters: Sequence[Mapping[str, Any]] | None, load: Mapping[str, Any]) -> Iterator[str]:
-    """The adapters that an engine knows, those in memory first."""
+    """The adapters that an engine knows, those in memory first, and last those that no new request gets."""
     if adapters is None:
         return
-    states = [each["state"] for each in adapters]
-    loaded = [state["adapter"]["name"] for state in states if state.get("loaded")]
-    others = [state["adapter"]["name"] for state in states if not state.get("loaded")]
-    known = len({state["adapter"]["name"] for state in states})
-    waiting = load["adapter_requests_waiting"]
+    names: dict[str, list[str]] = {"in memory": [], "not in memory": [], "replaced or unloaded": []}
+    for state in (each["state"] for each in adapters):
+        where = "in memory" if state.get("loaded") else "not in memory"
+        names[where if state.get("current") else "replaced or unloaded"].append(state["adapter"]["name"])
+    known = len(names["in memory"]) + len(names["not in memory"])
     yield (
         f"  adapters known {known}, in memory {load['adapters_loaded']}, in use {load['adapters_active']}, "
-        f"requests waiting for theirs {waiting}"
+        f"requests waiting for theirs {load['adapter_requests_waiting']}"
     )
-    if loaded:
-        yield f"  in memory: {_some(loaded)}"
-    if others:
-        yield f"  not in memory: {_some(others)}"
+    yield from (f"  {where}: {_some(those)}" for where, those in names.items() if those)
 
 
 def _some(names: Sequence[str]) -> str:

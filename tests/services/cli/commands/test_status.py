@@ -348,3 +348,6 @@ def test_adapters_are_shown_where_an_engine_serves_some() -> None:
     (loaded,) = [line for line in lines if line.startswith("    in memory:")]
     assert loaded.startswith("    in memory: a00, a02, a04,")
     assert loaded.endswith(" and 3 more")
+    (others,) = [line for line in lines if line.startswith("    not in memory:")]
+    assert others.startswith("    not in memory: a01, a03,")
+    assert "    replaced or unloaded: a00" in lines
