@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 from ringline.engine.v1 import engine_pb2
 
-from engine_core.config import EngineConfig, LoRAConfig
+from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, EngineError
 from engine_core.executor.base import Executor
 from engine_core.lora.adapter import open_adapter
@@ -21,7 +21,7 @@ from engine_core.model_loader.digest import digest_of
 from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
 from services.common.config.errors import ExitCode, FatalError, unusable_option
-from services.common.config.settings import AdapterSettings, EngineServiceSettings
+from services.common.config.settings import EngineServiceSettings
 from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, resident_memory
 from services.common.process.run import DaemonThreadPool, begin_process, new_incarnation, run_service
@@ -74,7 +74,6 @@ def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
 class _EngineProcess:
     def __init__(self, settings: EngineServiceSettings, config: EngineConfig) -> None:
         scheduler = config.scheduler
-        _check_adapters(settings.adapters, config.lora)
         self._settings = settings
         self._config = config
         self._tracing = start_tracing(settings)
@@ -211,7 +210,8 @@ class _EngineProcess:
             lora_dir=self._settings.adapters.lora_dir,
         )
         assert self._engine.adapters is not None
-        await self._engine.adapters.begin(lora_modules(self._settings.adapters.lora_modules), executor.model.name)
+        modules, model = lora_modules(self._settings.adapters.lora_modules), self._config.model.model
+        await self._engine.adapters.begin(modules, executor.model.name, model)
 
     async def _start_engine(self, tokenizer_files: dict[str, bytes]) -> None:
         """Load in a thread that ends before the step loop's thread starts.
@@ -289,14 +289,6 @@ class _EngineProcess:
             raise FatalError(f"the current step did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)
         if self._started is not None:
             self._started.close()
-
-
-def _check_adapters(adapters: AdapterSettings, config: LoRAConfig) -> None:
-    """Raise ``ConfigError`` for options of adapters that do not fit together."""
-    lora_modules(adapters.lora_modules)
-    for option, value in (("lora_modules", adapters.lora_modules), ("lora_dir", adapters.lora_dir)):
-        if value and not config.enable_lora:
-            raise ConfigError(option, value, "--enable-lora to be given, too")
 
 
 def _capabilities(executor: Executor) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from engine_core.config import EngineConfig, ModelConfig
+from engine_core.config import EngineConfig, LoRAConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.chat_template import read_template
 from engine_core.model_loader.generation_config import overrides
@@ -30,10 +30,11 @@ from services.common.config.flags import (
 from services.common.config.foreign_flags import Alias, ForeignFlags, NoEffect
 from services.common.config.llama_server_options import LLAMA_SERVER_FLAGS
 from services.common.config.options import build, settings_of
-from services.common.config.settings import EngineServiceSettings
+from services.common.config.settings import AdapterSettings, EngineServiceSettings
 from services.common.config.vllm_options import VLLM_FLAGS
 from services.common.process.memory import collection_paused
 from services.common.telemetry.logs import configure_logs, warn_of_ignored_flags
+from services.engine.adapters.modules import check_adapters
 from services.engine.startup_log import StageLog
 
 FOREIGN_FLAGS: ForeignFlags = {
@@ -67,6 +68,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     configure_logs(settings.telemetry, settings.service)
     warn_of_ignored_flags(ignored_flags() | ignored_seed(values))
     config = engine_config(values)
+    require_adapters(settings.adapters, config.lora)
     require_hub_model(config.model)
 
     # Read when torch is loaded. Idle OpenMP threads that spin take cores from other services and neighbors: a step has
@@ -133,6 +135,14 @@ def require_hub_model(model: ModelConfig) -> None:
         check_hub(model.model, model.revision, model.download_dir)
     except CheckpointError as error:
         raise FatalError(str(error)) from None
+
+
+def require_adapters(adapters: AdapterSettings, config: LoRAConfig) -> None:
+    """Raise ``UsageError`` for options of adapters that cannot be used: a start would say so much later."""
+    try:
+        check_adapters(adapters, config)
+    except ConfigError as error:
+        raise click.UsageError(f"{unusable_option(error.option, error.value, error.accepted)}.") from None
 
 
 def ignored_seed(values: dict[str, Any]) -> dict[str, str]:

@@ -13,7 +13,14 @@ import structlog
 
 from engine_core.config import EngineConfig
 from engine_core.model_loader import location
-from services.cli.commands.engine import FOREIGN_FLAGS, engine_config, ignored_seed, require_hub_model, with_model
+from services.cli.commands.engine import (
+    FOREIGN_FLAGS,
+    engine_config,
+    ignored_seed,
+    require_adapters,
+    require_hub_model,
+    with_model,
+)
 from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.stack import ReadyStack, StackOptions, choose_http_port, choose_ports, run_stack
 from services.common.config.addresses import GATEWAY_PORT
@@ -90,6 +97,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     if without_effect:
         del values["seed"]  # or the engine would warn of it again
     config = engine_config(values)  # refuse what can be refused before a process starts
+    require_adapters(build_settings(EngineServiceSettings(), values).adapters, config.lora)
     check_bindable(settings.server)
     stack = build_settings(StackSettings(), values)
     if stack.http:

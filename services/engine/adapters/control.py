@@ -16,7 +16,7 @@ import structlog
 from engine_core.errors import AdapterError, ConfigError
 from services.common.process.run import DaemonThreadPool
 from services.engine.adapters.folder import AdapterFolder, FolderChanges
-from services.engine.adapters.modules import LoRAModule
+from services.engine.adapters.modules import FOLDER, LoRAModule
 from services.engine.adapters.registry import AdapterRegistry, Generation
 from services.engine.adapters.retries import Retries, is_missing, may_pass
 from services.ring.errors import Code, Reason, Refused, invalid_field
@@ -68,12 +68,15 @@ class AdapterControl:
 
     # From the start
 
-    async def begin(self, modules: list[LoRAModule], model: str) -> None:
-        """Enter the adapters of ``--lora-modules``. Raises ``ConfigError`` or ``AdapterError``."""
+    async def begin(self, modules: list[LoRAModule], model: str, *others: str) -> None:
+        """Enter the adapters of ``--lora-modules``, which may call the model ``others``.
+
+        Raises ``ConfigError`` or ``AdapterError``.
+        """
         if self._folder is not None and not await self._in_thread(self._folder.exists):
-            raise ConfigError("lora_dir", self._lora_dir, "a folder that can be read")
+            raise ConfigError("lora_dir", self._lora_dir, FOLDER)
         for module in modules:
-            if module.base_model_name not in (None, model):
+            if module.base_model_name not in (None, model, *others):
                 problem = f"{module.name} to be made for {model}, and it says {module.base_model_name}"
                 raise ConfigError("lora_modules", module.name, problem)
             try:

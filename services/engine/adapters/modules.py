@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from engine_core.config import LoRAConfig
 from engine_core.errors import ConfigError
+from services.common.config.settings import AdapterSettings
 from services.ring.identity import ADAPTER_NAME
 
+FOLDER = "a folder that can be read"
 _ACCEPTED = 'adapters as name=path or {"name": …, "path": …}, separated by commas or spaces'
 _MEMBERS = {"name", "path", "base_model_name"}
 _SEPARATORS = ", \t\n"
@@ -39,6 +43,19 @@ def lora_modules(text: str) -> list[LoRAModule]:
             modules[module.name] = module
         rest = rest.strip(_SEPARATORS)
     return list(modules.values())
+
+
+def check_adapters(adapters: AdapterSettings, config: LoRAConfig) -> None:
+    """Raise ``ConfigError`` for options of adapters with which an engine would not start."""
+    for option, value in (("lora_modules", adapters.lora_modules), ("lora_dir", adapters.lora_dir)):
+        if value and not config.enable_lora:
+            raise ConfigError(option, value, "--enable-lora to be given, too")
+    for module in lora_modules(adapters.lora_modules):
+        if not os.path.isdir(module.path):
+            given, hub = f"{module.name}={module.path}", "an adapter of the hub must be downloaded before"
+            raise ConfigError("lora_modules", given, f"the folder of an adapter in PEFT's format; {hub}")
+    if adapters.lora_dir is not None and not os.path.isdir(adapters.lora_dir):
+        raise ConfigError("lora_dir", adapters.lora_dir, FOLDER)
 
 
 def _pair(text: str, rest: str) -> tuple[list[LoRAModule], str]:

@@ -69,6 +69,12 @@ async def test_an_adapter_of_the_start_that_cannot_be_used_ends_it(
         await control().begin([LoRAModule(name, write_adapter(tmp_path / "x", contents), base)], "base")
 
 
+async def test_an_adapter_of_the_start_may_call_the_model_as_it_was_given(tmp_path: Path) -> None:
+    made = control()
+    await made.begin([LoRAModule("a", write_adapter(tmp_path / "x", "x"), "org/base")], "base", "org/base")
+    assert made.registry.find("a") is not None
+
+
 async def test_a_watched_folder_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a folder that can be read"):
         await control(tmp_path / "missing").begin([], "base")

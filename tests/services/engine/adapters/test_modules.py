@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from engine_core.config import LoRAConfig
 from engine_core.errors import ConfigError
-from services.engine.adapters.modules import LoRAModule, lora_modules
+from services.common.config.settings import AdapterSettings
+from services.engine.adapters.modules import LoRAModule, check_adapters, lora_modules
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,18 @@ def test_what_cannot_be_read_is_refused(text: str, accepted: str) -> None:
         lora_modules(text)
     assert error.value.option == "lora_modules"
     assert accepted in error.value.accepted
+
+
+def test_options_with_which_no_engine_would_start_are_refused_before(tmp_path: Path) -> None:
+    here, missing = str(tmp_path), str(tmp_path / "missing")
+    check_adapters(AdapterSettings(), LoRAConfig())
+    check_adapters(AdapterSettings(lora_modules=f"a={here}", lora_dir=here), LoRAConfig(enable_lora=True))
+    for given, enabled, accepted in (
+        (AdapterSettings(lora_modules=f"a={here}"), False, "--enable-lora"),
+        (AdapterSettings(lora_dir=here), False, "--enable-lora"),
+        (AdapterSettings(lora_modules="a"), True, "name=path"),
+        (AdapterSettings(lora_modules=f"a={here},b={missing}"), True, "of the hub must be downloaded before"),
+        (AdapterSettings(lora_dir=missing), True, "a folder that can be read"),
+    ):
+        with pytest.raises(ConfigError, match=accepted):
+            check_adapters(given, LoRAConfig(enable_lora=enabled))
