@@ -224,7 +224,7 @@ class AdapterControl:
         except (OSError, RuntimeError):  # links that lead to each other
             raise invalid_field("path", f"{path[:200]!r} cannot be followed to a folder") from None
         if root not in found.parents:
-            raise invalid_field("path", f"{path[:200]!r} is not below the engine's --lora-dir")
+            raise invalid_field("path", f"{path[:200]!r} is not below the engine's --lora-dir: put the folder there")
         return str(found)
 
     # Files
