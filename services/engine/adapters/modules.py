@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from engine_core.config import LoRAConfig
@@ -51,10 +51,10 @@ def check_adapters(adapters: AdapterSettings, config: LoRAConfig) -> None:
         if value and not config.enable_lora:
             raise ConfigError(option, value, "--enable-lora to be given, too")
     for module in lora_modules(adapters.lora_modules):
-        if not os.path.isdir(module.path):
+        if not Path(module.path).is_dir():
             given, hub = f"{module.name}={module.path}", "an adapter of the hub must be downloaded before"
             raise ConfigError("lora_modules", given, f"the folder of an adapter in PEFT's format; {hub}")
-    if adapters.lora_dir is not None and not os.path.isdir(adapters.lora_dir):
+    if adapters.lora_dir is not None and not Path(adapters.lora_dir).is_dir():
         raise ConfigError("lora_dir", adapters.lora_dir, FOLDER)
 
 
