@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from engine_core.lora.targets import LoRATargets
@@ -13,8 +11,21 @@ from engine_core.models.encoder_model import EncoderModel
 from engine_core.models.language_model import LanguageModel
 from engine_core.models.layered_model import LayeredModel
 
-_LITERAL = re.compile(r"(?:[\w.]|\\\.)+")
-"""A pattern that stands for itself."""
+_ROUTER = ("block_sparse_moe.router.layer.weight", "block_sparse_moe.router.weight")
+_EXPERTS = (".block_sparse_moe.", ".mlp.")
+RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
+    "granitemoe": (_ROUTER,),
+    "granitemoehybrid": (_ROUTER,),
+    "granitemoeshared": (_ROUTER,),
+    "hy_v3": (("mlp.router.gate.weight", "mlp.gate.weight"), ("mlp.shared_mlp.", "mlp.shared_experts.")),
+    "lfm3": ((".self_attn.gate_proj.", ".self_attn.g_proj."),),
+    "minimax_m2": (_EXPERTS,),
+    "mixtral": (_EXPERTS,),
+    "nemotron_h": (("backbone.", "model."),),
+}
+"""Parts of weights' names by model type: a checkpoint's, and that in transformers' model. Transformers' own table loads
+the compiler of torch, which takes seconds of each start.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +40,8 @@ class ModuleNames:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModuleNames:
-        """Takes seconds and memory once, as transformers' table of names loads the compiler of torch."""
         model = checkpoint.choice.model
-        renamed = tuple(_renamed_modules(str(getattr(model, "model_type", ""))))
+        renamed = RENAMED.get(str(getattr(model, "model_type", "")), ())
         return cls(model, checkpoint.text_of is not None, renamed)
 
     def __call__(self, module: str) -> str | None:
@@ -54,15 +64,3 @@ def named_targets(model: LanguageModel, targets: LoRATargets, checkpoint: Checkp
         unused = (*unused, "lm_head")
     unused = tuple(each for each in unused if not any(name.startswith(each) for name in model.tensors()))
     return replace(targets, rename=ModuleNames.of(checkpoint), prefix=prefix, unused=unused)
-
-
-def _renamed_modules(model_type: str) -> Iterator[tuple[str, str]]:
-    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming
-
-    for each in get_checkpoint_conversion_mapping(model_type) or []:  # type: ignore[no-untyped-call]
-        if type(each) is not WeightRenaming:
-            continue
-        for ours, theirs in zip(each.source_patterns, each.target_patterns, strict=False):
-            if _LITERAL.fullmatch(ours) and _LITERAL.fullmatch(theirs) and theirs.endswith((".", ".weight")):
-                yield ours.replace("\\", ""), theirs.replace("\\", "")
