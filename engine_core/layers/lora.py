@@ -272,6 +272,8 @@ class LoRALayers:
 
     def embed(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """[T, H]: ``embedded``, the model's embeddings of ``token_ids`` [T], with what the rows' adapters change."""
+        if self.change_embeddings:
+            embedded = embedded.clone()  # those that ranks gather are memory that none may write
         for rows, adapter in self._rows_by_adapter(token_ids.device):
             ids = token_ids[rows]
             if (table := adapter.table) is not None:

@@ -52,7 +52,7 @@ class StoredTensor:
 def read_config(directory: Path) -> dict[str, Any]:
     """The object in ``adapter_config.json``. Raises ``AdapterError``."""
     path = directory / CONFIG
-    with _regular(path, _missing(directory, CONFIG)) as (file, size):
+    with _regular(path) as (file, size):
         if size > _MOST_OF_CONFIG:
             raise AdapterError(f"{path.name} has {size} bytes, above the limit of {_MOST_OF_CONFIG}: {_AGAIN}")
         return _object(path, _bytes(path, file, size))
@@ -81,19 +81,19 @@ class TensorFile:
 def open_tensors(directory: Path, most_tensors: int) -> Iterator[TensorFile]:
     """The tensors of the adapter in ``directory``. Raises ``AdapterError``."""
     path = directory / WEIGHTS
-    with _regular(path, _missing(directory, WEIGHTS)) as (file, size):
+    with _regular(path) as (file, size):
         yield TensorFile(path, file, size, most_tensors)
 
 
 @contextmanager
-def _regular(path: Path, missing: str) -> Iterator[tuple[FileIO, int]]:
+def _regular(path: Path) -> Iterator[tuple[FileIO, int]]:
     """An open file and its size in bytes. What may block, as a pipe, or has no end, as a device, is refused."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise AdapterError(f"{path.name} is not a regular file: {_AGAIN}")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise AdapterError(missing) from error
+        raise AdapterError(_missing(path.parent, path.name)) from error
     except (OSError, ValueError) as error:
         raise AdapterError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     with FileIO(descriptor) as file:

@@ -6,6 +6,7 @@ are matched as automata, whose states are made as names need them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -44,6 +45,7 @@ _WORD = _DIGITS | _mask("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
 _SPACE = _mask(" \t\n\r\f\v\x1c\x1d\x1e\x1f")
 _SETS = {"d": _DIGITS, "w": _WORD, "s": _SPACE, "D": _ALL & ~_DIGITS, "W": _ALL & ~_WORD, "S": _ALL & ~_SPACE}
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
+_BOUNDS = re.compile(r"\{(?!\})([0-9]*)(?:,([0-9]*))?\}")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -207,17 +209,14 @@ class _Parser:
         for mark, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(mark):
                 return bounds
-        if self._next() != "{" or self._pattern.startswith("{}", self._at):
-            return None
-        inside, closed, _ = self._pattern[self._at + 1 :].partition("}")
-        low, comma, high = inside.partition(",")
-        if not closed or not all(each == "" or (each.isascii() and each.isdigit()) for each in (low, high)):
-            return None  # a brace that is meant
-        if max(len(low), len(high)) > 4:
+        if (found := _BOUNDS.match(self._pattern, self._at)) is None:
+            return None  # or a brace that is meant
+        low, high = found[1], found[2]
+        if max(len(low), len(high or "")) > 4:
             raise NameRegexError(f"is larger than {_MOST_SIZE} characters when its repetitions are written out")
-        self._at += len(inside) + 2
+        self._at = found.end()
         least = int(low or 0)
-        most = int(high) if high else None if comma else least
+        most = least if high is None else int(high) if high else None
         if most is not None and most < least:
             raise NameRegexError("has a repetition with its bounds the wrong way round")
         return least, most
@@ -240,6 +239,7 @@ class NameRegex:
         if len(pattern) > _MOST_CHARACTERS:
             raise NameRegexError(f"is longer than {_MOST_CHARACTERS} characters")
         self._steps = steps
+        steps.take(len(pattern))
         self._program: list[_Step] = []
         self._emit(_Parser(pattern).parse())
         self._add(_Step())

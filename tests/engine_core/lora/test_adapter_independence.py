@@ -228,3 +228,27 @@ def test_with_ranks(ranks: Mapping[str, object], checkpoint: Path, alone: dict[s
         assert {name: found[name] for name in alone} == alone
         several.executor.unload_adapter(1)
         assert streams(several, {"adapted": request("adapted", adapters[0])})["adapted"] == alone["adapted"]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    ],
+    ids=["ranks", "weights"],
+)
+def test_tables_of_an_adapter_with_ranks(fields: Mapping[str, object], tmp_path: Path) -> None:
+    base = make_model(configuration("llama-gqa"), seed=3)
+    save_model(base, tmp_path / "base")
+    adapt(base, tmp_path / "0", 1, **fields)
+    found = []
+    options = {"enable_lora": True, "max_loras": 64, "max_model_len": 100, "num_threads": 1}
+    for ranks in (1, 2):
+        with started(tmp_path / "base", tensor_parallel_size=ranks, **options) as engine:
+            adapters = load(engine, tmp_path, range(1))
+            both = {"adapted": request("adapted", adapters[0]), "plain": request("plain", None)}
+            found.append(streams(engine, both))
+    assert found[0] == found[1]
+    assert found[0]["adapted"] != found[0]["plain"]

@@ -97,6 +97,7 @@ def test_directories_that_are_none(adapter: Path) -> None:
     refused(adapter / "other", f"{adapter}/other: there is no such directory")
     refused(adapter / WEIGHTS, "cannot be read: Not a directory")
     refused(adapter / "x\0y", "cannot be read|no such directory")
+    refused(adapter / ("x" * 300), "cannot be read: File name too long")
 
 
 def test_pickled_tensors_are_not_read(adapter: Path) -> None:

@@ -91,6 +91,14 @@ def test_expressions_have_bounds(pattern: str, problem: str) -> None:
         NameRegex(pattern, Steps(10_000))
 
 
+@pytest.mark.parametrize("pattern", ["[" + "a" * 9_990 + "]", "a{" * 2_000 + "}"])
+def test_reading_an_expression_takes_steps(pattern: str) -> None:
+    """So that many of them, long and without effect, cannot take more time than others."""
+    steps = Steps(500_000)
+    NameRegex(pattern, steps)
+    assert 500_000 - steps.left > len(pattern)
+
+
 def test_what_takes_others_forever_takes_few_steps() -> None:
     steps = Steps(500_000)
     assert not NameRegex(r"(a*)*(a|aa)*b", steps).matches("a" * 500)
