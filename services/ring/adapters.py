@@ -1,8 +1,8 @@
 """Which adapters each engine knows, as it tells it on its link, and the one that a name stands for.
 
 An adapter is told by name and digest: a name that comes to stand for other contents is another adapter, and requests
-that have the earlier one keep it. While engines differ, a name stands for the adapter that took it last: that of an
-engine which told it as news, or else of the engine that was started last.
+that have the earlier one keep it, at engines that have its digest under any name. While engines differ, a name stands
+for the adapter that took it last: that of an engine which told it as news, or else of the engine that was started last.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class _Told:
 
     generation: Generation
     adapters: dict[Adapter, _Known] = field(default_factory=dict)
+    digests: dict[str, set[Adapter]] = field(default_factory=dict)
+    """The adapters by digest."""
     complete: bool = False
     """Whether it has told all."""
     doubts: dict[str, float] = field(default_factory=dict)
@@ -132,6 +134,7 @@ class AdapterBook:
             else:  # what it tells when it is linked may be as old as the engine
                 since = now if told.complete else engine.incarnation
             told.adapters[adapter] = now_known = _Known(told.generation, state, since)
+            told.digests.setdefault(adapter.digest, set()).add(adapter)
             self._names.setdefault(adapter.name, {}).setdefault(adapter, {})[engine] = now_known
             self._update(told.generation, adapter.name)
             if len(told.adapters) > MAX_TOLD:
@@ -140,14 +143,14 @@ class AdapterBook:
 
     def loaded_by_call(self, engine: PeerId, adapter: Adapter, now: int) -> None:
         """An engine answered that a name stands for an adapter from now on; it will tell so on its link, too."""
-        if not (self.knows(engine, adapter) and self._engines[engine].adapters[adapter].state.current):
+        known = self._known(engine, adapter)
+        if known is None or not known.state.current:
             self.told(engine, [(adapter, AdapterState())], complete=False, now=now)
 
     def unloaded_by_call(self, engine: PeerId, adapter: Adapter, now: int) -> None:
         """An engine answered that a name stands for no adapter any more; it will tell so on its link, too."""
-        if self.knows(engine, adapter):
-            held = self.holds(engine, adapter)
-            self.told(engine, [(adapter, AdapterState(current=False, loaded=held))], complete=False, now=now)
+        if (known := self._known(engine, adapter)) is not None:
+            self.told(engine, [(adapter, replace(known.state, current=False))], complete=False, now=now)
 
     def changed_at(self, engine: PeerId, name: str) -> int:
         """When what a name stands for at an engine last changed, as far as it told; on the scale of incarnations."""
@@ -160,40 +163,42 @@ class AdapterBook:
         It begins nothing with an adapter whose name was unloaded, but may go on with it. An engine that did not tell so
         before will soon tell what the name stands for: its files were replaced. ``at``: the monotonic time.
         """
-        if (told := self._engines.get(engine)) is None or (known := told.adapters.get(adapter)) is None:
+        if (told := self._engines.get(engine)) is None:
             return
-        if is_new and known.state.current:
+        known = told.adapters.get(adapter)
+        if is_new and known is not None and known.state.current:
             self.told(engine, [(adapter, replace(known.state, current=False))], complete=False, now=known.since)
             told.doubts[adapter.name] = at + LONGEST_DOUBT
-        elif not is_new or self.begins(engine, adapter):
-            if known.state.current:
-                told.doubts[adapter.name] = at + LONGEST_DOUBT
+        elif is_new and self.begins(engine, adapter):
             self._drop(engine, told, adapter)
+        elif not is_new:
+            for each in list(told.digests.get(adapter.digest, ())):
+                if told.adapters[each].state.current:
+                    told.doubts[each.name] = at + LONGEST_DOUBT
+                self._drop(engine, told, each)
 
     # Questions
 
     def knows(self, engine: PeerId, adapter: Adapter) -> bool:
-        """Whether an engine computes with an adapter."""
-        return (told := self._engines.get(engine)) is not None and adapter in told.adapters
+        """Whether an engine goes on with requests that have an adapter: it has the digest, under whichever name."""
+        return (told := self._engines.get(engine)) is not None and adapter.digest in told.digests
 
     def begins(self, engine: PeerId, adapter: Adapter) -> bool:
         """Whether an engine begins requests with an adapter: its name was not unloaded there, but may be replaced."""
-        return self.knows(engine, adapter) and any(
+        return self._known(engine, adapter) is not None and any(
             engine in engines and engines[engine].state.current for engines in self._names[adapter.name].values()
         )
 
     def holds(self, engine: PeerId, adapter: Adapter) -> bool:
         """Whether an engine has an adapter's weights in memory."""
-        told = self._engines.get(engine)
-        return told is not None and (known := told.adapters.get(adapter)) is not None and known.state.loaded
+        if (told := self._engines.get(engine)) is None:
+            return False
+        return any(told.adapters[each].state.loaded for each in told.digests.get(adapter.digest, ()))
 
     def anywhere(self, adapter: Adapter, generation: Generation, *, begins: bool = False) -> bool:
-        """Whether any engine of a generation computes with an adapter, or ``begins`` requests with it."""
-        engines = self._names.get(adapter.name, {}).get(adapter, {})
-        return any(
-            known.generation == generation and (not begins or self.begins(engine, adapter))
-            for engine, known in engines.items()
-        )
+        """Whether any engine of a generation goes on with requests that have an adapter, or ``begins`` some."""
+        takes = self.begins if begins else self.knows
+        return any(told.generation == generation and takes(engine, adapter) for engine, told in self._engines.items())
 
     def current(self, generation: Generation, name: str) -> Adapter | None:
         """The adapter that a name stands for at a generation's engines; None if there is none."""
@@ -206,6 +211,11 @@ class AdapterBook:
     def all_names(self) -> list[str]:
         """Names of all generations, those of earlier adapters included, in no order."""
         return list(self._names)
+
+    def names_of(self, digest: str, generation: Generation) -> set[str]:
+        """Names under which engines of a generation have a digest."""
+        told = (each for each in self._engines.values() if each.generation == generation)
+        return {adapter.name for each in told for adapter in each.digests.get(digest, ())}
 
     def under(self, name: str, generations: Container[Generation]) -> dict[Adapter, tuple[int, int]]:
         """All adapters of a name at the engines of these generations, by digest.
@@ -234,6 +244,10 @@ class AdapterBook:
         wanted = frozenset(generations)
         return all(told.complete for told in list(self._engines.values()) if told.generation in wanted)
 
+    def _known(self, engine: PeerId, adapter: Adapter) -> _Known | None:
+        """What an engine told of an adapter under its name."""
+        return None if (told := self._engines.get(engine)) is None else told.adapters.get(adapter)
+
     def _update(self, generation: Generation, name: str) -> None:
         """Find anew what a name stands for."""
         found: list[tuple[int, str, Adapter]] = []
@@ -250,6 +264,9 @@ class AdapterBook:
     def _drop(self, engine: PeerId, told: _Told, adapter: Adapter) -> None:
         if told.adapters.pop(adapter, None) is None:
             return
+        told.digests[adapter.digest].discard(adapter)
+        if not told.digests[adapter.digest]:
+            del told.digests[adapter.digest]
         under = self._names[adapter.name]
         del under[adapter][engine]
         if not under[adapter]:

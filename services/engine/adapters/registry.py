@@ -126,7 +126,8 @@ class AdapterRegistry:
         """As ``get``, for a request; ``is_new``: it has not begun elsewhere. Raises ``Refused``.
 
         A new request may be of an adapter that was just replaced, whose name it was admitted under; not of one that was
-        unloaded.
+        unloaded. One that has begun goes on with the digest under whichever name: that of its folder, if it was loaded
+        under another one by a call, of which an engine that was started since knows nothing.
         """
         check_adapter_name("adapter.name", name)
         if ADAPTER_DIGEST.fullmatch(digest) is None:
@@ -134,6 +135,8 @@ class AdapterRegistry:
         generation, now = self.get(name, digest), self.find(name)
         if generation is not None and not (is_new and now is None):
             return generation
+        if not is_new and (same := self._by_digest.get(digest)):
+            return min(same, key=lambda each: (not each.is_current, each.name))
         other = "no adapter of that name" if now is None else f"{now.file.digest[:16]}… under that name"
         message = f"adapter: {name!r} of digest {digest[:16]}… is not known here; this engine has {other}"
         raise Refused(Code.FAILED_PRECONDITION, message, reason=Reason.ADAPTER_GONE, field="adapter")

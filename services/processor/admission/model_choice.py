@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from services.processor.admission.tenant_policy import TenantPolicies, TenantPolicy, forbidden_model
@@ -175,7 +175,10 @@ class ModelChoices:
         return ", ".join(map(repr, sorted(set(islice(names, _MOST_SHOWN)))))
 
     def _for_resume(self, asked: Asked, base: str, name: str, policy: TenantPolicy) -> Chosen | Refused | None:
-        """The model and the adapter that the request began with. It is waited for, as its engines may be away."""
+        """The model and the adapter that the request began with. It is waited for, as its engines may be away.
+
+        Another name of the same adapter will do, if the tenant may use it.
+        """
         try:
             adapter = Adapter(name, asked.adapter_digest)
         except ValueError as error:
@@ -184,8 +187,17 @@ class ModelChoices:
         permitted = [each for each in named if policy.permits_adapter(each.limits.name, name)]
         if named and not permitted:
             return self._unknown(base, name, policy)
-        known = [each for each in permitted if self._adapters.anywhere(adapter, each.generation)]
-        return next((Chosen(each, adapter, is_resume=True) for each in (*self._taking(known), *known)), None)
+        known = [each for each in permitted if self._known_name(each, adapter, policy) is not None]
+        for each in (*self._taking(known), *known):
+            if (found := self._known_name(each, adapter, policy)) is not None:
+                return Chosen(each, replace(adapter, name=found), is_resume=True)
+        return None
+
+    def _known_name(self, model: ServedModel, adapter: Adapter, policy: TenantPolicy) -> str | None:
+        """A name under which a model's engines have an adapter, if the tenant may use one: its own, if it can be."""
+        names = self._adapters.names_of(adapter.digest, model.generation)
+        permitted = (name for name in names if policy.permits_adapter(model.limits.name, name))
+        return min(permitted, key=lambda name: (name != adapter.name, name), default=None)
 
     def _current(self, model: ServedModel, name: str, policy: TenantPolicy) -> Adapter | None:
         """The adapter that a name stands for, if the tenant may use it."""

@@ -170,6 +170,18 @@ def test_what_was_unloaded_serves_no_new_request_but_those_that_began() -> None:
         assert registry.wanted("a", adapter_file(contents).digest, is_new=False)
 
 
+def test_what_began_goes_on_with_its_digest_under_any_name() -> None:
+    """That of a call, say, of which an engine that was started since knows nothing; current ones come first."""
+    registry, digest = AdapterRegistry("base"), adapter_file("x").digest
+    registry.put("a", adapter_file("x"), "/a")
+    assert registry.wanted("called", digest, is_new=False) is registry.find("a")
+    registry.put("c", adapter_file("x"), "/c")
+    registry.remove("a")
+    assert registry.wanted("called", digest, is_new=False) is registry.find("c")
+    with pytest.raises(Refused, match="this engine has no adapter of that name"):
+        registry.wanted("called", digest)
+
+
 def test_names_are_bounded() -> None:
     registry = AdapterRegistry("base")
     for number in range(MAX_ADAPTERS):

@@ -38,6 +38,12 @@ models = ["de"]
 
 [tenants.other]
 models = ["m2:*", "other"]
+
+[tenants.given]
+models = ["given", "fr"]
+
+[tenants."given alone"]
+models = ["given"]
 """
 
 
@@ -293,8 +299,8 @@ def test_a_resume_gets_the_adapter_that_it_began_with_or_waits(world: World) -> 
     assert _digests(world.choices.choose(resumed(digit="9"), "")) == ("model", "9")
     assert _digests(world.choices.choose(resumed("", model="m:fr"), "")) == ("model", "1")
     assert world.choices.choose(resumed(digit="7"), "") is None
-    assert world.choices.choose(resumed("zz"), "") is None
-    assert world.choices.choose(resumed("", model="zz"), "") is None
+    assert world.choices.choose(resumed("zz", digit="7"), "") is None
+    assert world.choices.choose(resumed("", model="zz", digit="7"), "") is None
     assert world.choices.choose(resumed(digest="another model"), "") is None
     code, reason, _ = world.refused(resumed(), "base")
     assert (code, reason) == (Code.NOT_FOUND, Reason.ADAPTER_NOT_FOUND)
@@ -302,6 +308,14 @@ def test_a_resume_gets_the_adapter_that_it_began_with_or_waits(world: World) -> 
     assert world.refused(Asked("m", "fr", "model", "1"))[2].startswith("resume.adapter_digest: expected the 64")
     nothing_delivered = Asked("m", "fr", "model")
     assert _digests(world.choices.choose(nothing_delivered, "")) == ("model", "9"), "nothing binds it"
+
+
+def test_a_resume_gets_the_adapter_under_another_name_that_the_tenant_may_use(world: World) -> None:
+    """As when a name was given by a call, of which engines that were started since know nothing."""
+    resumed = Asked("m", "given", "model", "1" * 64)
+    assert world.found(resumed) == ("m", "fr 1")
+    assert world.found(resumed, "given") == ("m", "fr 1")
+    assert world.choices.choose(resumed, "given alone") is None
 
 
 def test_what_an_adapter_chosen_is_gone_from_is_told(world: World) -> None:
