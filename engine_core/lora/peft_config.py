@@ -164,13 +164,17 @@ class _Matchers:
     def _plain(self, key: str) -> _Matches:
         """For a key without other syntax than dots: some adapters have one for each module."""
         whole, text = key.startswith("^"), key.removeprefix("^")
+        between_dots = [(found.start(), found[0]) for found in re.finditer(r"[^.]+", text)]
 
         def matches(name: str) -> bool:
             self._comparisons.take(1)
             before, end = name[: -len(text)], name[-len(text) :]
-            if before and (whole or not before.endswith(".")):
+            if len(end) < len(text) or (before and (whole or not before.endswith("."))):
                 return False
-            return end == text or (len(end) == len(text) and all(b in (a, ".") for a, b in zip(end, text, strict=True)))
+            if end == text:
+                return True
+            self._comparisons.take(len(between_dots))
+            return all(end.startswith(part, start) for start, part in between_dots)
 
         return matches
 
