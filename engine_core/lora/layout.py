@@ -89,6 +89,7 @@ class Layout:
 
     pairs: tuple[Pair, ...]
     saved: tuple[Saved, ...]
+    embedding_copies: int = 1
 
     @property
     def rank(self) -> int:
@@ -97,8 +98,14 @@ class Layout:
 
     @property
     def num_numbers(self) -> int:
-        """As loaded: with ranks in units of 16, and as many for each of a layer's experts."""
-        numbers = sum(each.tensor.shape[0] * each.tensor.shape[1] for each in self.saved)
+        """As loaded: with ranks in units of 16, as many for each of a layer's experts, and every copy of what changes
+        the embedding.
+        """
+        copies = self.embedding_copies
+        numbers = sum(
+            each.tensor.shape[0] * each.tensor.shape[1] * (copies if each.table is Table.EMBEDDING else 1)
+            for each in self.saved
+        )
         products: dict[tuple[str, bool], list[tuple[Projection, int, Pair]]] = {}
         for pair in self.pairs:
             match pair.place:
@@ -106,7 +113,7 @@ class Layout:
                     of_product = products.setdefault((prefix, projection is Projection.DOWN), [])
                     of_product.append((projection, expert, pair))
                 case Table.EMBEDDING:  # which is float32
-                    numbers += 2 * pair.per_rank * _filled(pair.scale.rank)
+                    numbers += copies * 2 * pair.per_rank * _filled(pair.scale.rank)
                 case _:
                     numbers += pair.per_rank * _filled(pair.scale.rank)
         return numbers + sum(map(_numbers_of_experts, products.values()))
@@ -182,7 +189,7 @@ class _Reader:
                 raise AdapterError(f"{WEIGHTS} adds to {name!r:.200} alone, which no result depends on: serve the base")
             raise AdapterError(f"{WEIGHTS} has no tensors: save the adapter again")
         self._check_saved(saved)
-        return Layout(tuple(pairs.values()), tuple(saved.values()))
+        return Layout(tuple(pairs.values()), tuple(saved.values()), self._targets.embedding_copies)
 
     @staticmethod
     def _check_experts(pairs: Iterable[Pair]) -> None:

@@ -98,6 +98,8 @@ class LoRATargets:
     """Also a tied one, under the name that it has where it is not tied."""
     dtype: str = "bfloat16"
     """The model's, by torch's name: adapters are rounded to it."""
+    embedding_copies: int = 1
+    """Ranks that keep all of what an adapter changes of the embedding: each that embeds tokens."""
     rename: Callable[[str], str | None] = same_name
     """From the name of a module in transformers' model to the checkpoint's; None: of a part that takes no adapters, as
     a tower. A function of a module, or an object that can be pickled.
@@ -122,6 +124,7 @@ def joined_targets(parts: Sequence[LoRATargets]) -> LoRATargets:
         linear={name: target for each in parts for name, target in each.linear.items()},
         experts={name: target for each in parts for name, target in each.experts.items()},
         embedding=next((each.embedding for each in parts if each.embedding is not None), None),
+        embedding_copies=sum(each.embedding is not None for each in parts) or 1,
         head=next((each.head for each in parts if each.head is not None), None),
         unused=tuple(name for name in first.unused if all(name in each.unused for each in parts)),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
 from engine_core.lora.files import StoredTensor
 from engine_core.lora.layout import lay_out
 from engine_core.lora.peft_config import read_peft_config
-from engine_core.lora.targets import ExpertsTarget, LinearTarget, LoRATargets, TableTarget
+from engine_core.lora.targets import ExpertsTarget, LinearTarget, LoRATargets, TableTarget, joined_targets
 
 EXPERTS = "model.layers.0.mlp.experts"
 TARGETS = LoRATargets(
@@ -44,6 +45,19 @@ def test_ranks_count_in_units_of_16() -> None:
 
 def test_what_is_added_to_the_embedding_counts_as_float32() -> None:
     assert counted({"model.embed_tokens": 16}) == 2 * 16 * (100 + 32)
+
+
+def test_each_rank_that_embeds_tokens_has_a_copy_of_what_changes_the_embedding() -> None:
+    others = replace(TARGETS, embedding=None, head=None)
+    targets = joined_targets([TARGETS, TARGETS, others])
+    assert targets.embedding_copies == 2
+    config = read_peft_config({"peft_type": "LORA", "r": 16})
+    saved = [
+        StoredTensor(f"base_model.model.{name}.weight", torch.bfloat16, (100, 32), 0, 0)
+        for name in ("model.embed_tokens", "lm_head")
+    ]
+    ranks = {"model.embed_tokens": 16}
+    assert lay_out([*tensors(ranks), *saved], config, targets).num_numbers == 2 * 2 * 16 * (100 + 32) + 3 * 100 * 32
 
 
 def test_experts_count_with_the_most_ranks_of_any() -> None:
