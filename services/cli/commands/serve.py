@@ -35,6 +35,7 @@ from services.common.config.flags import (
 from services.common.config.options import Setting, settings_of
 from services.common.config.security_settings import is_loopback
 from services.common.config.settings import (
+    AdapterSettings,
     DetokenizerSettings,
     EngineServiceSettings,
     GatewaySettings,
@@ -97,7 +98,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     if without_effect:
         del values["seed"]  # or the engine would warn of it again
     config = engine_config(values)  # refuse what can be refused before a process starts
-    require_adapters(build_settings(EngineServiceSettings(), values).adapters, config.lora)
+    require_adapters(build_settings(AdapterSettings(), values), config.lora)
     check_bindable(settings.server)
     stack = build_settings(StackSettings(), values)
     if stack.http:
