@@ -23,7 +23,7 @@ from tests.engine_core.models.tiny_models import make_model, save_model
 
 MANY = 63
 TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
-PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=40, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True, logprobs=2, prompt_logprobs=1)
 Stream = tuple[object, ...]
 
 

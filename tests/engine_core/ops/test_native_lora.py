@@ -128,7 +128,7 @@ def test_a_part_of_the_outputs_has_the_bits_of_the_whole(kernels: Kernels, dtype
         assert_same_bits(part.added(x, y[:, first:end], part.step(places)), expected[:, first:end])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_any_grouping(data: st.DataObject) -> None:
     """Ranks, outputs, and which rows have which adapter."""
