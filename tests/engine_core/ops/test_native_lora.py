@@ -29,6 +29,11 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 by_layer = pytest.mark.parametrize("layer", LAYERS)
+LAYERS_AND_TYPES = [
+    pytest.param(layer, dtype, id=f"{layer}-{dtype}", marks=() if "bfloat16" in str(dtype) else pytest.mark.wide)
+    for layer in LAYERS
+    for dtype in DTYPES
+]
 
 
 def assert_close(x: torch.Tensor, y: torch.Tensor, factors: torch.dtype) -> None:
@@ -81,8 +86,7 @@ def test_outputs_that_nothing_adds_to_keep_their_bits(kernels: Kernels, dtype: t
     assert y[:, 1::3].eq(0).all()
 
 
-@by_layer
-@by_dtype
+@pytest.mark.parametrize(("layer", "dtype"), LAYERS_AND_TYPES)
 def test_a_row_has_the_bits_that_it_has_alone(kernels: Kernels, layer: str, dtype: torch.dtype) -> None:
     """Beside 63 rows of 63 other adapters, beside rows of its own, and beside none; whatever the threads."""
     shape, many = LAYERS[layer], [ADAPTERS[i % len(ADAPTERS)] for i in range(64)]
