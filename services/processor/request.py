@@ -164,8 +164,8 @@ class Request:
     trace: RequestTrace = NO_TRACE
     message: RequestMessage | None = None
     """The client's message; None until the limits are checked, and again from admission on."""
-    awaited_model: str = field(default="", init=False)
-    """Name of the model whose engines it waits for; empty: it was not known when the request came."""
+    awaited: str = field(default="", init=False)
+    """The queue of ``Backlog`` that it waits in; empty: its model was not known when it came."""
 
     # Admitted
     _resolved: ResolvedRequest | None = field(default=None, init=False)

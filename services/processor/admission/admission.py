@@ -22,7 +22,7 @@ from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.media.chat_pictures import PictureSource, check_sources
 from services.processor.pooling.plan import PoolingMessage
-from services.processor.request import Asked, Request, RequestMessage, ResolvedRequest
+from services.processor.request import SEPARATOR, Asked, Request, RequestMessage, ResolvedRequest
 from services.processor.suitability import SUITS, generates
 from services.ring.errors import Refused, retry_after_ms
 from services.ring.tenant_quota import TenantMemoryQuota
@@ -78,22 +78,27 @@ class Admission:
         """
         timeout = None if request.deadline is None else request.deadline - now
         tenant, kept = request.tenant, _kept(message)
-        model = self._model_of(kept, tenant)
-        self._backlog.check(model, tenant, timeout, _max_tokens(message))
+        awaited = self._awaited(kept, tenant)
+        self._backlog.check(awaited, tenant, timeout, _max_tokens(message))
         self._rate_limiter.check(tenant, now)
         check_sources(sources)
-        request.message, request.awaited_model = kept, model
+        request.message, request.awaited = kept, awaited
         if sources:
             self._pictures.add(request, sources, on_resolved, self._tokenize)
         else:
             self._queue.add(request, on_resolved)
-        self._backlog.enter(request.request_id, model, tenant)
+        self._backlog.enter(request.request_id, awaited, tenant)
         self._rate_limiter.enter(request.request_id, tenant, now)
 
-    def _model_of(self, message: RequestMessage, tenant: str) -> str:
-        """The name of the model whose engines a request will wait for; empty if it is not known yet."""
+    def _awaited(self, message: RequestMessage, tenant: str) -> str:
+        """What a request will wait for: a model's engines, by its name, or also adapters there, which is no sign that
+        engines are slow; empty if the model is not known yet.
+        """
         chosen = self._choices.choose(message.asked, tenant, SUITS.get(message.kind, generates))
-        return chosen.model.limits.name if isinstance(chosen, Chosen) else ""
+        if not isinstance(chosen, Chosen):
+            return ""
+        name = chosen.model.limits.name
+        return name if chosen.adapter is None else f"{name}{SEPARATOR}*"
 
     def admit(self, request: Request, resolved: ResolvedRequest) -> None:
         """Admit a tokenized request; raises ``Refused`` if it exceeds the quota of memory or queued tokens."""
@@ -145,7 +150,7 @@ class Admission:
 
         For the choices of a search, all of its beams were computed.
         """
-        self._backlog.computed(request.awaited_model, computed)
+        self._backlog.computed(request.awaited, computed)
         if request.resolved.beams:
             request.search_charged = True
             tokens = -(-tokens * request.resolved.beams // request.resolved.num_choices)
@@ -158,7 +163,7 @@ class Admission:
             if request.computing_since is not None:
                 tokens = request.resolved.prompt_tokens + request.delivery.completion_tokens
                 seconds = now - request.computing_since
-                self._backlog.ended(request.awaited_model, request.tenant, tokens, seconds)
+                self._backlog.ended(request.awaited, request.tenant, tokens, seconds)
         else:
             self._queue.remove(request)
         self._pictures.leave(request)

@@ -105,7 +105,8 @@ class Backlog:
     """Counts waiting requests by model and tenant: engines serve tenants in turns, so a request queues behind its
     tenant's.
 
-    A model is known by its name, which is empty while it is not known which one will be asked.
+    A model is known by its name, which is empty while it is not known which one will be asked. Its requests with
+    adapters, which also wait for these, count as those of a model of their own.
     """
 
     def __init__(self, limits: BacklogLimits) -> None:

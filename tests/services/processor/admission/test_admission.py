@@ -10,8 +10,10 @@ import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
+from services.ring.adapters import Adapter, AdapterState
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
+from services.ring.identity import PeerId
 from tests.services.processor.model_specs import served_model
 from tests.services.processor.queue_harness import QueueHarness
 from tests.services.processor.ring_requests import Ring, ask, expected
@@ -126,13 +128,31 @@ async def test_requests_in_flight_are_bounded_by_their_memory() -> None:
     core.queue.close()
 
 
+async def test_requests_that_wait_for_adapters_are_no_sign_of_slow_engines() -> None:
+    core, engine, name = QueueHarness(), PeerId("e", 1), served_model().limits.name
+    core.routes.adapters.attached(engine, served_model().generation)
+    core.routes.adapters.told(engine, [(Adapter("fr", "1" * 64), AdapterState())], complete=True, now=1)
+    await asyncio.sleep(0)
+    asked = {tenant: core.ask("one", 10, tenant, model="fr") for tenant in ("a", "b", "c")}
+    assert {request.awaited for request in asked.values()} == {f"{name}:*"}
+    assert core.ask("plain", 10, "a").awaited == name
+    for queue in core.backlog._queues.values():
+        queue.throughput.per_second = lambda: 10.0  # type: ignore[method-assign]
+        queue.admitted = 1
+        queue.ended("a", 40, 1.0)
+    assert core.backlog._queues[name].wait("a", 1) == pytest.approx(2 * 1 * 40 / 10)
+    assert core.backlog._queues[f"{name}:*"].wait("a", 1) == pytest.approx(2 * 3 * 40 / 10)
+    await core.run()
+    core.queue.close()
+
+
 async def test_a_request_waits_for_the_engines_of_its_model() -> None:
     core = QueueHarness()
     await asyncio.sleep(0)
-    assert core.ask("known", 10).awaited_model == served_model().limits.name
+    assert core.ask("known", 10).awaited == served_model().limits.name
     assert [*core.backlog._queues] == [served_model().limits.name]
     core.served.clear()
-    assert core.ask("not known yet", 10).awaited_model == ""
+    assert core.ask("not known yet", 10).awaited == ""
     assert core.backlog.num_waiting == 2
     core.served.append(served_model().generation)
     await core.run()
