@@ -60,7 +60,5 @@ def named_targets(model: LanguageModel, targets: LoRATargets, checkpoint: Checkp
     """``targets`` of the checkpoint's ``model``, which find modules by the names that adapters have for them."""
     prefix = model.prefix if isinstance(model, LayeredModel) else "model"
     unused = model.unused if isinstance(model, EncoderModel) else ()
-    if checkpoint.pooler is not None:
-        unused = (*unused, "lm_head")
     unused = tuple(each for each in unused if not any(name.startswith(each) for name in model.tensors()))
     return replace(targets, rename=ModuleNames.of(checkpoint), prefix=prefix, unused=unused)
