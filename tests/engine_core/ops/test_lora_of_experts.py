@@ -219,7 +219,7 @@ def test_experts_of_8_bits(int8_kernels: Kernels, shape: str, dtype: torch.dtype
     check(experts, sizes, dtype, lambda expert: weights_of(sizes, expert, dtype), ROUNDED)
 
 
-@by_dtype
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *(pytest.param(each, marks=pytest.mark.wide) for each in DTYPES)])
 @pytest.mark.parametrize(("kind", "shape"), [("Q4_K_M", "several parts"), ("MXFP4", "limited, with biases")])
 def test_experts_of_codes(kernels: Kernels, kind: str, shape: str, dtype: torch.dtype) -> None:
     sizes = QUANTIZED_SHAPES[shape]
