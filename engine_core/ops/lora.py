@@ -111,7 +111,10 @@ class ExpertsLoRA:
 
 
 class MergedLoRA:
-    """Weights of a small layer in float32, in place of the model's, whose op calls it."""
+    """The weights of a small layer in float32 that rows with adapters have in place of the model's.
+
+    The layer's op is called with it.
+    """
 
     def __init__(self, layer: int) -> None:
         self.layer = layer

@@ -43,6 +43,14 @@ class _TorchAdapter:
         return sum(of_ranks) + sum(each.nbytes for each in self.merged.values())
 
 
+def _adapted_rows(step: StepAdapters, count: int) -> Iterator[tuple[_TorchAdapter, torch.Tensor]]:
+    """Each adapter of a computation of ``count`` rows, and its rows, int64."""
+    groups = step.of(count)
+    for place, adapter in enumerate(step.adapters):
+        assert isinstance(adapter, _TorchAdapter)
+        yield adapter, torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]]).long()
+
+
 class _TorchLoRA(LoRAOp):
     def __init__(self, ops: TorchLoRAOps) -> None:
         super().__init__(ops.num_layers)
@@ -52,12 +60,9 @@ class _TorchLoRA(LoRAOp):
         step = self._ops.step
         if step is None:
             return
-        groups = step.of(len(x))
         inputs, outputs = (each if each.ndim == 3 else each[:, None] for each in (x, y))
         groups_of_layer = torch.arange(inputs.shape[1])[:, None]
-        for place, adapter in enumerate(step.adapters):
-            assert isinstance(adapter, _TorchAdapter)
-            rows = torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]]).long()
+        for adapter, rows in _adapted_rows(step, len(x)):
             if (weights := adapter.layers.get(self.layer)) is None or not len(rows):
                 continue
             inner = (inputs[rows].float().transpose(0, 1) @ weights.a.mT) * weights.scales
@@ -81,13 +86,10 @@ class TorchExpertsLoRA(ExpertsLoRA):
         step = self._ops.step
         if step is None:
             return
-        groups = step.of(count)
-        for place, adapter in enumerate(step.adapters):
-            assert isinstance(adapter, _TorchAdapter)
+        for adapter, own in _adapted_rows(step, count):
             if (weights := adapter.layers.get(layer)) is None:
                 continue
             assert weights.experts is not None
-            own = torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]])
             here, group = torch.isin(rows, own), int(weights.experts[expert])
             if group < 0 or not here.any():
                 continue
@@ -109,11 +111,9 @@ class TorchMergedLoRA(MergedLoRA):
         step = self._ops.step
         if step is None:
             return
-        groups = step.of(count)
-        for place, adapter in enumerate(step.adapters):
-            assert isinstance(adapter, _TorchAdapter)
+        for adapter, rows in _adapted_rows(step, count):
             if (weight := adapter.merged.get(self.layer)) is not None:
-                yield torch.from_numpy(groups.rows[groups.starts[place] : groups.starts[place + 1]]).long(), weight
+                yield rows, weight
 
 
 class TorchLoRAOps(LoRAOps):
