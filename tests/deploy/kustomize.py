@@ -16,11 +16,11 @@ Resource = dict[str, Any]
 MERGE_KEYS = {
     "containers": "name",
     "env": "name",
-    "ports": "containerPort",
+    "ports": "port",
     "volumes": "name",
     "volumeMounts": "mountPath",
 }
-"""Lists of a pod whose items are merged by a key; other lists are replaced."""
+"""Lists whose items are merged by a key, ports of a container by their own; other lists are replaced."""
 
 
 def render(folder: Path) -> list[Resource]:
@@ -59,6 +59,8 @@ def merge(old: Any, new: Any, name: str = "") -> Any:
         return {key: value for key, value in old.items() if key not in new} | both
     if isinstance(old, list) and isinstance(new, list) and name in MERGE_KEYS:
         key = MERGE_KEYS[name]
+        if name == "ports" and "containerPort" in new[0]:
+            key = "containerPort"
         by_key = {item[key]: item for item in old}
         added = [item for item in new if item[key] not in by_key]
         changes = {item[key]: item for item in new}
