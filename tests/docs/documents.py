@@ -17,6 +17,7 @@ DOCUMENTS = tuple(
             ROOT / "benchmarks" / "README.md",
             ROOT / "checkpoints" / "tiny" / "README.md",
             ROOT / "clients" / "python" / "README.md",
+            ROOT / "deploy" / "helm" / "ringline" / "README.md",
             ROOT / "engine_core" / "README.md",
             ROOT / "engine_core" / "kernels" / "README.md",
             ROOT / "engine_core" / "models" / "README.md",
