@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -27,6 +30,7 @@ from tests.programs import output_of, run
 from tests.ring import Ring
 
 SERVICES = tuple(PORTS)
+PAGES = (CHART / "README.md", ROOT / "docs" / "tutorials" / "kubernetes.md")
 ADDED_LABELS = frozenset(f"app.kubernetes.io/{name}" for name in ("instance", "managed-by", "version")) | {
     "helm.sh/chart",
     "ringline/engines",
@@ -408,3 +412,48 @@ def test_the_request_of_helm_test_is_answered(ring: Ring) -> None:
     done = run(sys.executable, "-c", script, env={**told, "URL": "http://127.0.0.1:1"})
     assert done.returncode == 1
     assert done.stderr.startswith("http://127.0.0.1:1 cannot be reached: ")
+
+
+def documented() -> Iterator[tuple[str, str, str]]:
+    """The blocks of the pages about the chart: page, language and code."""
+    for page in PAGES:
+        for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            yield page.name, language, code
+
+
+def test_documents_show_values_that_the_chart_takes() -> None:
+    shown = [yaml.safe_load(code) for _, language, code in documented() if language == "yaml"]
+    values = [each for each in shown if "kind" not in each]
+    assert len(values) > 6
+    for each in values:
+        assert rendered(each)
+
+
+def test_documents_show_commands_that_helm_takes(tmp_path: Path) -> None:
+    lines = [line for _, _, code in documented() for line in code.splitlines() if line.startswith("helm ")]
+    installs = [line.partition(" #")[0] for line in lines if line.split()[1] in ("install", "upgrade")]
+    assert len(installs) > 6
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / "ring.yaml").write_text("model: {servedName: assistant}")
+    for line in installs:
+        words = [word for word in shlex.split(line)[2:] if word not in ("--reuse-values", "--create-namespace")]
+        done = run(chart.program("helm"), "template", *words, cwd=tmp_path, env={"KUBECONFIG": os.devnull})
+        assert ("engine.replica=2" in line) == bool(done.returncode), done.stderr
+        if done.returncode:
+            (said,) = (code for _, _, code in documented() if "INSTALLATION FAILED" in code)
+            assert said.partition("INSTALLATION FAILED: ")[2].strip() in done.stderr
+
+
+def test_the_kustomization_in_the_tutorial_is_one(tmp_path: Path) -> None:
+    (shown,) = (code for _, language, code in documented() if language == "yaml" and "kind: Kustomization" in code)
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy", ignore=shutil.ignore_patterns("helm"))
+    (tmp_path / "ring").mkdir()
+    (tmp_path / "ring" / "kustomization.yaml").write_text(shown)
+    text = output_of(chart.program("kubectl"), "kustomize", tmp_path / "ring")
+    made = list(yaml.load_all(text, yaml.CSafeLoader))
+    engine = one(made, "StatefulSet", "engine")["spec"]
+    assert engine["replicas"] == 2
+    (own,) = engine["template"]["spec"]["containers"]
+    assert own["image"] == "registry.example.com/team/ringline-engine:0.1.0"
+    assert {"name": "RINGLINE_MODEL", "value": "Qwen/Qwen3-4B"} in own["env"]
+    assert {each["metadata"]["namespace"] for each in made} == {"llm"}
