@@ -273,15 +273,15 @@ def test_a_pod_has_what_it_is_told_of(case: str) -> None:
         assert {each["name"] for each in own["volumeMounts"]} <= volumes | claims
 
 
-def paths(values: Values, prefix: str = "") -> Iterator[str]:
+def paths(values: Values, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, value in values.items():
-        yield prefix + key
+        yield (*above, key)
         if isinstance(value, dict):
-            yield from paths(value, f"{prefix}{key}.")
+            yield from paths(value, (*above, key))
 
 
 def test_every_value_is_tried() -> None:
-    tried = {path for values in (*MATRIX.values(), *OVERLAYS.values()) for path in paths(values)}
+    tried = {".".join(path) for values in (*MATRIX.values(), *OVERLAYS.values()) for path in paths(values)}
     assert {path for path, _, _ in chart.value_rows()} - tried == set()
 
 
@@ -291,7 +291,7 @@ def test_every_value_has_an_effect(case: str) -> None:
     whole = rendered(MATRIX[case])
     for path in paths(MATRIX[case]):
         less = json.loads(json.dumps(MATRIX[case]))
-        *above, last = path.split(".")
+        *above, last = path
         inner = less
         for name in above:
             inner = inner[name]

@@ -62,7 +62,10 @@ SUITES = (
         minutes=10,
         begins=("tests.conftest", "tests.engine_core.kernels.compiled", *_STACK),
         mark="wide",
-        data=(*_DATA, *(f"tests/engine_core/{room}" for room in ("attention", "kernels", "ops", "quantization"))),
+        data=(
+            *(*_DATA, "deploy/helm", "deploy/kubernetes"),
+            *(f"tests/engine_core/{room}" for room in ("attention", "kernels", "ops", "quantization")),
+        ),
         figures=_TESTS,
     ),
     Suite(

@@ -6,6 +6,7 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
+from typing import Any
 
 URL = os.environ["URL"]
 TOKENS = int(os.environ["MAX_TOKENS"])
@@ -13,7 +14,8 @@ CA = os.environ.get("CA_FILE")
 TOKEN = os.environ.get("TOKEN", "").strip()
 
 
-def call(path, body=None):
+def call(path: str, body: object = None) -> Any:
+    """The gateway's answer, as JSON."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(URL + path, data, {"Content-Type": "application/json"})
     if TOKEN:
