@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -24,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 OBJECTS = ROOT / "build" / "wheels"
 """Object files by sources and machine: a second run compiles nothing."""
 MACHINES = ("x86_64", "aarch64")
-GLIBC = "2_28"
-"""The oldest glibc that a wheel is for: that of torch's wheels, and of every Linux since 2019 or so."""
+MAX_GLIBC = (2, 28)
+"""The youngest glibc that a wheel may ask for: what torch's wheels ask for, and every Linux since 2019 has."""
 _SAME_BYTES = {"SOURCE_DATE_EPOCH": "1704067200", "PYTHONDONTWRITEBYTECODE": "1"}
 """So that the same sources give the same wheels."""
 
@@ -48,7 +49,6 @@ def make_client_distributions(out: Path) -> None:
 
 def make_server_wheel(target: Target, out: Path, on_progress: Callable[[int, int], None] | None = None) -> Path:
     """The server's wheel for ``target``, with its kernels. Raises ``WheelError``."""
-    tag = f"manylinux_{GLIBC}_{target.machine}"
     with tempfile.TemporaryDirectory() as folder, _clean_copy(ROOT) as sources:
         work, objects = Path(folder), OBJECTS / f"{source_digest()}-{target.machine}"
         objects.mkdir(parents=True, exist_ok=True)
@@ -60,9 +60,17 @@ def make_server_wheel(target: Target, out: Path, on_progress: Callable[[int, int
         plat_name = f"-C--build-option=--plat-name=linux_{target.machine}"
         _build(sources, work, "--wheel", plat_name, RINGLINE_KERNELS=str(library))
         (raw,) = work.glob("*.whl")
-        _run([sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", tag, "-w", str(out), str(raw)])
-    (made,) = out.glob(f"*-{tag}.whl")
-    return made
+        _run([sys.executable, "-m", "auditwheel", "repair", "--only-plat", "-w", str(work / "tagged"), str(raw)])
+        (tagged,) = (work / "tagged").iterdir()
+        if not (asked := glibc_of(tagged.name)) or asked > MAX_GLIBC:
+            raise WheelError(f"{tagged.name} would not install on a Linux with glibc {'.'.join(map(str, MAX_GLIBC))}.")
+        return Path(shutil.move(tagged, out))
+
+
+def glibc_of(wheel: str) -> tuple[int, int] | None:
+    """The oldest glibc that a wheel of this name installs on; None if the name does not say."""
+    versions = [(int(major), int(minor)) for major, minor in re.findall(r"manylinux_(\d+)_(\d+)_", wheel)]
+    return min(versions, default=None)
 
 
 @contextmanager
