@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ringline import Client, Delta, RingError, Started
+from ringline import Client, Delta, RingError, Started, TokenLogprob
 
 from services.cli.commands.serve import bundled_model
 
@@ -69,12 +69,14 @@ def ask(address: str, services: list[subprocess.Popen[bytes]], log: Path, starte
     with Client(address) as client:
         wait_for_model(client, services, log, started)
         for prompt in PROMPTS:
+            logprobs: list[TokenLogprob] = []  # of all deltas together, as how many tokens one has is chance
             for event in client.stream(prompt, temperature=0.0, max_tokens=24, logprobs=3, ignore_eos=True).events():
                 if isinstance(event, Started):
                     numerics.add(event.numerics)
                 elif isinstance(event, Delta):
                     first_token = first_token or time.monotonic() - started
-                    bits.update(repr((event.token_ids, event.logprobs)).encode())
+                    logprobs += event.logprobs or ()
+            bits.update(repr(logprobs).encode())
     found = re.search(r"attention by native kernels for (\w+)", log.read_text(errors="replace"))
     return {
         "instruction_set": found[1] if found else "none: torch computes",
