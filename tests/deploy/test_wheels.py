@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from deploy.release.wheels import ROOT, WheelError, _clean_copy, make_server_wheel, target_for
+from deploy.release.wheels import ROOT, WheelError, _clean_copy, glibc_of, make_server_wheel, target_for
 from engine_core.kernels.build import LIBRARY
 from engine_core.kernels.provision import find_library
 
@@ -61,10 +61,15 @@ def test_a_library_runs_on_every_linux_that_torch_runs_on() -> None:
     assert not re.search(rb"lib(stdc\+\+|gomp|omp)\b[^/ ]*\.so", content)
 
 
-def test_what_cannot_be_compiled_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(WheelError, match=r"No kernels for riscv64: riscv64-linux-gnu-g\+\+ is not installed. Install"):
-        make_server_wheel(target_for("riscv64"), tmp_path)
+def test_what_cannot_be_compiled_is_told(tmp_path: Path) -> None:
+    assert target_for("no").compiler == "no-linux-gnu-g++"
+    with pytest.raises(WheelError, match=r"No kernels for no: no-linux-gnu-g\+\+ is not installed. Install Debian's"):
+        make_server_wheel(target_for("no"), tmp_path)
+
+
+def test_glibc_of_a_name() -> None:
+    assert glibc_of("one-0.1-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl") == (2, 17)
+    assert glibc_of("one-0.1-py3-none-linux_x86_64.whl") is None
 
 
 def test_a_folder_outside_of_a_clone_is_refused(tmp_path: Path) -> None:
