@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from engine_core.kernels.build import BuildError, Target, build, source_digest
@@ -47,13 +48,17 @@ def make_client_distributions(out: Path) -> None:
         _build(sources, out, "--wheel", "--sdist")
 
 
-def make_server_wheel(target: Target, out: Path, on_progress: Callable[[int, int], None] | None = None) -> Path:
-    """The server's wheel for ``target``, with its kernels. Raises ``WheelError``."""
+def make_server_wheel(
+    target: Target, out: Path, objects: Path | None = None, on_progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """The server's wheel for ``target``, with its kernels. Raises ``WheelError``.
+
+    ``objects``: a folder for those of these sources and this target, as in ``build``.
+    """
     with tempfile.TemporaryDirectory() as folder, _clean_copy(ROOT) as sources:
-        work, objects = Path(folder), OBJECTS / f"{source_digest()}-{target.machine}"
-        objects.mkdir(parents=True, exist_ok=True)
+        work = Path(folder)
         try:
-            library = build(objects, objects, on_progress, target)
+            library = build(objects or work, objects, on_progress, target)
         except BuildError as error:
             advice = f"Install Debian's package {target.compiler}, or leave {target.machine} out of --machine."
             raise WheelError(f"No kernels for {target.machine}: {error}. {advice}") from error
@@ -101,6 +106,10 @@ def _run(command: list[str], **environment: str) -> None:
         raise WheelError(f"{' '.join(command)} exits with {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
+def _tell(machine: str, done: int, total: int) -> None:
+    print(f"  kernels for {machine}: {done} of {total} files", flush=True)
+
+
 def main() -> int:  # noqa: D103
     parser = argparse.ArgumentParser(
         prog="make wheels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -114,10 +123,9 @@ def main() -> int:  # noqa: D103
     try:
         make_client_distributions(given.out)
         for machine in given.machine or MACHINES:
-            told = f"  kernels for {machine}: {{}} of {{}} files"
-            make_server_wheel(
-                target_for(machine), given.out, lambda *counts, told=told: print(told.format(*counts), flush=True)
-            )
+            objects = OBJECTS / f"{source_digest()}-{machine}"
+            objects.mkdir(parents=True, exist_ok=True)
+            make_server_wheel(target_for(machine), given.out, objects, partial(_tell, machine))
     except WheelError as error:
         print(error, file=sys.stderr)
         return 1
