@@ -17,7 +17,6 @@ from tests.chaos.outcome import Defect, Outcome
 from tests.chaos.workload import RequestSpec
 from tests.processes import Release
 
-
 LONGEST = RequestSpec(
     "longest",
     "Once upon a time",
