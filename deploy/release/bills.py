@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from deploy.release.versions import ReleaseError
 
+OWN = ("ringline", "ringline-server")
+"""Names of the distributions, also on the Python package index."""
 IMAGES = ("processor", "detokenizer", "gateway", "engine")
 _TIERS = ("tracing", "smg")
 """Extras that every image has, as the Dockerfile says."""
@@ -103,12 +105,14 @@ def _run(command: Sequence[str | Path], root: Path) -> None:
 
 
 def _cleaned(path: Path, name: str, version: str) -> str:
-    """The bill with the image's name, and without what only this machine knows: where the wheels lay."""
+    """The bill with the image's name, and where our wheels come from in place of where they lay on this machine."""
     bill = json.loads(path.read_text())
     main = bill["metadata"]["component"]
     if name.startswith("image-"):
         main |= {"type": "container", "name": f"ringline-{name.removeprefix('image-')}", "version": version}
     for component in (main, *bill["components"]):
+        if component["name"] in OWN:
+            component["purl"] = f"pkg:pypi/{component['name']}@{version}"
         outside = [one for one in component.pop("externalReferences", ()) if not one["url"].startswith("file:")]
         if outside:
             component["externalReferences"] = outside

@@ -17,6 +17,7 @@ from packageurl import PackageURL
 
 from deploy.release.versions import ReleaseError
 
+_MODULES = "node_modules/"
 _SHA512 = "sha512-"
 """In base64 behind it, in npm's locks."""
 
@@ -32,16 +33,20 @@ def checked(text: str, name: str) -> str:
 def npm_bill(lock: Path) -> str:
     """What ``npm install`` of a package brings in, by its lock."""
     packages = json.loads(lock.read_text())["packages"]
-    bill = Bom(components=_components(packages))
-    bill.metadata.component = _component(packages[""]["name"], packages[""])
+    main = _component(packages[""]["name"], packages[""])
+    parts = {place: _component(name, facts) for place, name, facts in _used(packages)}
+    bill = Bom(components=parts.values())
+    bill.metadata.component = main
+    direct = (parts.get(f"{_MODULES}{name}") for name in packages[""].get("dependencies", ()))
+    bill.register_dependency(main, [part for part in direct if part is not None])
     return str(JsonV1Dot6(bill).output_as_string(indent=2)) + "\n"
 
 
-def _components(packages: Mapping[str, Mapping[str, str]]) -> Iterator[Component]:
-    """All that is neither for developers nor the user's choice."""
+def _used(packages: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str, Mapping[str, str]]]:
+    """Place, name and facts of all that is neither for developers nor the user's choice."""
     for place, facts in packages.items():
         if place and not any(facts.get(left_out) for left_out in ("dev", "peer", "optional")):
-            yield _component(place.rpartition("node_modules/")[2], facts)
+            yield place, place.rpartition(_MODULES)[2], facts
 
 
 def _component(name: str, facts: Mapping[str, str]) -> Component:

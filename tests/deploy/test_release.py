@@ -173,6 +173,24 @@ def test_the_places_of_this_repository_are_where_a_release_looks() -> None:
     assert len(versions) == 1, "all distributions have one version"
 
 
+def test_a_bill_says_nothing_of_the_machine_that_made_it(tmp_path: Path) -> None:
+    here, away = {"type": "distribution", "url": "file:///here"}, {"type": "website", "url": "https://other.example"}
+    bill = {
+        "metadata": {"component": {"type": "application", "name": "ringline-server", "bom-ref": "root"}},
+        "components": [
+            {"name": "ringline", "version": NEXT, "externalReferences": [here]},
+            {"name": "other", "version": "1", "purl": "pkg:pypi/other@1", "externalReferences": [here, away]},
+        ],
+    }
+    path = tmp_path / "bill.json"
+    path.write_text(json.dumps(bill))
+    own, other = json.loads(bills._cleaned(path, "ringline-server", NEXT))["components"]
+    assert own == {"name": "ringline", "version": NEXT, "purl": f"pkg:pypi/ringline@{NEXT}"}
+    assert other["externalReferences"] == [away]
+    main = json.loads(bills._cleaned(path, "image-engine", NEXT))["metadata"]["component"]
+    assert (main["type"], main["name"], main["version"]) == ("container", "ringline-engine", NEXT)
+
+
 def test_every_image_has_a_bill() -> None:
     targets = {line.split()[-1] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("FROM")}
     assert targets.issuperset(bills.IMAGES)
