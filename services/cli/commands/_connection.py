@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 import ringline
+from ringline.security import is_local
 
 from services.common.config.variable_names import TOKEN_VARIABLE
 from services.common.security.credentials import PeerCredentials, peer_credentials
@@ -79,14 +80,19 @@ class Connection:
         token = self._token_of_environment() if tokens is None else tokens.value[0]
         return {"tls": self.tls, "ca": self.tls_ca_file, **shown, "server_name": name, "token": token}
 
-    def credentials(self) -> PeerCredentials:
+    def credentials(self, address: str) -> PeerCredentials:
+        """To dial ``address`` with. Raises ``UsageError`` for a token that would cross a network in clear."""
+        token, sends = self._token_of_environment(), self.token_file is not None
+        if (sends or token is not None) and not self.encrypted and not is_local(address):
+            problem = f"it would be sent to {address} unencrypted: add --tls or --tls-ca-file"
+            raise click.UsageError(f"{self.token_source}: {problem}")
         return peer_credentials(
             tls=self.encrypted,
             ca_file=self.tls_ca_file,
             cert_file=self.tls_cert_file,
             key_file=self.tls_key_file,
             tokens=self._tokens(),
-            token=self._token_of_environment(),
+            token=token,
         )
 
     @property

@@ -119,6 +119,12 @@ def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> N
     assert "RINGLINE_TOKEN: no token: " in str(
         run("generate", "Once", **own | {"RINGLINE_TOKEN": "two words"}).exception
     )
+    for command in (
+        ("health", "203.0.113.1:50051"),
+        *((name, "--address", "203.0.113.1:50051") for name in ("status", "bench")),
+    ):
+        in_clear = run(*command, RINGLINE_TLS_CA_FILE=None)
+        assert "--token-file: it would be sent to 203.0.113.1:50051 unencrypted" in str(in_clear.exception), command
     absent = run("generate", "Once", "--token-file", str(folder / "absent"))
     assert "--token-file: " in str(absent.exception)
     assert "cannot be read" in str(absent.exception)
