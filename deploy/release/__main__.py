@@ -51,9 +51,9 @@ def release(version: str, root: Path, *, dry_run: bool) -> None:
         print(*_commands(version), sep="\n")
         return
     try:
+        _make(root, "proto-baseline")  # first: changed versions would have make install everything anew
         for path, text in texts.items():
             (root / path).write_text(text)
-        _make(root, "proto-baseline")
         made = _distributions(root, version)
     except BaseException:
         _git(root, "restore", "--", *texts, BASELINE)
@@ -65,7 +65,7 @@ def release(version: str, root: Path, *, dry_run: bool) -> None:
 def _distributions(root: Path, version: str) -> list[Path]:
     """Fill dist/. Raises ``ReleaseError``."""
     dist = root / "dist"
-    for old in dist.glob("*") if dist.is_dir() else ():
+    for old in [path for path in dist.glob("*") if path.is_file()]:
         old.unlink()
     _make(root, "wheels")
     with tempfile.TemporaryDirectory(prefix="ringline-release-") as work:
