@@ -1,9 +1,9 @@
 """``make release VERSION=0.2.0``: everything of a release but what leaves this machine, which it prints at its end.
 
 It sets the version of every distribution, puts what is new under it in the changelog, takes the protos as the contract
-that later ones must not break, makes the wheels, a bill of materials for each distribution and image, and SHA256SUMS,
-all in dist/. Before it changes anything it refuses a tree with changes, a version that is there or does not grow, and a
-changelog that says nothing. If a step fails, the files that it changed are as they were.
+that later ones must not break, makes the wheels, the package for npm, a bill of materials for each distribution and
+image, and SHA256SUMS, all in dist/. Before it changes anything it refuses a tree with changes, a version that is there
+or does not grow, and a changelog that says nothing. If a step fails, the files that it changed are as they were.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from deploy.release import bills
 from deploy.release.versions import ReleaseError, changes, check, shown
 
 ROOT = Path(__file__).resolve().parents[2]
+TYPESCRIPT = "clients/typescript"
 BASELINE = "protos/baseline.binpb"
 SUMS = "SHA256SUMS"
 
@@ -51,7 +52,7 @@ def release(version: str, root: Path, *, dry_run: bool) -> None:
         print(*_commands(version), sep="\n")
         return
     try:
-        _make(root, "proto-baseline")  # first: changed versions would have make install everything anew
+        _run(root, "make", "proto-baseline")  # first: changed versions would have make install everything anew
         for path, text in texts.items():
             (root / path).write_text(text)
         made = _distributions(root, version)
@@ -67,7 +68,10 @@ def _distributions(root: Path, version: str) -> list[Path]:
     dist = root / "dist"
     for old in [path for path in dist.glob("*") if path.is_file()]:
         old.unlink()
-    _make(root, "wheels")
+    _run(root, "make", "wheels")
+    if (root / TYPESCRIPT).is_dir():
+        for command in (("ci", "--no-audit", "--no-fund"), ("run", "build"), ("pack", f"--pack-destination={dist}")):
+            _run(root / TYPESCRIPT, "npm", *command)
     with tempfile.TemporaryDirectory(prefix="ringline-release-") as work:
         bills.write(root, dist, version, Path(work), lambda step: print(step, flush=True))
     made = sorted(path for path in dist.iterdir() if path.is_file())
@@ -93,10 +97,14 @@ def _commands(version: str) -> list[str]:
     ]
 
 
-def _make(root: Path, target: str) -> None:
-    """Run one of make's targets, which says what it does. Raises ``ReleaseError``."""
-    if subprocess.run(["make", target], cwd=root, check=False).returncode != 0:
-        raise ReleaseError(f"`make {target}` failed, as it says above")
+def _run(folder: Path, *command: str) -> None:
+    """Run what says itself what it does. Raises ``ReleaseError``."""
+    try:
+        failed = subprocess.run(command, cwd=folder, check=False).returncode != 0
+    except FileNotFoundError:
+        raise ReleaseError(f"{command[0]} is not installed: it makes a part of the release") from None
+    if failed:
+        raise ReleaseError(f"`{' '.join(command[:2])}` failed, as it says above")
 
 
 def _git(root: Path, *arguments: str) -> str:

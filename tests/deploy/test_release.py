@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -33,6 +34,10 @@ wheels:
 	grep -h '^version' pyproject.toml clients/python/pyproject.toml > dist/ringline-all.whl
 """
 
+NPM = """#!/bin/sh
+case $1 in pack) echo "$2" | sed s/--pack-destination=// | { read dist; cp package.json "$dist/client.tgz"; } ;; esac
+"""
+
 
 def git(checkout: Path, *arguments: str) -> str:
     who = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
@@ -55,6 +60,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / path).write_text(files[path].replace(f'version = "{version}"', f'version = "{NOW}"', 1))
     git(tmp_path, "init", "-q")
     commit(tmp_path)
+    programs = tmp_path.with_name(f"{tmp_path.name}-programs")
+    programs.mkdir()
+    (programs / "npm").write_text(NPM)
+    (programs / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
 
     def write(root: Path, dist: Path, version: str, work: Path, say: Callable[[str], None]) -> list[Path]:
         (dist / f"ringline-{version}.cdx.json").write_text("{}")
@@ -87,7 +97,7 @@ def test_a_release_sets_every_version_and_fills_dist(checkout: Path, capfd: pyte
     assert "- All of it." in section
     assert old.startswith(NOW)
     sums = dict(reversed(line.split()) for line in (checkout / "dist" / "SHA256SUMS").read_text().splitlines())
-    assert sums.keys() == {"ringline-all.whl", f"ringline-{NEXT}.cdx.json"}
+    assert sums.keys() == {"ringline-all.whl", "client.tgz", f"ringline-{NEXT}.cdx.json"}
     wheel = (checkout / "dist" / "ringline-all.whl").read_bytes()
     assert sums["ringline-all.whl"] == hashlib.sha256(wheel).hexdigest()
     assert wheel.decode().split() == ["version", "=", f'"{NEXT}"'] * 2, "wheels have the new version"
