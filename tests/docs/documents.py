@@ -14,6 +14,7 @@ DOCUMENTS = tuple(
             ROOT / "README.md",
             ROOT / "CHANGELOG.md",
             ROOT / "CONTRIBUTING.md",
+            ROOT / "SECURITY.md",
             ROOT / "benchmarks" / "README.md",
             ROOT / "checkpoints" / "tiny" / "README.md",
             ROOT / "clients" / "python" / "README.md",

@@ -142,9 +142,9 @@ SUITES = (
     ),
     Suite(
         name="mixed",
-        what="services of two releases in one ring",
+        what="services of two releases in one ring, and one that is upgraded",
         arguments=("-m", "tests.mixed"),
-        minutes=8,
+        minutes=11,
         begins=("tests.mixed.__main__", *_RING),
         data=(*_DATA, "protos", "clients/python"),
         figures={"requests": r"(\d+) requests  ", "refused": r"(\d+) refused", "problems": r"(\d+) problems"},
