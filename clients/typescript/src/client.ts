@@ -1,6 +1,9 @@
 // What clients have in common, over any transport.
 
+/// <reference lib="esnext.disposable" preserve="true" />
+
 import { create, type DescMethodUnary, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
+import { retryingRequest, timeoutOf } from "./asking.js";
 import { CallBeginner } from "./call-attempt.js";
 import { adapterFrom, adaptersFrom, modelsFrom, tokenizationFrom } from "./convert.js";
 import { Cancelled, FailedPrecondition, fromLostCall, invalid, ProtocolError, type RingError } from "./errors.js";
@@ -36,7 +39,6 @@ import { buildTokenize } from "./request.js";
 import type { Adapter, Generation, ListedAdapter, Model, Tokenization } from "./results.js";
 import { Deadline, now, RetryPolicy, RetryState } from "./retry.js";
 import type { ServerPool } from "./server-pool.js";
-import { retryingRequest, timeoutOf } from "./session.js";
 import { Stream } from "./stream.js";
 import { InferenceService } from "./stubs/ringline/inference/v1/inference_pb.js";
 import { inOrder, sleep } from "./waiting.js";

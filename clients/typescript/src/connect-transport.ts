@@ -1,6 +1,7 @@
 // The transport of browsers: Connect, through the HTTP gateway.
 
-import type { DescMethodUnary, MessageShape } from "@bufbuild/protobuf";
+import { create, type DescMethodUnary, type MessageShape } from "@bufbuild/protobuf";
+import { AnySchema } from "@bufbuild/protobuf/wkt";
 import { ConnectError, createClient, type Transport } from "@connectrpc/connect";
 import { createConnectTransport } from "@connectrpc/connect-web";
 import { Cancelled, CODES, fromStatus, RingError, Unavailable } from "./errors.js";
@@ -20,13 +21,15 @@ export class ConnectConnection implements Connection {
     const abort = this.#abort(options.signal);
     const client = createClient(InferenceService, this.#transport);
     const responses = client.generate(request, { ...callOptions(options), signal: abort.signal })[Symbol.asyncIterator]();
+    let answered = false;
     return {
       read: async () => {
         try {
           const { done, value } = await responses.next();
+          answered = true;
           return done ? undefined : value;
         } catch (error) {
-          throw errorOf(error);
+          throw errorOf(error, answered);
         }
       },
       cancel: () => abort.abort(),
@@ -44,7 +47,7 @@ export class ConnectConnection implements Connection {
       const { message } = await this.#transport.unary(method, signal, timeoutMs, headers, request as never);
       return message as MessageShape<Method["output"]>;
     } catch (error) {
-      throw errorOf(error);
+      throw errorOf(error, false);
     }
   }
 
@@ -68,17 +71,18 @@ function callOptions({ timeoutMs, metadata }: CallOptions): { timeoutMs?: number
   return { ...(timeoutMs === undefined ? {} : { timeoutMs: Math.ceil(timeoutMs) }), headers: { ...metadata } };
 }
 
-/** The error for whatever a call of Connect failed with. */
-function errorOf(failure: unknown): RingError {
+/** The error for whatever a call of Connect failed with. `answered`: the server had begun to answer. */
+function errorOf(failure: unknown, answered: boolean): RingError {
   if (failure instanceof RingError) return failure;
   const { code, rawMessage, details, cause } = ConnectError.from(failure);
   if (cause instanceof DOMException && cause.name === "AbortError") return new Cancelled("the call was cancelled");
-  const any = details.flatMap((detail) =>
-    "type" in detail ? [{ typeUrl: `type.googleapis.com/${detail.type}`, value: detail.value }] : [],
+  const known = details.flatMap((detail) =>
+    "type" in detail ? [create(AnySchema, { typeUrl: `type.googleapis.com/${detail.type}`, value: detail.value })] : [],
   );
-  // `fetch` says no more than that it failed, whether or not the server was reached.
-  if (cause instanceof TypeError || (any.length === 0 && CODES[code] === "UNKNOWN")) {
-    return new Unavailable(`the gateway cannot be reached, or the connection was lost: ${rawMessage}`, { cause: failure });
+  if (cause instanceof TypeError || (known.length === 0 && CODES[code] === "UNKNOWN")) {
+    const error = new Unavailable(`the connection was lost: ${rawMessage}`, { cause: failure });
+    if (!answered) error.notConnected = rawMessage; // `fetch` says no more
+    return error;
   }
-  return fromStatus({ code, message: rawMessage, details: any as never });
+  return fromStatus({ code, message: rawMessage, details: known });
 }

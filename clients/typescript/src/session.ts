@@ -1,12 +1,13 @@
 // Many requests over one Session stream, opened when needed and replaced when it ends or drains.
 
+/// <reference lib="esnext.disposable" preserve="true" />
+
+import { retryingRequest } from "./asking.js";
 import { Cancelled, RingError, Unavailable } from "./errors.js";
 import type { Options, Prompt } from "./options.js";
-import { buildRequest } from "./request.js";
 import type { Generation } from "./results.js";
-import { Deadline, now, type RetryPolicy, RetryState } from "./retry.js";
-import { RetryingRequest } from "./retrying-request.js";
-import { jsonReader } from "./schemas.js";
+import { now, type RetryPolicy } from "./retry.js";
+import type { RetryingRequest } from "./retrying-request.js";
 import type { Server, ServerPool } from "./server-pool.js";
 import { SessionStream } from "./session-stream.js";
 import { type Attempt, type Beginner, Stream } from "./stream.js";
@@ -137,22 +138,6 @@ export class Session implements Beginner {
       }
     }
   }
-}
-
-/** A request with its state, as a client or session asks for it. */
-export function retryingRequest<T>(
-  prompt: Prompt,
-  options: Options<T>,
-  { policy, timeoutMs }: { readonly policy: RetryPolicy; readonly timeoutMs: number | undefined },
-): RetryingRequest<T> {
-  const request = buildRequest(prompt, options);
-  const deadline = new Deadline(timeoutOf(options, timeoutMs));
-  return new RetryingRequest(request, new RetryState(policy, deadline), deadline, jsonReader(options));
-}
-
-/** Of a call, where null means no limit. */
-export function timeoutOf(options: { readonly timeoutMs?: number | null | undefined }, usual: number | undefined) {
-  return options.timeoutMs === undefined ? usual : (options.timeoutMs ?? undefined);
 }
 
 /** What a promise gives, unless the signal is aborted before. */

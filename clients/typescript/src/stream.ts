@@ -1,5 +1,7 @@
 // The stream of one answer.
 
+/// <reference lib="esnext.disposable" preserve="true" />
+
 import { Cancelled, RingError } from "./errors.js";
 import type { Admitted, Delta, Event, Generation, Usage } from "./results.js";
 import type { RetryingRequest } from "./retrying-request.js";
