@@ -61,8 +61,12 @@ def test_both_clients_have_one_version_and_license() -> None:
 
 
 def test_errors_have_the_names_of_the_python_client(programs: Path) -> None:
-    shown = output_of("node", "-e", "import('@ringline/client').then((it) => console.log(Object.keys(it).join()))",
-                      cwd=programs.parent)
+    shown = output_of(
+        "node",
+        "-e",
+        "import('@ringline/client').then((it) => console.log(Object.keys(it).join()))",
+        cwd=programs.parent,
+    )
     errors = {name for name, kind in vars(ringline).items() if isinstance(kind, type) and issubclass(kind, Exception)}
     assert errors <= set(shown.strip().split(","))
 
