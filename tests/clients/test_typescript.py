@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tarfile
 import tomllib
@@ -25,6 +26,19 @@ PROGRAMS = Path(__file__).resolve().parent / "typescript"
 PROMPT = "Once upon a time"
 MOST_BYTES = 200_000
 """Of the tarball."""
+PAGES = (npm_package.PACKAGE / "README.md", ROOT / "docs" / "reference" / "typescript.md")
+EXAMPLES = {
+    f"{page.stem.lower()}-{number}": match[1]
+    for page in PAGES
+    for number, match in enumerate(re.finditer(r"^```typescript\n(.*?)^```$", page.read_text(), re.M | re.S), 1)
+}
+"""The programs that the pages print."""
+TRIES = 5
+"""Answers of some are drawn, and may be empty; but not all."""
+
+
+def with_addresses(code: str, ring: Ring) -> str:
+    return code.replace("127.0.0.1:50051", ring.address).replace("http://127.0.0.1:8000", ring.http)
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +47,14 @@ def tarball(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def programs(tarball: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(ring: Ring, tarball: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of programs that have the package installed, and are compiled."""
     folder = tmp_path_factory.mktemp("program")
     npm_package.install(tarball, folder, "zod", "typescript", "@types/node")
     for path in PROGRAMS.iterdir():
         shutil.copy(path, folder)
+    for name, code in EXAMPLES.items():
+        (folder / f"{name}.ts").write_text(with_addresses(code, ring))
     output_of("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=folder)
     return folder / "js"
 
@@ -122,3 +138,9 @@ def test_a_page_asks_the_gateway(ring: Ring, programs: Path) -> None:
         "refused": ["InvalidRequest", "sampling.temperature: -1 is out of range: expected at least 0"],
         "gone": ["Unavailable"],
     }
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_programs_of_the_pages(name: str, ring: Ring, programs: Path) -> None:
+    address = {"RINGLINE_ADDRESS": ring.address}
+    assert any(output_of("node", programs / f"{name}.js", env=address).strip() for _ in range(TRIES))
