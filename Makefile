@@ -80,7 +80,7 @@ test-vectors: $(FULL) $(NATIVE) $(MINILM)  ## a published embedding model's vect
 
 # Without torch, which takes gigabytes: what starts an engine, or compares with transformers, is left out.
 PYTHON_TESTS := tests/clients tests/text_core $(addprefix tests/services/,cli/supervise common detokenizer processor ring)
-ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py) \
+ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py typescript.py typescript_resume.py) \
   $(addprefix tests/services/,processor/live_page/test_pages.py common/security/test_credentials.py) \
   $(addprefix tests/text_core/test_,calls_in_templates.py chat_templates.py families.py tokenizer.py)
 test-python:  ## the tests of the client and the CPU tiers on another PYTHON, such as python3.13, in .venv-python; without torch

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 import tarfile
-from functools import cache
 from pathlib import Path
 
 from tests.programs import output_of
-from tests.ring import ROOT
+from tests.ring import ROOT, Ring
 
 PACKAGE = ROOT / "clients" / "typescript"
 NAME = "@ringline/client"
+PROGRAMS = Path(__file__).resolve().parent / "typescript"
+PAGES = (PACKAGE / "README.md", ROOT / "docs" / "reference" / "typescript.md")
+EXAMPLES = {
+    f"{page.stem.lower()}-{number}": match[1]
+    for page in PAGES
+    for number, match in enumerate(re.finditer(r"^```typescript\n(.*?)^```$", page.read_text(), re.M | re.S), 1)
+}
+"""The programs that the pages print."""
 _SOURCES = ("protos/ringline", "clients/typescript/src", "clients/typescript/scripts")
 _SETTINGS = ("package.json", "package-lock.json", "tsconfig.json", "buf.gen.yaml")
 
@@ -43,7 +52,6 @@ def _digest() -> str:
     return hashed.hexdigest()
 
 
-@cache
 def packed(folder: Path) -> Path:
     """The tarball, made in ``folder``."""
     build()
@@ -68,3 +76,15 @@ def install(tarball: Path, program: Path, *also: str) -> None:
         link = modules / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(PACKAGE / "node_modules" / name)
+
+
+def compiled_programs(tarball: Path, folder: Path, ring: Ring) -> Path:
+    """Where the programs of ``typescript/`` and of the pages are, compiled under strict types, for this ring."""
+    install(tarball, folder, "zod", "typescript", "@types/node")
+    for path in PROGRAMS.iterdir():
+        shutil.copy(path, folder)
+    for name, code in EXAMPLES.items():
+        code = code.replace("127.0.0.1:50051", ring.address).replace("http://127.0.0.1:8000", ring.http)
+        (folder / f"{name}.ts").write_text(code)
+    output_of("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=folder)
+    return folder / "js"

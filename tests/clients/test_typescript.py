@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tarfile
 import tomllib
@@ -14,6 +13,7 @@ import pytest
 import ringline
 
 from tests.clients import npm_package
+from tests.clients.npm_package import EXAMPLES
 from tests.programs import output_of
 from tests.ring import ROOT, Ring
 
@@ -22,52 +22,22 @@ pytestmark = [
     pytest.mark.usefixtures("ring"),
 ]
 
-PROGRAMS = Path(__file__).resolve().parent / "typescript"
 PROMPT = "Once upon a time"
 MOST_BYTES = 200_000
 """Of the tarball."""
-PAGES = (npm_package.PACKAGE / "README.md", ROOT / "docs" / "reference" / "typescript.md")
-EXAMPLES = {
-    f"{page.stem.lower()}-{number}": match[1]
-    for page in PAGES
-    for number, match in enumerate(re.finditer(r"^```typescript\n(.*?)^```$", page.read_text(), re.M | re.S), 1)
-}
-"""The programs that the pages print."""
 TRIES = 5
 """Answers of some are drawn, and may be empty; but not all."""
 
 
-def with_addresses(code: str, ring: Ring) -> str:
-    return code.replace("127.0.0.1:50051", ring.address).replace("http://127.0.0.1:8000", ring.http)
-
-
-@pytest.fixture(scope="module")
-def tarball(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return npm_package.packed(tmp_path_factory.mktemp("packed"))
-
-
-@pytest.fixture(scope="module")
-def programs(ring: Ring, tarball: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs that have the package installed, and are compiled."""
-    folder = tmp_path_factory.mktemp("program")
-    npm_package.install(tarball, folder, "zod", "typescript", "@types/node")
-    for path in PROGRAMS.iterdir():
-        shutil.copy(path, folder)
-    for name, code in EXAMPLES.items():
-        (folder / f"{name}.ts").write_text(with_addresses(code, ring))
-    output_of("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=folder)
-    return folder / "js"
-
-
-def test_the_tarball_has_what_programs_need(tarball: Path) -> None:
-    with tarfile.open(tarball) as archive:
+def test_the_tarball_has_what_programs_need(typescript_package: Path) -> None:
+    with tarfile.open(typescript_package) as archive:
         names = {name.removeprefix("package/") for name in archive.getnames()}
     assert {"package.json", "README.md", "LICENSE"} <= names
     exports: Any = npm_package.manifest()["exports"]
     entries = [path for entry in exports.values() if isinstance(entry, dict) for path in entry.values()]
     assert {path.removeprefix("./") for path in entries} <= names
     assert not [name for name in names if not name.startswith("dist/") and "/" in name]
-    assert tarball.stat().st_size < MOST_BYTES
+    assert typescript_package.stat().st_size < MOST_BYTES
 
 
 def test_both_clients_have_one_version_and_license() -> None:
@@ -76,19 +46,19 @@ def test_both_clients_have_one_version_and_license() -> None:
     assert (npm["version"], npm["license"]) == (python["version"], python["license"])
 
 
-def test_errors_have_the_names_of_the_python_client(programs: Path) -> None:
+def test_errors_have_the_names_of_the_python_client(typescript_programs: Path) -> None:
     shown = output_of(
         "node",
         "-e",
         "import('@ringline/client').then((it) => console.log(Object.keys(it).join()))",
-        cwd=programs.parent,
+        cwd=typescript_programs.parent,
     )
     errors = {name for name, kind in vars(ringline).items() if isinstance(kind, type) and issubclass(kind, Exception)}
     assert errors <= set(shown.strip().split(","))
 
 
-def test_a_program_under_strict_types(ring: Ring, programs: Path) -> None:
-    shown = json.loads(output_of("node", programs / "example.js", ring.address))
+def test_a_program_under_strict_types(ring: Ring, typescript_programs: Path) -> None:
+    shown = json.loads(output_of("node", typescript_programs / "example.js", ring.address))
     with ringline.Client(ring.address) as client:
         answer = client.generate(PROMPT, temperature=0, max_tokens=24, ignore_eos=True)
         number = client.generate("Number 7 is", temperature=0, max_tokens=4, ignore_eos=True)
@@ -108,8 +78,8 @@ def test_a_program_under_strict_types(ring: Ring, programs: Path) -> None:
     assert (shown["models"], shown["back"], shown["pieces"]) == (["tiny"], "Hello", 24)
 
 
-def test_failures_have_classes(ring: Ring, programs: Path) -> None:
-    shown = json.loads(output_of("node", programs / "example.js", ring.address))["failures"]
+def test_failures_have_classes(ring: Ring, typescript_programs: Path) -> None:
+    shown = json.loads(output_of("node", typescript_programs / "example.js", ring.address))["failures"]
     assert shown == {
         "field": ["InvalidRequest", "sampling.temperature"],
         "model": ["NotFound", "MODEL_NOT_FOUND"],
@@ -124,8 +94,8 @@ def test_failures_have_classes(ring: Ring, programs: Path) -> None:
     }
 
 
-def test_a_page_asks_the_gateway(ring: Ring, programs: Path) -> None:
-    shown = json.loads(output_of("node", programs / "browser.js", ring.http))
+def test_a_page_asks_the_gateway(ring: Ring, typescript_programs: Path) -> None:
+    shown = json.loads(output_of("node", typescript_programs / "browser.js", ring.http))
     with ringline.Client(ring.address) as client:
         answer = client.generate(PROMPT, temperature=0, max_tokens=24, ignore_eos=True)
     assert shown == {
@@ -141,6 +111,6 @@ def test_a_page_asks_the_gateway(ring: Ring, programs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_programs_of_the_pages(name: str, ring: Ring, programs: Path) -> None:
+def test_the_programs_of_the_pages(name: str, ring: Ring, typescript_programs: Path) -> None:
     address = {"RINGLINE_ADDRESS": ring.address}
-    assert any(output_of("node", programs / f"{name}.js", env=address).strip() for _ in range(TRIES))
+    assert any(output_of("node", typescript_programs / f"{name}.js", env=address).strip() for _ in range(TRIES))

@@ -5,9 +5,9 @@ import { readFileSync } from "node:fs";
 import { Client, type Options, type Prompt, RingError } from "@ringline/client";
 
 const plan = JSON.parse(readFileSync(process.argv[2] ?? "", "utf8"));
-const client = new Client(plan.address, plan.options);
 const outcomes: unknown[] = [];
 for (const { prompt, options } of plan.asks as { prompt: Prompt; options: Options }[]) {
+  const client = new Client(plan.address, plan.options); // a new one knows nothing of earlier losses
   const session = client.session();
   const stream = (plan.way === "session" ? session : client).stream(prompt, options);
   const kinds: string[] = [];
@@ -29,6 +29,6 @@ for (const { prompt, options } of plan.asks as { prompt: Prompt; options: Option
     outcomes.push({ kinds, error: error.name, code: error.code, reason: error.reason ?? null, partial });
   }
   session.close();
+  client.close();
 }
 console.log(JSON.stringify(outcomes));
-client.close();
