@@ -89,6 +89,7 @@ def test_failures_have_classes(ring: Ring, typescript_programs: Path) -> None:
         "timeout": ["DeadlineExceeded", None],
         "cut": ["ParseError", shown["cut"][1]],
         "cancelled": ["Cancelled", None],
+        "closed": ["Cancelled", None],
         "unreached": ["Unavailable", None],
         "exposed": ["InvalidRequest", "token"],
     }

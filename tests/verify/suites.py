@@ -155,7 +155,7 @@ SUITES = (
         arguments=("-m", "tests.npm"),
         minutes=5,
         begins=("tests.npm.__main__", *_RING),
-        data=(*_DATA, "protos", "clients/typescript", "clients/python"),
+        data=(*_DATA, "protos/ringline/inference", "protos/ringline/types", "clients/typescript"),
         figures={"streams": r"(\d+) streams \(", **_PROBLEMS},
     ),
     Suite(

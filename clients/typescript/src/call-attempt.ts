@@ -1,6 +1,6 @@
 // An attempt at a request by a call of its own, Generate.
 
-import { fromLostCall, type RingError, Truncated } from "./errors.js";
+import { Cancelled, fromLostCall, type RingError, Truncated } from "./errors.js";
 import type { Event } from "./results.js";
 import type { RetryingRequest } from "./retrying-request.js";
 import type { PooledConnection, Server, ServerPool } from "./server-pool.js";
@@ -23,13 +23,21 @@ export class CallBeginner implements Beginner {
     const server = this.#pool.choose(retrying.avoid);
     const request = retrying.nextRequest();
     const timeoutMs = retrying.deadline.backstop();
-    const used = this.#pool.use(server);
+    const used = this.#use(server, retrying);
     const call = used.connection.generate(request, { timeoutMs, metadata });
     return new CallAttempt(call, retrying, this.#pool, server, used);
   }
 
   anyAvailable(retrying: RetryingRequest): boolean {
     return this.#pool.anyAvailable(retrying.avoid);
+  }
+
+  #use(server: Server, retrying: RetryingRequest): PooledConnection {
+    try {
+      return this.#pool.use(server);
+    } catch (closed) {
+      throw closed instanceof Cancelled ? retrying.reader.ended(closed) : closed;
+    }
   }
 }
 

@@ -51,6 +51,7 @@ const CHANNEL_OPTIONS: ChannelOptions = {
 /** A connection to one address. */
 export class GrpcConnection implements Connection {
   readonly #client: GrpcClient;
+  readonly #calls = new Set<{ cancel(): void }>();
 
   constructor(address: string, options: TlsOptions & { readonly proxy?: boolean | undefined }) {
     const { serverName, proxy } = options;
@@ -89,11 +90,13 @@ export class GrpcConnection implements Connection {
     return new Promise((resolve, reject) => {
       const { signal } = options;
       const done = (error: ServiceError | null, answer?: MessageShape<Method["output"]>) => {
+        forget();
         signal?.removeEventListener("abort", cancel);
         if (error !== null || answer === undefined) reject(errorOf(error));
         else resolve(answer);
       };
       const call = this.#client.makeUnaryRequest(path, pack, unpack, request, metadataOf(options), grpc, done);
+      const forget = this.keep(call);
       const cancel = () => call.cancel();
       if (signal?.aborted) cancel();
       signal?.addEventListener("abort", cancel);
@@ -114,7 +117,14 @@ export class GrpcConnection implements Connection {
     }
   }
 
+  /** Have a call ended with the connection: gRPC would let it go on. Returns what forgets it. */
+  keep(call: { cancel(): void }): () => void {
+    this.#calls.add(call);
+    return () => this.#calls.delete(call);
+  }
+
   close(): void {
+    for (const call of this.#calls) call.cancel();
     this.#client.close();
   }
 }
@@ -153,6 +163,7 @@ class Reading<Response, Call extends ClientReadableStream<Response>> implements 
     if (this.#cancelled) throw new Cancelled("the call was cancelled");
     const call = this.begin(metadataOf(this.options), grpc);
     call.on("error", () => undefined); // whoever reads gets it; nobody does after `cancel`
+    call.on("status", this.connection.keep(call));
     this.#call = call;
     return call;
   }

@@ -76,6 +76,10 @@ const failures = {
   cancelled: await failure(async () => {
     for await (const _ of session.stream("a", endless)) abort.abort();
   }),
+  closed: await failure(async () => {
+    const closing = new Client(address);
+    for await (const _ of closing.stream("a", { maxTokens: 2000, ignoreEos: true })) closing.close();
+  }),
   unreached: await failure(() => new Client("127.0.0.1:1").generate("a")),
   exposed: await failure(async () => new Client("example.com:1", { token: "secret" })),
 };
