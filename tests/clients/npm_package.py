@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
@@ -36,10 +37,12 @@ def build() -> None:
     modules = PACKAGE / "node_modules"
     assert modules.exists(), "run `make setup`, which installs what the TypeScript client needs"
     digest, stamp = _digest(), modules / ".built-from"
-    if (PACKAGE / "dist").exists() and stamp.exists() and stamp.read_text() == digest:
-        return
-    output_of("npm", "run", "--silent", "build", cwd=PACKAGE)
-    stamp.write_text(digest)
+    with (modules / ".building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the test processes run at once
+        if (PACKAGE / "dist").exists() and stamp.exists() and stamp.read_text() == digest:
+            return
+        output_of("npm", "run", "--silent", "build", cwd=PACKAGE)
+        stamp.write_text(digest)
 
 
 def _digest() -> str:
