@@ -14,6 +14,7 @@ import torch  # its OpenMP runtime must be there before the library is loaded
 from engine_core.kernels.arguments import INT8_KERNELS, KERNELS, MAX_HEAD_DIM, NUMBER_TYPES, listed, structures
 from engine_core.kernels.build import BuildError, source_digest
 from engine_core.kernels.capture import Kernel
+from engine_core.kernels.openmp import share_openmp
 from engine_core.kernels.provision import PACKAGE, find_library, provide_library
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
@@ -105,6 +106,7 @@ def load_int8_kernels(instruction_set: str | None = None, library: KernelLibrary
 
 def _load(path: Path) -> ctypes.CDLL:
     """Raises ``OSError``."""
+    share_openmp()
     library = ctypes.CDLL(str(path))
     library.ringline_source_digest.restype = ctypes.c_char_p
     if library.ringline_source_digest().decode() != source_digest():
