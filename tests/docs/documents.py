@@ -20,7 +20,7 @@ DOCUMENTS = tuple(
             ROOT / "engine_core" / "README.md",
             ROOT / "engine_core" / "kernels" / "README.md",
             ROOT / "engine_core" / "models" / "README.md",
-            *(ROOT / "docs").glob("*.md"),
+            *(ROOT / "docs").rglob("*.md"),
         ]
     )
 )

@@ -220,7 +220,7 @@ ALL = {suite.name for suite in SUITES}
 @pytest.mark.parametrize(
     ("path", "again"),
     [
-        ("docs/gpu.md", set()),
+        ("docs/how-to/gpu.md", set()),
         ("engine_core/README.md", set()),
         ("tests/services/gateway/conftest.py", set()),
         ("services/gateway/endpoints.py", {"doors", "fuzz", "vectors"}),
