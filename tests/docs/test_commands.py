@@ -45,7 +45,7 @@ OF_POOLING = re.compile(r"/(embeddings|rerank|score|classify)\b")
 FLAG = re.compile(r"(?<!\S)--[a-z0-9-]+")
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
 
-LINES = command_lines(("ringline", "make", "pip", "python", "echo", "curl"))
+LINES = command_lines()
 
 
 def program(line: str) -> str:

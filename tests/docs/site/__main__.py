@@ -1,7 +1,8 @@
-"""``python -m tests.docs.site``: builds the site of the documents into site/, and reads it. Exits 1 if anything is wrong.
+"""``python -m tests.docs.site``: builds the site of the documents into site/, and reads it. Exits 1 on any problem.
 
-zensical, which makes the pages, is strict: a warning ends it. Every link of the built pages has to lead somewhere, in the
-site; links to other sites are only read. Then the blocks of code are counted, and those run that ask for a ring.
+zensical, which makes the pages, is strict: a warning ends it. Every link of the built pages has to lead somewhere, in
+the site; links to other sites are only read. Then the blocks of code are counted, and the pages are walked through
+whose blocks are to be run one after the other.
 """
 
 from __future__ import annotations

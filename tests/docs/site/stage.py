@@ -1,7 +1,7 @@
 """Gathers what the site is built from: ``docs/``, and every file of the repository that it links to.
 
-A site cannot link out of itself into the repository. So a README that is linked to becomes a page, source code a page that
-shows it, a folder a page that lists it, and anything else is copied; all below ``repository/``.
+A site cannot link out of itself into the repository. So a README that is linked to becomes a page, source code a page
+that shows it, a folder a page that lists it, and anything else is copied; all below ``repository/``.
 """
 
 from __future__ import annotations
