@@ -11,24 +11,33 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import click
 
-from tests.docs.documents import ROOT
+from tests.docs.documents import DOCUMENTS, ROOT, is_walk
+from tests.docs.site import llms
 from tests.docs.site.built import looked_at
+from tests.docs.site.code import everything, fates
 from tests.docs.site.stage import Stage
+from tests.docs.site.walks import walked
 
 STAGED = ROOT / "build" / "site-docs"
 SITE = ROOT / "site"
 
 
 @click.command(help=__doc__)
-@click.option("--run/--no-run", default=True, help="Run the programs and commands of the pages (run).")
+@click.option("--run/--no-run", default=True, help="Walk through the pages of docs/start/ and docs/tutorials/ (run).")
 def main(run: bool) -> None:
-    wrong = built() + checked()
+    wrong = built() or checked()
+    counted = fates(everything())
+    told = ", ".join(f"{counted[name]} {name}" for name in ("run", "checked", "shown", "not run"))
+    click.echo(f"{counted.total()} blocks of code: {told} (with the reason)")
+    wrong += walks() if run else []
     for line in wrong:
         click.echo(f"PROBLEM {line}")
+    click.echo(f"problems: {len(wrong)}")
     sys.exit(1 if wrong else 0)
 
 
@@ -44,26 +53,40 @@ def zensical() -> str:
 def built() -> list[str]:
     """Build the site; returns what is wrong with it."""
     begun = time.monotonic()
-    Stage(STAGED).fill({})
+    Stage(STAGED).fill()
     shutil.rmtree(SITE, ignore_errors=True)
-    done = subprocess.run(
-        [zensical(), "build", "--strict", "--clean"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = [zensical(), "build", "--strict", "--clean"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         click.echo(done.stdout + done.stderr)
         return [f"zensical ended with {done.returncode}"]
-    click.echo(f"built {SITE.relative_to(ROOT)}/ in {time.monotonic() - begun:.0f} s")
+    project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    named = llms.write(SITE, project)
+    click.echo(f"built {SITE.relative_to(ROOT)}/ in {time.monotonic() - begun:.0f} s, with llms.txt of {named} pages")
     return []
 
 
 def checked() -> list[str]:
     """Read the site; returns what is wrong with it."""
     found = looked_at(SITE)
+    wrong = found.wrong + llms.broken(SITE)
     click.echo(
         f"{found.pages:,} pages, {found.inner:,} links and files in the site, {found.outer:,} links to others: "
-        f"{len(found.wrong)} broken"
+        f"{len(wrong)} broken"
     )
-    return found.wrong
+    return wrong
+
+
+def walks() -> list[str]:
+    """Walk through the pages; returns what went wrong."""
+    wrong = []
+    for document in filter(is_walk, DOCUMENTS):
+        begun = time.monotonic()
+        done, problems = walked(document)
+        wrong += problems
+        name = document.relative_to(ROOT)
+        click.echo(f"walked through {name}: {done} blocks in {time.monotonic() - begun:.0f} s", nl=True)
+    return wrong
 
 
 if __name__ == "__main__":

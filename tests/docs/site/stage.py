@@ -58,12 +58,10 @@ class Stage:
         """Files and folders of the repository that are linked to, and not there yet."""
         self._staged: set[Path] = set()
 
-    def fill(self, made: dict[str, str]) -> None:
-        """Put everything there: ``made`` are pages that are written nowhere else, by their paths below docs/."""
+    def fill(self) -> None:
+        """Put everything there."""
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.copytree(DOCS, self.folder)
-        for path, text in made.items():
-            self._write(self.folder / path, self._with_links(text, DOCS / path))
         for page in sorted(DOCS.rglob("*.md")):
             place = self.folder / page.relative_to(DOCS)
             self._write(place, self._with_links(page.read_text(), page))
