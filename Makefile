@@ -126,7 +126,7 @@ compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a
 fuzz: $(FULL)  ## send 100,000 mutated messages to each service; FUZZ="--inputs 5000 --seed 1" to choose
 	.venv/bin/python -m tests.fuzz $(FUZZ)
 
-docs: $(FULL) $(DOCS)  ## build the site of docs/ into site/, and check every link and block of code in it; DOCS_ARGS="--no-run" runs none
+docs: $(FULL) $(DOCS)  ## build the site of docs/ into site/, and check every link and block of code in it; DOCS_ARGS=--no-run starts no ring
 	.venv/bin/python -m tests.docs.site $(DOCS_ARGS)
 
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests

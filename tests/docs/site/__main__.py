@@ -16,12 +16,12 @@ from pathlib import Path
 
 import click
 
-from tests.docs.documents import DOCUMENTS, ROOT, is_walk
+from tests.docs.documents import ROOT
 from tests.docs.site import llms
 from tests.docs.site.built import looked_at
 from tests.docs.site.code import everything, fates
 from tests.docs.site.stage import Stage
-from tests.docs.site.walks import walked
+from tests.docs.site.walks import walks
 
 STAGED = ROOT / "build" / "site-docs"
 SITE = ROOT / "site"
@@ -74,18 +74,6 @@ def checked() -> list[str]:
         f"{found.pages:,} pages, {found.inner:,} links and files in the site, {found.outer:,} links to others: "
         f"{len(wrong)} broken"
     )
-    return wrong
-
-
-def walks() -> list[str]:
-    """Walk through the pages; returns what went wrong."""
-    wrong = []
-    for document in filter(is_walk, DOCUMENTS):
-        begun = time.monotonic()
-        done, problems = walked(document)
-        wrong += problems
-        name = document.relative_to(ROOT)
-        click.echo(f"walked through {name}: {done} blocks in {time.monotonic() - begun:.0f} s", nl=True)
     return wrong
 
 

@@ -15,19 +15,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from tests.docs.documents import ROOT, Block, blocks_of, lines_of_shell
+from tests.docs.documents import DOCUMENTS, ROOT, Block, blocks_of, is_walk, lines_of_shell
 
 SERVERS = ("serve", "engine", "processor", "detokenizer", "gateway")
 PATIENCE = 180.0
 """Seconds of one block."""
 _PORT = re.compile(r"\b(8000|50\d\d\d)\b")
 _FILE = re.compile(r"# ([\w-]+\.\w+)\n")
-_SERVING = re.compile(r"ready in|\bserving\b")
+_SERVING, _READY = re.compile(r"\bserving\b"), re.compile(r"^ready in", re.MULTILINE)
 
 
 class WalkError(Exception):
@@ -109,7 +109,7 @@ class Walk:
         end = time.monotonic() + (PATIENCE if line.split()[1] in ("serve", "engine") else 3.0)
         while time.monotonic() < end:
             told = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
-            if _SERVING.search(told):
+            if (_READY if line.split()[1] == "serve" else _SERVING).search(told):
                 return
             if process.poll() is not None:
                 raise WalkError(f"{line} exited with {process.returncode}: {told[-2000:]}")
@@ -155,6 +155,25 @@ def walked(document: Path, *, shows: bool = False) -> tuple[int, list[str]]:
     return done, []
 
 
+def walks() -> list[str]:
+    """Walk through all such pages; returns what went wrong."""
+    wrong = []
+    for document in filter(is_walk, DOCUMENTS):
+        begun = time.monotonic()
+        done, problems = walked(document)
+        wrong += problems
+        seconds = time.monotonic() - begun
+        print(f"walked through {document.relative_to(ROOT)}: {done} blocks in {seconds:.0f} s", flush=True)
+    return wrong
+
+
+def main(names: Sequence[str]) -> int:
+    """Walk through the pages of these names, and show what they print; or through all."""
+    wrong = [problem for name in names for problem in walked(ROOT / name, shows=True)[1]] if names else walks()
+    for problem in wrong:
+        print(f"PROBLEM {problem}")
+    return 1 if wrong else 0
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        print(*walked(ROOT / name, shows=True))
+    sys.exit(main(sys.argv[1:]))
