@@ -41,6 +41,8 @@ OF_RAY_AND_DOCKER = {
     "--profile",
     "--shm-size",
 }
+FOREIGN_FLAGS_NAMED = {f"--{name.replace('_', '-')}" for name in FOREIGN_FLAGS} | {"--api-key"}
+"""Of servers that a page is about."""
 OF_POOLING = re.compile(r"/(embeddings|rerank|score|classify)\b")
 FLAG = re.compile(r"(?<!\S)--[a-z0-9-]+")
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
@@ -189,7 +191,11 @@ def test_commands_and_flags_that_are_named_exist() -> None:
         "CONTRIBUTING.md": {"--wide"},
         "distributed.md": OF_RAY_AND_DOCKER,
         "failover.md": flags_of_scripts("tests/chaos"),
+        "from-llama-cpp.md": FOREIGN_FLAGS_NAMED,
+        "from-vllm.md": FOREIGN_FLAGS_NAMED,
         "gpu.md": of_benchmarks | flags_of_scripts("benchmarks/gpu") | flags_of_scripts("tests/gpu"),
+        "install.md": {"--extra-index-url"},  # of pip
+        "lm-eval.md": {"--apply"},
         "openai.md": {"--disable", "--system-prompt"},  # of agents
         "quantization.md": of_benchmarks,
         "security.md": flags_of_scripts("tests/fuzz"),

@@ -7,7 +7,9 @@ folder of its own, and ports of its own in place of those that are printed.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -65,11 +67,12 @@ class Walk:
         return self._run(["bash", "-e", "-c", code])
 
     def _port(self, printed: str) -> str:
-        """A free port in the place of a printed one."""
-        if printed not in self._ports:
-            with socket.socket() as taken:
-                taken.bind(("", 0))
-                self._ports[printed] = str(taken.getsockname()[1])
+        """A free port in the place of a printed one; that of its metrics, 10,000 above, is one, too."""
+        while printed not in self._ports:
+            port = random.randrange(20_000, 32_000)
+            with socket.socket() as taken, contextlib.suppress(OSError):
+                taken.bind(("", port))
+                self._ports[printed] = str(port)
         return self._ports[printed]
 
     def _run(self, command: list[str]) -> str:
