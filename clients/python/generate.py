@@ -25,6 +25,10 @@ def generate(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     _protoc([f"--python_out={out}", f"--mypy_out=quiet:{out}"], sources)
     _protoc([f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}"], services)
+    for folder in sorted({path.relative_to(ROOT / "protos").parent for path in sources}):
+        for package in (folder.parent, folder):  # pyright takes no stubs from folders that are no packages
+            name = ".".join(package.parts)
+            (out / package / "__init__.py").write_text(f'"""Stubs of the proto package {name}, generated."""\n')
 
 
 def _protoc(outputs: list[str], sources: list[Path]) -> None:

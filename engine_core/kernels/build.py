@@ -3,8 +3,9 @@
 The Makefile runs this file by its path before anything is installed, so it needs only the standard library. Code for
 each instruction set is an object file, compiled with that set's flags; sets that the compiler does not know are left
 out. The OpenMP runtime is not linked: its symbols come from the runtime that torch has loaded, so that a process has
-one pool of threads and never two. A folder for object files may be kept, so that a build that was interrupted goes on
-where it stopped.
+one pool of threads and never two. Nor is a runtime of C++ linked, and of glibc nothing is needed that is younger than
+its 2.17, so that a library in a wheel runs wherever torch does. A folder for object files may be kept, so that a build
+that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu"
@@ -53,6 +55,19 @@ class BuildError(Exception):
     """The library could not be built; the text says why."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """The processors that a library is for."""
+
+    machine: str
+    """As uname has it: x86_64, aarch64."""
+    compiler: str
+    """The g++ that compiles for them."""
+
+
+HERE = Target(platform.machine(), "g++")
+
+
 def source_digest() -> str:
     """A digest of all sources of the library: a library with another digest is out of date."""
     digest = hashlib.blake2b(digest_size=16)
@@ -62,24 +77,36 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-def build(directory: Path, objects: Path | None = None, on_progress: Callable[[int, int], None] | None = None) -> Path:
+def build(
+    directory: Path,
+    objects: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    target: Target = HERE,
+) -> Path:
     """Compile and link ``LIBRARY`` into ``directory``; return its path. Raises ``BuildError``.
 
     Takes about two minutes of one core. The library appears whole or not at all. ``objects``: a folder on the same file
     system for object files, of these sources alone; those that it has are taken, and none are deleted.
     ``on_progress(done, total)`` is called with compiled files.
     """
-    compiler = shutil.which("g++")
+    compiler = shutil.which(target.compiler)
     if compiler is None:
-        raise BuildError("g++ is not installed")
+        raise BuildError(f"{target.compiler} is not installed")
+    tables = _X86_TABLES if target.machine == "x86_64" else {}
     try:
         with nullcontext(objects) if objects else tempfile.TemporaryDirectory(dir=directory) as work:
-            return _build(compiler, directory, Path(work), on_progress or (lambda done, total: None))
+            return _build(compiler, tables, directory, Path(work), on_progress or (lambda done, total: None))
     except OSError as error:
         raise BuildError(f"{directory} cannot be written: {error.strerror}") from error
 
 
-def _build(compiler: str, directory: Path, work: Path, on_progress: Callable[[int, int], None]) -> Path:
+def _build(
+    compiler: str,
+    tables: Mapping[str, tuple[str, ...]],
+    directory: Path,
+    work: Path,
+    on_progress: Callable[[int, int], None],
+) -> Path:
     # As many at a time as there are cores, so that an interruption finds some of them whole.
     with _ending_early(ThreadPoolExecutor(len(os.sched_getaffinity(0)))) as pool:
 
@@ -100,8 +127,7 @@ def _build(compiler: str, directory: Path, work: Path, on_progress: Callable[[in
             vectors = f'-DRINGLINE_VECTORS="simd/{kernels}{instruction_set}.h"'
             return compile_one(f"{kernels}kernels.cpp", name, vectors, f"-DRINGLINE_TABLE={name}", *flags)
 
-        wanted = _X86_TABLES if platform.machine() == "x86_64" else {}
-        optional = {name: pool.submit(compile_table, name, *flags) for name, flags in wanted.items()}
+        optional = {name: pool.submit(compile_table, name, *flags) for name, flags in tables.items()}
         needed = [pool.submit(compile_table, name) for name in _PORTABLE_TABLES]
         needed.append(pool.submit(compile_one, "threads/team.cpp", "team"))
         jobs = [*optional.values(), *needed]

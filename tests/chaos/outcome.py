@@ -105,6 +105,8 @@ class Outcome:
     """What was computed beside the model: what the request was admitted with, or began anew with before any output."""
     models: list[str] = field(default_factory=list)
     """Digests of the models that computed it, in order, without repeats."""
+    numerics: list[str] = field(default_factory=list)
+    """Those of the engines, in the same way."""
     stuck: bool = False
     broken: list[str] = field(default_factory=list)
     """Violations of the stream's protocol."""
@@ -142,6 +144,8 @@ class Outcome:
             case Started():
                 if event.model_digest not in self.models:
                     self.models.append(event.model_digest)
+                if event.numerics not in self.numerics:
+                    self.numerics.append(event.numerics)
                 self.moved += bool(event.reason)
                 self.not_identical += not event.identical
                 self._reason = event.reason or None

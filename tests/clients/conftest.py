@@ -1,9 +1,11 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import ringline
 
+from tests.clients import npm_package
 from tests.clients.either_client import answer, connected, events
 from tests.clients.processor_processes import Processors
 from tests.clients.scripted_server import Clock, ScriptedInference, Served, serving
@@ -22,6 +24,18 @@ async def processors(both_processors: Processors) -> Processors:
     """Both serve, whatever another test has done to them."""
     await both_processors.start()
     return both_processors
+
+
+@pytest.fixture(scope="session")
+def typescript_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tarball for npm."""
+    return npm_package.packed(tmp_path_factory.mktemp("packed"))
+
+
+@pytest.fixture(scope="session")
+def typescript_programs(ring: Ring, typescript_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs that have the package installed, and are compiled."""
+    return npm_package.compiled_programs(typescript_package, tmp_path_factory.mktemp("programs"), ring)
 
 
 @pytest.fixture

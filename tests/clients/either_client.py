@@ -33,7 +33,7 @@ async def events(stream) -> AsyncIterator[ringline.Event]:
 
 
 @asynccontextmanager
-async def connected(kind, address, **options):
+async def connected(kind, address=None, **options):
     client = kind(address, **options)
     try:
         yield client

@@ -314,6 +314,28 @@ async def leave_loop(client, service):
     await first(client.stream("Hi"))
 
 
+async def leave_block(client, service):
+    """With a reference that stays, and by an error."""
+    stream = client.stream("Hi")
+
+    async def read(same):
+        assert same is stream
+        assert await first(same)
+        raise ZeroDivisionError
+
+    async def enter():
+        if isinstance(client, ringline.Client):
+            with stream as same:
+                await read(same)
+        else:
+            async with stream as same:
+                await read(same)
+
+    with pytest.raises(ZeroDivisionError):
+        await enter()
+    assert [event async for event in events(stream)] == []
+
+
 async def close_stream(client, service):
     stream = client.stream("Hi")
     delta = await first(stream)
@@ -341,7 +363,7 @@ async def close_from_another_thread(client, service):
 @pytest.mark.parametrize(
     ("kind", "leave"),
     [
-        *itertools.product((ringline.Client, ringline.AsyncClient), (leave_loop, close_stream)),
+        *itertools.product((ringline.Client, ringline.AsyncClient), (leave_loop, leave_block, close_stream)),
         (ringline.Client, close_from_another_thread),
         (ringline.AsyncClient, cancel_task),
     ],

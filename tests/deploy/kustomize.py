@@ -16,11 +16,14 @@ Resource = dict[str, Any]
 MERGE_KEYS = {
     "containers": "name",
     "env": "name",
-    "ports": "containerPort",
+    "ports": "port",
     "volumes": "name",
     "volumeMounts": "mountPath",
 }
-"""Lists of a pod whose items are merged by a key; other lists are replaced."""
+"""Lists whose items are merged by a key, ports of a container by their own; other lists are replaced."""
+
+REPLACE = {"$patch": "replace"}
+"""Among a list's items: the others are the whole list."""
 
 
 def render(folder: Path) -> list[Resource]:
@@ -57,8 +60,12 @@ def merge(old: Any, new: Any, name: str = "") -> Any:
         assert not any("$patch" in key for key in new)
         both = {key: merge(old.get(key), value, key) for key, value in new.items() if value is not None}
         return {key: value for key, value in old.items() if key not in new} | both
+    if isinstance(new, list) and REPLACE in new:
+        return [item for item in new if item != REPLACE]
     if isinstance(old, list) and isinstance(new, list) and name in MERGE_KEYS:
         key = MERGE_KEYS[name]
+        if name == "ports" and "containerPort" in new[0]:
+            key = "containerPort"
         by_key = {item[key]: item for item in old}
         added = [item for item in new if item[key] not in by_key]
         changes = {item[key]: item for item in new}

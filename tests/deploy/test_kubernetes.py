@@ -18,7 +18,7 @@ from tests.deploy.kustomize import Resource, merge, render
 from tests.deploy.test_images import PEERS, PORTS, by_default, read
 
 FOLDER = ROOT / "deploy" / "kubernetes"
-RENDERED = {name: render(FOLDER / name) for name in ("base", "gpu", "autoscaling", "tls")}
+RENDERED = {name: render(FOLDER / name) for name in ("base", "one-node", "several-nodes", "gpu", "autoscaling", "tls")}
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version().removesuffix(".0")
 """The first with probes over gRPC, and the last whose schemas are installed."""
 ALL = [

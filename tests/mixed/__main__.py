@@ -1,17 +1,22 @@
 """``python -m tests.mixed``: services of two releases in one ring. Exits 1 if anything was wrong.
 
-Two mixes, each an older and a newer release:
+Three mixes, each an older and a newer release:
 
   old   the release at --old and this tree. Default: the commit at which protos/baseline.binpb was taken last, which is
         the contract as it was frozen.
   next  this tree and a simulated next release: this tree with tests/contract/overlay laid over the protos. It speaks
         one more version, has one more capability, and sends fields and events that this tree does not know.
 
-Each mix runs in three rings: a processor of one release with a detokenizer and an engine of the other, both
-ways round, and two of each service, one of either release. Under load every service is killed, so that its requests
-move to the other release. Every answer is compared, token for token, with that of a ring of this tree alone (if the
-engines report different numerics, only length, ends and usage). A capability that only the next release has must be
-refused by name by services that lack it.
+  upgrade  the release at --old becomes this tree: under load, each service of a ring of two of each is drained and
+        started again from this tree, engines first, processors last. Then the ring gets requests of every kind, among
+        them those that the older release refused.
+
+Each of the first two runs in three rings: a processor of one release with a detokenizer and an engine of the other,
+both ways round, and two of each service, one of either release. Under load every service is killed, so that its
+requests move to the other release. Every answer is compared, token for token, with that of a ring of this tree alone
+(if the engines report different numerics, only length, ends and usage; in an upgrade, with the answer of the release
+whose engines computed it). A capability that only the next release has must be refused by name by services that lack
+it.
 
 Trees are checked out to a temporary folder, and run by this environment's Python. Needs git and the repository's
 history.

@@ -102,7 +102,7 @@ async def _kill_and_restart(fleet: Fleet, load: ClosedLoop, name: str, context: 
     """
     process, tally = fleet.processes[name], load.tally
     async with asyncio.timeout(KILL_TIMEOUT):
-        live = await _wait_for_work(fleet, name)
+        live = await wait_for_work(fleet, name)
         moved, resumed, requests = tally.moved, tally.resumed, tally.requests
         process.kill()
         if len(fleet.names[process.kind]) > 1:
@@ -115,7 +115,7 @@ async def _kill_and_restart(fleet: Fleet, load: ClosedLoop, name: str, context: 
     return tally.moved - moved if process.kind == "engine" else tally.resumed - resumed
 
 
-async def _wait_for_work(fleet: Fleet, name: str) -> int:
+async def wait_for_work(fleet: Fleet, name: str) -> int:
     """Wait until a service has work; returns a detokenizer's number of requests."""
     if fleet.processes[name].kind == "processor":
         return 0

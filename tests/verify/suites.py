@@ -62,7 +62,10 @@ SUITES = (
         minutes=10,
         begins=("tests.conftest", "tests.engine_core.kernels.compiled", *_STACK),
         mark="wide",
-        data=(*_DATA, *(f"tests/engine_core/{room}" for room in ("attention", "kernels", "ops", "quantization"))),
+        data=(
+            *(*_DATA, "deploy/helm", "deploy/kubernetes"),
+            *(f"tests/engine_core/{room}" for room in ("attention", "kernels", "ops", "quantization")),
+        ),
         figures=_TESTS,
     ),
     Suite(
@@ -139,12 +142,21 @@ SUITES = (
     ),
     Suite(
         name="mixed",
-        what="services of two releases in one ring",
+        what="services of two releases in one ring, and one that is upgraded",
         arguments=("-m", "tests.mixed"),
-        minutes=8,
+        minutes=11,
         begins=("tests.mixed.__main__", *_RING),
         data=(*_DATA, "protos", "clients/python"),
         figures={"requests": r"(\d+) requests  ", "refused": r"(\d+) refused", "problems": r"(\d+) problems"},
+    ),
+    Suite(
+        name="npm",
+        what="services are killed under streams of the client for TypeScript",
+        arguments=("-m", "tests.npm"),
+        minutes=5,
+        begins=("tests.npm.__main__", *_RING),
+        data=(*_DATA, "protos/ringline/inference", "protos/ringline/types", "clients/typescript"),
+        figures={"streams": r"(\d+) streams \(", **_PROBLEMS},
     ),
     Suite(
         name="scheduler",

@@ -13,6 +13,7 @@ import grpc
 
 from ringline.aio_stream import AsyncStream
 from ringline.content_parts import has_pictures
+from ringline.environment import find_target
 from ringline.errors import Cancelled, RingError, from_lost_call
 from ringline.in_order import all_in_order
 from ringline.inference.v1 import inference_pb2 as pb
@@ -46,9 +47,9 @@ from ringline.results import (
     pieces_from,
     tokenization_from,
 )
-from ringline.retry import Deadline, RetryPolicy, RetryState
+from ringline.retry import DEFAULT_TIMEOUT, Deadline, RetryPolicy, RetryState, check_timeout
 from ringline.security import CallMetadata, Pem, Security
-from ringline.server_pool import ServerPool, split_addresses
+from ringline.server_pool import ServerPool
 from ringline.session import Session
 from ringline.session_stream import SessionCall
 
@@ -79,7 +80,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str | Sequence[str],
+        address: str | Sequence[str] | None = None,
         *,
         tls: bool = False,
         ca: Pem | None = None,
@@ -90,7 +91,7 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
         proxy: bool = False,
         metadata: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
         patience: float = 30.0,
         retries: int = 3,
         retry_overloaded: bool = False,
@@ -98,10 +99,11 @@ class AsyncClient:
     ) -> None:
         """See ``Client``."""
         self._policy = RetryPolicy(patience, retries, retry_overloaded, wait_for_ready)
-        self._addresses = split_addresses(address)
-        self._security = Security(credentials, tls, ca, cert, key, server_name, token, proxy)
+        self._addresses, token, token_name = find_target(address, token, metadata)
+        self._security = Security(credentials, tls, ca, cert, key, server_name, token, proxy, token_name)
         self._security.check_addresses(self._addresses)
         self._metadata = CallMetadata(metadata, token)
+        check_timeout(timeout)
         self._timeout = timeout
         self._connected: ServerPool[_Connection] | None = None
         self._closing: set[asyncio.Future[None]] = set()

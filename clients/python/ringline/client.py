@@ -11,6 +11,7 @@ from typing import NamedTuple, Self, TypeVar, Unpack
 import grpc
 
 from ringline.constraints import json_reader
+from ringline.environment import find_target
 from ringline.errors import RingError, from_lost_call
 from ringline.in_order import in_order
 from ringline.inference.v1 import inference_pb2 as pb
@@ -44,10 +45,10 @@ from ringline.results import (
     pieces_from,
     tokenization_from,
 )
-from ringline.retry import Deadline, RetryPolicy, RetryState
+from ringline.retry import DEFAULT_TIMEOUT, Deadline, RetryPolicy, RetryState, check_timeout
 from ringline.retrying_request import RetryingRequest
 from ringline.security import CallMetadata, Pem, Security
-from ringline.server_pool import ServerPool, split_addresses
+from ringline.server_pool import ServerPool
 from ringline.stream import GenerateCall, Stream
 
 _Request = TypeVar("_Request")
@@ -68,7 +69,7 @@ class Client:
 
     def __init__(
         self,
-        address: str | Sequence[str],
+        address: str | Sequence[str] | None = None,
         *,
         tls: bool = False,
         ca: Pem | None = None,
@@ -79,7 +80,7 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
         proxy: bool = False,
         metadata: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
         patience: float = 30.0,
         retries: int = 3,
         retry_overloaded: bool = False,
@@ -87,8 +88,12 @@ class Client:
     ) -> None:
         """``address``: a gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``), or several.
 
-        Several targets are a list or one comma-separated string, used round-robin. ``metadata`` is sent with every
-        call. ``timeout``: the default for each request, in seconds.
+        Several targets are a list or one comma-separated string, used round-robin. Without ``address``, the environment
+        names them in ``RINGLINE_ADDRESS``, and a token for them may be in ``RINGLINE_TOKEN``. ``metadata`` is sent with
+        every call.
+
+        ``timeout``: seconds for each call that gives none itself, an hour by default; None: no limit. It counts from
+        the call to the end of its answer, over all attempts.
 
         Connections are plaintext unless one of these is given: ``tls``, ``ca`` (the trusted authorities; default: the
         public ones), ``cert`` and ``key`` (this client's certificate), or ``credentials`` instead of all of them.
@@ -106,10 +111,11 @@ class Client:
         ``retry_overloaded``: also retry requests refused as Overloaded, after the delay that the server asked for.
         """
         self._policy = RetryPolicy(patience, retries, retry_overloaded, wait_for_ready)
+        addresses, token, token_name = find_target(address, token, metadata)
         self._metadata = CallMetadata(metadata, token)
+        check_timeout(timeout)
         self._timeout = timeout
-        security = Security(credentials, tls, ca, cert, key, server_name, token, proxy)
-        addresses = split_addresses(address)
+        security = Security(credentials, tls, ca, cert, key, server_name, token, proxy, token_name)
         security.check_addresses(addresses)
 
         def connect(target: str) -> _Connection:

@@ -20,6 +20,8 @@ _JITTER = 1.5
 ADAPTER_GONE = "ADAPTER_GONE"
 _GONE = ("MODEL_GONE", ADAPTER_GONE)
 """The error reasons of a request that no server can continue because its model, or its adapter, is gone."""
+DEFAULT_TIMEOUT = 3600.0
+"""Seconds that a call may take if neither it nor its client says: none waits for ever."""
 _LONGEST_TIMEOUT = (2**32 - 1) / 1000
 """Seconds; the largest ``timeout_ms`` that the contract can hold."""
 GRACE = 1.0
@@ -31,16 +33,21 @@ def _check_number(name: str, value: object) -> None:
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
+def check_timeout(timeout: float | None) -> None:
+    """Raise InvalidRequest if a timeout in seconds is out of range, TypeError if it is no number."""
+    if timeout is not None:
+        _check_number("timeout", timeout)
+        if not 0 < timeout <= _LONGEST_TIMEOUT:
+            expected = f"expected more than 0 and at most {_LONGEST_TIMEOUT:.0f} s"
+            raise invalid("timeout", f"{shown(timeout)} is out of range: {expected}")
+
+
 class Deadline:
     """A point in time on this process's monotonic clock, or none."""
 
     def __init__(self, timeout: float | None) -> None:
         """``timeout``: seconds from now. Raises InvalidRequest if it is out of range, TypeError if it is no number."""
-        if timeout is not None:
-            _check_number("timeout", timeout)
-            if not 0 < timeout <= _LONGEST_TIMEOUT:
-                expected = f"expected more than 0 and at most {_LONGEST_TIMEOUT:.0f} s"
-                raise invalid("timeout", f"{shown(timeout)} is out of range: {expected}")
+        check_timeout(timeout)
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
 from ringline.errors import invalid
 
 _CERTIFICATE = b"CERTIFICATE-----"
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 _USE_PROXY = "grpc.enable_http_proxy"
 Pem = str | os.PathLike[str] | bytes
 """The path of a PEM file, or its contents as bytes."""
@@ -31,6 +33,8 @@ class Security:
     server_name: str | None = None
     token: str | Callable[[], str] | None = None
     proxy: bool = False
+    token_name: str = "token"
+    """Where the token comes from, for errors."""
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest for options that do not fit together."""
@@ -44,6 +48,8 @@ class Security:
             raise invalid("credentials", "cannot be combined with tls, ca, cert and key: expected one or the other")
         if self.server_name is not None and not self.encrypted:
             raise invalid("server_name", "used with TLS only: add tls or ca, or leave it out")
+        if isinstance(self.token, str) and not _TOKEN.fullmatch(self.token):
+            raise invalid(self.token_name, "no token: expected printable ASCII characters without blanks")
 
     @property
     def encrypted(self) -> bool:
@@ -54,7 +60,7 @@ class Security:
         """Raise InvalidRequest if a token would be sent to another machine unencrypted."""
         exposed = [] if self.encrypted or self.token is None else [each for each in addresses if not is_local(each)]
         if exposed:
-            raise invalid("token", f"it would be sent to {exposed[0]} unencrypted: add tls or ca")
+            raise invalid(self.token_name, f"it would be sent to {exposed[0]} unencrypted: add tls or ca")
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """Credentials for a new channel, from the files' current contents; None for plaintext.

@@ -28,19 +28,19 @@ _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:
 _HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]):([0-9]{1,5})", re.ASCII)
 
 
-def split_addresses(address: str | Sequence[str]) -> list[str]:
+def split_addresses(address: str | Sequence[str], name: str = "address") -> list[str]:
     """The gRPC targets in a list or a comma-separated string. Raises ValueError if one is invalid or there is none.
 
-    ``ipv4:`` and ``ipv6:`` targets may contain commas themselves and are not split.
+    ``ipv4:`` and ``ipv6:`` targets may contain commas themselves and are not split. ``name``: what errors call it.
     """
     if isinstance(address, str):
         address = [address] if address.startswith(("ipv4:", "ipv6:")) else address.split(",")
     addresses = [one.strip() for one in address]
     if not addresses or not all(addresses):
-        raise ValueError(f"address: expected host:port, or several with commas between them, got {address!r}")
+        raise ValueError(f"{name}: expected host:port, or several with commas between them, got {address!r}")
     for one in addresses:
         if not (one.startswith(_SCHEMES) or _is_host_and_port(one)):
-            raise ValueError(f"address: expected host:port, [v6]:port or unix:path, got {one!r}")
+            raise ValueError(f"{name}: expected host:port, [v6]:port or unix:path, got {one!r}")
     return list(dict.fromkeys(addresses))
 
 

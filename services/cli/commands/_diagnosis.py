@@ -144,7 +144,7 @@ def call_trouble(address: str, wanted: str, connection: Connection) -> str | Non
     """``service_trouble`` of the server at ``address``, for callers without an event loop."""
 
     async def ask() -> str | None:
-        credentials, name = connection.credentials(), connection.tls_server_name
+        credentials, name = connection.credentials(address), connection.tls_server_name
         async with Endpoint(address, credentials, name).open() as channel:
             return await service_trouble(channel, wanted)
 

@@ -194,7 +194,7 @@ def asking(address: str, connection: Connection) -> Iterator[tuple[ringline.Clie
 
     A failed request is reported in one line, with exit code 1.
     """
-    with usage_errors():
+    with usage_errors(connection):
         client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
     shown = Progress(shown=sys.stderr.isatty() and not sys.stdout.isatty())
     with client, server_errors(address, connection):

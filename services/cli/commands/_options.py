@@ -23,6 +23,7 @@ from services.common.config.variable_names import (
     ADDRESS_VARIABLE,
     SERVER_NAME_VARIABLE,
     TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
     unknown_variables,
 )
 
@@ -71,7 +72,11 @@ _CONNECTION_OPTIONS = (
         envvar=SERVER_NAME_VARIABLE,
         help="Name that the server's certificate must have. Default: the host of --address.",
     ),
-    click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token to send."),
+    click.option(
+        "--token-file",
+        envvar=TOKEN_FILE_VARIABLE,
+        help=f"File whose first line is the bearer token to send. Default: the one that {TOKEN_VARIABLE} holds.",
+    ),
 )
 SECTIONS = {
     "Form of the answer": ("json_schema", "json_object", "regex", "choice", "grammar", "any_whitespace"),
@@ -278,16 +283,19 @@ def to_options(values: dict[str, Any]) -> ringline.Options:
 
 
 @contextmanager
-def usage_errors() -> Iterator[None]:
-    """Report as usage errors what the client library refuses before sending."""
+def usage_errors(connection: Connection | None = None) -> Iterator[None]:
+    """Report as usage errors what the client library refuses before sending; ``connection``: what it was made from."""
     try:
         yield
     except ringline.InvalidRequest as error:
-        raise click.UsageError(_as_flag(error) or str(error)) from None
-    except TypeError as error:  # from a file's value, such as a tool's name that is a number
-        if (problem := _as_flag(error)) is None:
-            raise
+        problem = _as_flag(error) or str(error)
+        if connection is not None and error.field == "token":
+            problem = problem.replace(_CONNECTION_FLAGS["token"], connection.token_source, 1)
         raise click.UsageError(problem) from None
+    except TypeError as error:  # from a file's value, such as a tool's name that is a number
+        if (found := _as_flag(error)) is None:
+            raise
+        raise click.UsageError(found) from None
 
 
 @contextmanager
@@ -327,7 +335,7 @@ def describe(error: ringline.RingError, addresses: str, connection: Connection, 
     if isinstance(error, ringline.InvalidRequest) and (problem := _as_flag(error)) is not None:
         return problem
     if error.code is grpc.StatusCode.UNAUTHENTICATED:
-        return f"{error.code.name}: {error}; --token-file names a file with your token"
+        return f"{error.code.name}: {error}; --token-file names a file with your token, or {TOKEN_VARIABLE} holds it"
     if type(error) is not ringline.Unavailable:
         return f"{error.code.name}: {error}"
     unreached = error.unreached or {}

@@ -116,7 +116,7 @@ async def _measure(
     engine: str | None, address: str, connection: Connection, plan: Plan
 ) -> tuple[Target, Report, float]:
     """Also returns the client's CPU seconds per second."""
-    credentials, name = connection.credentials(), connection.tls_server_name
+    credentials, name = connection.credentials(engine or address), connection.tls_server_name
     async with (
         EngineLoadStream(engine, credentials=credentials, server_name=name)
         if engine

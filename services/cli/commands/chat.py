@@ -49,7 +49,7 @@ JSON. From a pipe, the next line is the result.
 @generation_options
 def chat(address: str, connection: Connection, system: str | None, **flags: Any) -> None:
     """Talk to the model."""
-    with usage_errors():
+    with usage_errors(connection):
         client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
     with client:
         with server_errors(address, connection):

@@ -106,7 +106,7 @@ def generate(
         options["return_prompt_token_ids"] = True
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     messages = _messages(system, images, text) if chat and text is not None else None
-    with usage_errors():
+    with usage_errors(connection):
         client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
     with client:
         with usage_errors():

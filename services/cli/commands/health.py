@@ -36,7 +36,7 @@ def health(address: str | None, named: str, service: str, timeout: float, connec
     if not valid_address(address):
         raise click.BadParameter(f"{address!r} is not an address such as host:port or unix:path", param_hint="ADDRESS")
 
-    credentials = connection.credentials()
+    credentials = connection.credentials(address)
 
     async def ask() -> str:
         async with Endpoint(address, credentials, connection.tls_server_name).open() as channel:

@@ -210,7 +210,7 @@ async def _service(
         return ServiceStatus(name, address, await asyncio.to_thread(gateway_health, address, *files), pid, metrics)
     named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
     server_name = connection.tls_server_name or named
-    async with Endpoint(address, connection.credentials(), server_name).open() as channel:
+    async with Endpoint(address, connection.credentials(address), server_name).open() as channel:
         health = await check_health(channel, FULL_NAMES[service], _TIMEOUT)
         models = page = load = ranks = adapters = None
         if service == "processor" and health in ("SERVING", "NOT_SERVING"):

@@ -24,6 +24,8 @@ SERVER_NAME_VARIABLE = VARIABLE_PREFIX + "TLS_SERVER_NAME"
 """The name that the processor's certificate must have."""
 TOKEN_FILE_VARIABLE = VARIABLE_PREFIX + "TOKEN_FILE"
 """File with the token to send to the processor."""
+TOKEN_VARIABLE = VARIABLE_PREFIX + "TOKEN"
+"""The token itself, as the client library takes it."""
 
 ENGINE_OPTIONS = (
     "model",
@@ -100,6 +102,7 @@ def known_variables() -> frozenset[str]:
         HEARTBEAT_PIPE_VARIABLE,
         SERVER_NAME_VARIABLE,
         TOKEN_FILE_VARIABLE,
+        TOKEN_VARIABLE,
     }
 
 

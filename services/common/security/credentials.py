@@ -104,16 +104,21 @@ def peer_credentials(
     cert_file: str | None = None,
     key_file: str | None = None,
     tokens: ReloadedFile[tuple[str, ...]] | None = None,
+    token: str | None = None,
 ) -> PeerCredentials:
     """Credentials from files; raises ``FatalError`` for one that cannot be used.
 
     Without ``tls`` channels are plain text, and the files are not read; without ``ca_file`` the public authorities are
-    trusted. The first of ``tokens`` is sent.
+    trusted. The first of ``tokens`` is sent; without them, ``token``.
     """
     files = reloaded_tls_files(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if tls else None
-    return PeerCredentials(
-        None if files is None else lambda: files.value, None if tokens is None else lambda: tokens.value[0]
-    )
+    return PeerCredentials(None if files is None else lambda: files.value, _token_source(tokens, token))
+
+
+def _token_source(tokens: ReloadedFile[tuple[str, ...]] | None, token: str | None) -> Callable[[], str] | None:
+    if tokens is not None:
+        return lambda: tokens.value[0]
+    return None if token is None else lambda: token
 
 
 def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentials, str]:

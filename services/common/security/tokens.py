@@ -12,6 +12,11 @@ MAX_TOKEN_LENGTH = 8192
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
+def is_token(text: str) -> bool:
+    """Whether ``text`` can be sent as a token."""
+    return _TOKEN.fullmatch(text) is not None and len(text) <= MAX_TOKEN_LENGTH
+
+
 def bearer_metadata(token: str) -> tuple[str, str]:
     """The metadata entry that carries ``token``."""
     return (AUTHORIZATION, f"Bearer {token}")
@@ -29,7 +34,7 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
         raise ValueError(f"{len(values)} values: expected one")
     scheme, _, token = str(values[0]).partition(" ")
     token = token.strip()
-    if scheme.lower() != "bearer" or not _TOKEN.fullmatch(token) or len(token) > MAX_TOKEN_LENGTH:
+    if scheme.lower() != "bearer" or not is_token(token):
         raise ValueError("malformed: expected 'Bearer' and a token")
     return token
 

@@ -80,6 +80,18 @@ def test_commands_are_let_in(run, stack: Ring, monkeypatch: pytest.MonkeyPatch) 
     assert services["processor"]["models"][0]["max_model_len"] > 0
 
 
+def test_the_token_may_be_in_the_environment_itself(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.commands.status._TIMEOUT", SECONDS)
+    own = {"RINGLINE_TOKEN_FILE": None, "RINGLINE_TOKEN": user_token("blue")}
+    generated = run("generate", "Once", "--max-tokens", "4", "--json", **own)
+    assert json.loads(generated.stdout)["usage"]["completion_tokens"] <= 4
+    assert not generated.stderr, "it is a known variable"
+    (shown,) = json.loads(run("status", "--json", **own).output)["stacks"]
+    assert "processor" in {service["service"] for service in shown["services"]}
+    own["RINGLINE_TOKEN"] = user_token("red")
+    assert "UNAUTHENTICATED" in str(run("generate", "Once", **own).exception)
+
+
 def test_the_gateway_has_the_certificate_and_asks_the_processor_for_whom(stack: Ring, folder: Path) -> None:
     trusting = ssl.create_default_context(cafile=folder / "ca.pem")
 
@@ -101,6 +113,18 @@ def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> N
     assert "UNAUTHENTICATED: authorization: missing" in str(refused.exception)
     in_clear = run("generate", "Once", "--address", "203.0.113.1:50051", RINGLINE_TLS_CA_FILE=None)
     assert "--token-file: it would be sent to 203.0.113.1:50051 unencrypted" in str(in_clear.exception)
+    own = {"RINGLINE_TOKEN_FILE": None, "RINGLINE_TOKEN": "mine"}
+    in_clear = run("generate", "Once", "--address", "203.0.113.1:50051", RINGLINE_TLS_CA_FILE=None, **own)
+    assert "RINGLINE_TOKEN: it would be sent to 203.0.113.1:50051 unencrypted" in str(in_clear.exception)
+    assert "RINGLINE_TOKEN: no token: " in str(
+        run("generate", "Once", **own | {"RINGLINE_TOKEN": "two words"}).exception
+    )
+    for command in (
+        ("health", "203.0.113.1:50051"),
+        *((name, "--address", "203.0.113.1:50051") for name in ("status", "bench")),
+    ):
+        in_clear = run(*command, RINGLINE_TLS_CA_FILE=None)
+        assert "--token-file: it would be sent to 203.0.113.1:50051 unencrypted" in str(in_clear.exception), command
     absent = run("generate", "Once", "--token-file", str(folder / "absent"))
     assert "--token-file: " in str(absent.exception)
     assert "cannot be read" in str(absent.exception)

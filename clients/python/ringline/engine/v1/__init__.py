@@ -1,0 +1,1 @@
+"""Stubs of the proto package ringline.engine.v1, generated."""

@@ -1,0 +1,1 @@
+"""Stubs of the proto package ringline.inference.v1, generated."""

@@ -1,0 +1,1 @@
+"""Stubs of the proto package ringline.types.v1, generated."""
