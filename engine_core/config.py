@@ -258,7 +258,8 @@ class SchedulerConfig(_Section):
         None,
         "JSON object that says how drafts are made besides those that grammars force: method (ngram, draft_model, mtp "
         "or eagle3), model (the drafting checkpoint), num_speculative_tokens, prompt_lookup_min and prompt_lookup_max, "
-        'such as {"method": "ngram"}. Tokens stay the same; docs/speculation.md says what pays. Default: none.',
+        'such as {"method": "ngram"}. Tokens stay the same; docs/explanation/speculation.md says what pays. '
+        "Default: none.",
     )
 
     def __post_init__(self) -> None:

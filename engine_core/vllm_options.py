@@ -107,7 +107,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("speculative_model",): "is not an option: {speculative_config} has a model, and says how drafts are made",
     ("attention_config", "ac"): "is not supported: {attention_backend} chooses the implementation of attention",
     ("kernel_config",): "is not supported: kernels are chosen for the device and the model",
-    ("profiler_config",): "is not supported: docs/metrics.md lists what is measured",
+    ("profiler_config",): "is not supported: docs/reference/metrics.md lists what is measured",
     # Requests and answers
     ("structured_outputs_config",): (
         "is not an option: llguidance holds answers to the form that requests ask for, such as json_schema"
@@ -139,7 +139,9 @@ class WithoutEffect:
     """What there is instead of others."""
 
 
-_NO_CODE = "no code from a checkpoint is executed; docs/models.md lists the models that have an implementation here"
+_NO_CODE = (
+    "no code from a checkpoint is executed; docs/reference/models.md lists the models that have an implementation here"
+)
 _KERNELS = "kernels, and how steps use them, are chosen for the device and the model"
 _GRAPHS = "CUDA graphs are captured for fixed batch sizes, and nothing is compiled for a model"
 _PREFILLS = "the tokens of all prompts in a step are limited together, by max_num_batched_tokens"

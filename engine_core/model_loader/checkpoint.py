@@ -229,7 +229,7 @@ def _pooling(
     if choice.impl != RINGLINE and not config.attends_both_ways:
         raise UnsupportedModelError(
             f"{pooling.architecture} runs through transformers' module (--model-impl), which only generates: vectors, "
-            "scores and labels need a model of Ringline's own; docs/models.md lists them"
+            "scores and labels need a model of Ringline's own; docs/reference/models.md lists them"
         )
     pooler = pooler_config(pooling, path, raw, choice.model, config)
     if isinstance(config, ArchitectureConfig) and not config.attends_both_ways:

@@ -42,7 +42,7 @@ _RECURRENT = {
 def not_supported(architecture: str, reason: str) -> UnsupportedModelError:
     """The error for an unsupported model; ``reason`` explains it."""
     return UnsupportedModelError(
-        f"architecture {architecture!r} is not supported: {reason}; supported architectures: docs/models.md"
+        f"architecture {architecture!r} is not supported: {reason}; supported architectures: docs/reference/models.md"
     )
 
 

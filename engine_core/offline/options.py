@@ -76,7 +76,11 @@ def _instead_of(option: str, known: Iterable[str]) -> str:
     if instead is not None:
         return f"{option} {instead}"
     near = difflib.get_close_matches(option, known, n=1, cutoff=_TYPO_SIMILARITY)
-    hint = f"did you mean {near[0]}?" if near else "engine_core/config.py and docs/configuration.md list all options"
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else "engine_core/config.py and docs/reference/configuration.md list all options"
+    )
     return f"unknown option {option}; {hint}"
 
 

@@ -34,7 +34,7 @@ COMMANDS = {
     "certs": "Make certificates for development.",
     "token": "Make a bearer token for a tenant.",
     "demo": "Serve the bundled model, stream an answer, and stop; --kill shows a failover.",
-    "config-docs": "Print docs/configuration.md.",
+    "config-docs": "Print docs/reference/configuration.md.",
 }
 """Every subcommand with its summary. ``name`` is the click command ``name`` in ``services.cli.commands.name``."""
 

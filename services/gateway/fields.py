@@ -11,7 +11,7 @@ A body is a ``msgspec.Struct`` whose fields are all ``Annotated`` with one of th
         n_predict: Annotated[int | None, same("max_tokens", note="…")] = None    # another server's name
 
 Pass the parsed body to ``checked``, then to ``options_of`` for the ring's options. List the endpoint in
-``tests.docs.api_fields.ENDPOINTS``, from which the tables in docs/openai.md are generated.
+``tests.docs.api_fields.ENDPOINTS``, from which the tables in docs/reference/openai.md are generated.
 
 Every field is optional, for null means absent. Undeclared fields are ignored.
 """

@@ -14,7 +14,9 @@ _LOADING = "/v1/load_lora_adapter and /v1/unload_lora_adapter load and unload ad
 _ONE_MODALITY = "text is the only modality"
 _NO_STORE = "nothing is stored, and every request is answered while its client waits"
 _UNPREFIXED = "this path is without /v1"
-_OTHERWISE = "there are /v1/chat/completions, /v1/completions, /v1/models and others, which docs/openai.md lists"
+_OTHERWISE = (
+    "there are /v1/chat/completions, /v1/completions, /v1/models and others, which docs/reference/openai.md lists"
+)
 
 _ROOMS: Mapping[tuple[str, ...], str] = {
     # llama-server, SGLang, TGI, Ollama, vLLM
@@ -37,7 +39,7 @@ _ROOMS: Mapping[tuple[str, ...], str] = {
     ("/v1/assistants", "/v1/threads", "/v1/conversations", "/v1/messages/batches"): _NO_STORE,
     ("/v1/responses/compact",): "shorten the input yourself; /v1/responses/input_tokens counts its tokens",
     ("/v1/moderations",): "nothing is moderated",
-    ("/docs", "/redoc", "/openapi.json"): "docs/openai.md describes the API",
+    ("/docs", "/redoc", "/openapi.json"): "docs/reference/openai.md describes the API",
     # Base URLs: OpenAI's ends with /v1, Anthropic's does not
     ("/v1/v1",): "the client adds /v1 itself: leave it out of the base URL",
     ("/chat/completions", "/completions", "/responses", "/models", "/messages"): "the base URL ends with /v1",

@@ -184,7 +184,7 @@ class Intake:
     def check_not_draining(self) -> None:
         """Raise ``Refused`` for a call that comes while the processor drains.
 
-        gRPC itself can send a call elsewhere if this is its only answer (docs/channels.md).
+        gRPC itself can send a call elsewhere if this is its only answer (docs/how-to/channels.md).
         """
         if self.draining:
             problem = "this processor is about to end: send the request again, to another or once this one is back"

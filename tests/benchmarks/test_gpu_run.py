@@ -183,7 +183,7 @@ def test_eight_minutes_are_enough_for_all_that_comes_first() -> None:
     assert [row["part"] for row in parts.table()] == list(PARTS)
     files = {one.runs for one in PARTS.values() if one.runs.endswith(".py")}
     assert all((ROOT / "tests" / "gpu" / file).exists() for file in files)
-    told = (ROOT / "docs" / "gpu.md").read_text()
+    told = (ROOT / "docs" / "how-to" / "gpu.md").read_text()
     for name, one in PARTS.items():
         assert f"| `{name}` | {one.proves} | {one.cost.fixed:g} | {one.cost.terabytes:g} " in told
         assert f"| {one.cost.petaflops:g} | {one.cost.seconds:.0f} |" in told

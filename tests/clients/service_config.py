@@ -1,4 +1,4 @@
-"""The service config that docs/channels.md publishes, and what its tests send it against."""
+"""The service config that docs/how-to/channels.md publishes, and what its tests send it against."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.services.processor.service_harness import ServiceHarness
 
 def service_config() -> str:
     """As JSON, exactly as it is published."""
-    (block,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "channels.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "how-to" / "channels.md").read_text(), re.DOTALL)
     json.loads(block)
     return str(block)
 

@@ -1,4 +1,4 @@
-"""Bare stubs with the service config of docs/channels.md: what a draining processor refuses, another one answers."""
+"""Bare stubs with the service config of docs/how-to/channels.md: what one that drains refuses, another answers."""
 
 from __future__ import annotations
 

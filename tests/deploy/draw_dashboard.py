@@ -1,4 +1,4 @@
-"""Draws the dashboard with live data, for docs/metrics.md: ``python -m tests.deploy.draw_dashboard PICTURE``.
+"""Draws the dashboard with live data, for docs/reference/metrics.md: ``python -m tests.deploy.draw_dashboard PICTURE``.
 
 A ring under load, Prometheus that scrapes it, each panel of the dashboard's file at its place with the answers to its
 queries. It is no Grafana: what the file asks and what comes back is real, how it looks is matplotlib's.

@@ -24,9 +24,9 @@ def test_each_alert_fires_where_it_should_and_nowhere_else() -> None:
 
 def test_each_alert_says_what_to_do() -> None:
     assert len(NAMES) == len(set(NAMES)) > 10
-    sections = anchors(ROOT / "docs" / "operations.md")
+    sections = anchors(ROOT / "docs" / "how-to" / "operations.md")
     assert {name.lower() for name in NAMES} <= sections
-    runbooks = re.findall(r"runbook: docs/operations.md#(\w+)", RULES.read_text())
+    runbooks = re.findall(r"runbook: docs/how-to/operations.md#(\w+)", RULES.read_text())
     assert runbooks == [name.lower() for name in NAMES]
     said = {section for section in sections if section.startswith("ringline")}
     assert said == set(runbooks), "no section without its alert"

@@ -182,7 +182,9 @@ def test_engines_are_scaled_by_a_series_that_they_have() -> None:
     (rule,) = yaml.safe_load((FOLDER / "autoscaling" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
     series = rule["seriesQuery"].partition("{")[0]
-    assert re.search(rf"^\| `{series}` \| gauge \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    assert re.search(
+        rf"^\| `{series}` \| gauge \|", (ROOT / "docs" / "reference" / "metrics.md").read_text(), re.MULTILINE
+    )
 
 
 def test_a_merge_is_by_name_where_lists_have_names_and_null_removes() -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/openai.md: every field of every request to the gateway, read off the declarations.
+"""The tables of docs/reference/openai.md: every field of every request to the gateway, read off the declarations.
 
 ``python -m tests.docs.api_fields`` writes them into the page.
 """
@@ -128,7 +128,7 @@ def _cell(field: Field) -> str:
     return note + (f" Accepted: {', '.join(neutral)}." if neutral else "")
 
 
-TABLES = Generated(ROOT / "docs" / "openai.md", _BEGIN, _END, tables)
+TABLES = Generated(ROOT / "docs" / "reference" / "openai.md", _BEGIN, _END, tables)
 
 if __name__ == "__main__":
     TABLES.write()

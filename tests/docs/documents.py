@@ -27,12 +27,14 @@ DOCUMENTS = tuple(
     )
 )
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _CONTINUED = re.compile(r"\s*\\\n\s*")
 _INLINE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_COMMENT = re.compile(r"\s+# .*$")
+_COMMENT = re.compile(r"(?:^|\s+)# .*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +46,44 @@ class Block:
     code: str
     number: int
     """Among the document's blocks, from 1."""
+    reason: str | None = None
+    """Why it is not run, if the comment before it says so: ``<!-- not run: needs a cluster -->``."""
 
     def __str__(self) -> str:
         return f"{self.document.relative_to(ROOT)}-{self.number}"
 
 
+def blocks_of(document: Path) -> list[Block]:
+    """Every block of a document."""
+    found = enumerate(_FENCE.finditer(document.read_text()), 1)
+    return [Block(document, match["language"], match["code"], number, match["reason"]) for number, match in found]
+
+
+def is_walk(document: Path) -> bool:
+    """Whether a document's blocks are run one after the other, by ``make docs`` (``tests.docs.site.walks``)."""
+    return document.is_relative_to(ROOT / "docs") and document.parent.name in ("start", "tutorials")
+
+
 def blocks(language: str) -> list[Block]:
-    """Every block of a language, "" for those that name none."""
+    """Every block of a language that is to be run by itself."""
     return [
-        Block(document, match[1], match[2], number)
+        block
         for document in DOCUMENTS
-        for number, match in enumerate(_FENCE.finditer(document.read_text()), 1)
-        if match[1] == language
+        if not is_walk(document)
+        for block in blocks_of(document)
+        if block.language == language and block.reason is None
     ]
 
 
-def command_lines(programs: tuple[str, ...]) -> list[str]:
-    """The lines of unnamed blocks that are for a shell: those of the blocks that begin with one of ``programs``.
+def command_lines() -> list[str]:
+    """The lines of all blocks that are for a shell. One that is continued is one line."""
+    return [line for block in blocks("bash") for line in lines_of_shell(block)]
 
-    One that is continued is one line.
-    """
-    return [
-        _COMMENT.sub("", line)
-        for block in blocks("")
-        if block.code.split(maxsplit=1)[0].rpartition("/")[2] in programs
-        for line in _CONTINUED.sub(" ", block.code).splitlines()
-        if line
-    ]
+
+def lines_of_shell(block: Block) -> list[str]:
+    """A block's command lines, without comments."""
+    lines = _CONTINUED.sub(" ", block.code).splitlines()
+    return [without for line in lines if (without := _COMMENT.sub("", line).strip())]
 
 
 def inline_code() -> Iterator[tuple[Path, str]]:

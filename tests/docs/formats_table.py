@@ -1,4 +1,4 @@
-"""The tables of formats in docs/tools-and-reasoning.md: who writes calls and reasoning, and how.
+"""The tables of formats in docs/reference/tools-and-reasoning.md: who writes calls and reasoning, and how.
 
 ``python -m tests.docs.formats_table`` writes them into the page.
 """
@@ -14,7 +14,7 @@ from tests.text_core.parsing.call_templates import CALL_TEMPLATES
 from text_core.chat_templates import ChatTemplates, TemplateSource
 from text_core.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 
-PAGE = ROOT / "docs" / "tools-and-reasoning.md"
+PAGE = ROOT / "docs" / "reference" / "tools-and-reasoning.md"
 _BEGIN = "<!-- By `python -m tests.docs.formats_table`, which a test runs. -->\n"
 _END = "<!-- End of the tables. -->"
 _CALL = {"type": "function", "id": "call00001", "function": {"name": "f", "arguments": {"a": "x", "b": 1}}}

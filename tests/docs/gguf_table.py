@@ -1,4 +1,4 @@
-"""The table of docs/gguf.md: what each value of ``general.architecture`` is run as.
+"""The table of docs/reference/gguf.md: what each value of ``general.architecture`` is run as.
 
 ``python -m tests.docs.gguf_table`` writes it into the page.
 """
@@ -24,7 +24,7 @@ def _row(value: str) -> str:
 
 
 TABLE = Generated(
-    ROOT / "docs" / "gguf.md",
+    ROOT / "docs" / "reference" / "gguf.md",
     "<!-- By `python -m tests.docs.gguf_table`, which a test runs. -->\n",
     "<!-- End of the table. -->",
     architectures,

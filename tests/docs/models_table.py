@@ -1,4 +1,5 @@
-"""The table of docs/models.md: what each architecture is, read off the registry and the configurations it is tested in.
+"""The table of docs/reference/models.md: what each architecture is, read off the registry and the configurations it is
+tested in.
 
 ``python -m tests.docs.models_table`` writes it into the page.
 """
@@ -20,7 +21,7 @@ from tests.engine_core.models.encoders import CASES as ENCODER_CASES
 from tests.engine_core.models.families import SHAPES
 from tests.engine_core.models.tiny_models import CASES
 
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "reference" / "models.md"
 _BEGIN, _END = "<!-- By `python -m tests.docs.models_table`, which a test runs. -->\n", "<!-- End of the table. -->"
 _HEAD = (
     "| architecture | `model_type` | attention | rotation | feed-forward blocks | never quantized | GPU |",

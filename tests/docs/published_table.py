@@ -1,4 +1,4 @@
-"""The tables of docs/published.md: what becomes of each published checkpoint.
+"""The tables of docs/reference/published.md: what becomes of each published checkpoint.
 
 ``python -m tests.docs.published_table`` writes them into the page.
 """
@@ -10,7 +10,7 @@ from tests.docs.documents import ROOT, Generated
 from tests.engine_core.models.published import GROUPS
 from tests.engine_core.models.published.entry import Published
 
-PAGE = ROOT / "docs" / "published.md"
+PAGE = ROOT / "docs" / "reference" / "published.md"
 _BEGIN = "<!-- By `python -m tests.docs.published_table`, which a test runs. -->\n"
 _END = "<!-- End of the tables. -->"
 

@@ -1,5 +1,5 @@
-"""The tables of docs/quantization.md: how each format is kept, read off the methods that the registry has, and what
-each family keeps in the model's type.
+"""The tables of docs/reference/quantization.md: how each format is kept, read off the methods that the registry has,
+and what each family keeps in the model's type.
 
 ``python -m tests.docs.quantization_tables`` writes them into the page.
 """
@@ -102,7 +102,7 @@ def _family_row(name: str, model: Any) -> str:
 
 
 TABLES = [
-    Generated(ROOT / "docs" / "quantization.md", _BEGIN.format(name), _END.format(name), make)
+    Generated(ROOT / "docs" / "reference" / "quantization.md", _BEGIN.format(name), _END.format(name), make)
     for name, make in (("formats", formats), ("families", families))
 ]
 

@@ -41,11 +41,13 @@ OF_RAY_AND_DOCKER = {
     "--profile",
     "--shm-size",
 }
+FOREIGN_FLAGS_NAMED = {f"--{name.replace('_', '-')}" for name in FOREIGN_FLAGS} | {"--api-key"}
+"""Of servers that a page is about."""
 OF_POOLING = re.compile(r"/(embeddings|rerank|score|classify)\b")
 FLAG = re.compile(r"(?<!\S)--[a-z0-9-]+")
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
 
-LINES = command_lines(("ringline", "make", "pip", "python", "echo", "curl"))
+LINES = command_lines()
 
 
 def program(line: str) -> str:
@@ -189,7 +191,11 @@ def test_commands_and_flags_that_are_named_exist() -> None:
         "CONTRIBUTING.md": {"--wide"},
         "distributed.md": OF_RAY_AND_DOCKER,
         "failover.md": flags_of_scripts("tests/chaos"),
+        "from-llama-cpp.md": FOREIGN_FLAGS_NAMED,
+        "from-vllm.md": FOREIGN_FLAGS_NAMED,
         "gpu.md": of_benchmarks | flags_of_scripts("benchmarks/gpu") | flags_of_scripts("tests/gpu"),
+        "install.md": {"--extra-index-url"},  # of pip
+        "lm-eval.md": {"--apply"},
         "openai.md": {"--disable", "--system-prompt"},  # of agents
         "quantization.md": of_benchmarks,
         "security.md": flags_of_scripts("tests/fuzz"),

@@ -12,7 +12,7 @@ from tests.programs import output_of
 from tests.ring import Ring
 
 PYTHON, TYPESCRIPT = blocks("python"), blocks("ts")
-SILENT = {"clients/python/README.md-5", *(f"docs/client.md-{number}" for number in (6, 10, 11, 12))}
+SILENT = {"clients/python/README.md-5", *(f"docs/reference/client.md-{number}" for number in (6, 10, 11, 12))}
 """Examples that print nothing."""
 TRIES = 5
 """Answers of some are drawn: one may be empty, as its first token may be the end; but not all."""

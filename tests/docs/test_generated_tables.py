@@ -1,5 +1,7 @@
 """Tables of the documents that programs write are as they would be written now, and leave nothing out."""
 
+from pathlib import Path
+
 import pytest
 
 from engine_core.models.registry import ARCHITECTURES
@@ -7,9 +9,11 @@ from engine_core.quantization.registry import STORED
 from services.gateway.endpoints import ENDPOINTS
 from tests.docs import (
     api_fields,
+    errors_table,
     formats_table,
     gguf_table,
     models_table,
+    protos_pages,
     published_table,
     quantization_tables,
     vision_table,
@@ -21,6 +25,7 @@ from tests.docs.documents import Generated
     "part",
     [
         api_fields.TABLES,
+        errors_table.TABLE,
         formats_table.TABLE,
         gguf_table.TABLE,
         models_table.TABLE,
@@ -33,6 +38,11 @@ from tests.docs.documents import Generated
 )
 def test_a_part_is_as_it_would_be_written_now(part: Generated) -> None:
     assert part.written() == part.make(), f"run `python -m {part.make.__module__}`"
+
+
+@pytest.mark.parametrize("page", protos_pages.pages(), ids=lambda page: page.stem)
+def test_a_page_of_the_contract_is_as_it_would_be_written_now(page: Path) -> None:
+    assert page.read_text() == protos_pages.pages()[page](), "run `python -m tests.docs.protos_pages`"
 
 
 def test_every_endpoint_of_an_api_has_its_fields_there() -> None:

@@ -11,7 +11,7 @@ from tests.docs.documents import DOCUMENTS, ROOT, anchors, inline_code, links
 
 BASES = (".", "engine_core", "engine_core/kernels/cpu", "clients/python")
 """Where paths in running text begin, besides the document's own folder."""
-MADE_BY_COMMANDS = {"authority/", "results/", "results/offline.json"}
+MADE_BY_COMMANDS = {"authority/", "dist/", "site/", "results/", "results/offline.json"}
 MODELS_OF_USERS = ("path/to/", "org/name/")
 _PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*(/|/[\w*-]+\.\w+|/[\w-]+\*)")
 _MODULE = re.compile(r"(benchmarks|engine_core|services|text_core)(\.\w+)+")

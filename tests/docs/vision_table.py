@@ -1,4 +1,4 @@
-"""The table of docs/models.md of the classes that see pictures, read off their registry.
+"""The table of docs/reference/models.md of the classes that see pictures, read off their registry.
 
 ``python -m tests.docs.vision_table`` writes it into the page.
 """
@@ -20,7 +20,7 @@ def vision_models() -> str:
 
 
 TABLE = Generated(
-    ROOT / "docs" / "models.md",
+    ROOT / "docs" / "reference" / "models.md",
     "<!-- By `python -m tests.docs.vision_table`, which a test runs. -->\n",
     "<!-- End of the table. -->",
     vision_models,

@@ -1,4 +1,4 @@
-"""Bare stubs of Python and Node, as docs/channels.md tells them to be: pings, and a service config.
+"""Bare stubs of Python and Node, as docs/how-to/channels.md tells them to be: pings, and a service config.
 
 Those of Go are tried the same way by tests/stubs.
 """

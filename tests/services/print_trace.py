@@ -1,4 +1,4 @@
-"""Prints the trace of one request for docs/tracing.md: ``python -m tests.services.print_trace``.
+"""Prints the trace of one request for docs/how-to/tracing.md: ``python -m tests.services.print_trace``.
 
 A ring of real processes that trace, a real OTLP receiver, and what arrived there as lines over time.
 """

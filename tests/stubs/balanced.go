@@ -1,4 +1,4 @@
-// Stubs of Go with the service config of docs/channels.md, and with keepalive:
+// Stubs of Go with the service config of docs/how-to/channels.md, and with keepalive:
 //
 //	balanced CONFIG answer COUNT ADDRESS…   so many short answers, one after the other, by any of the addresses
 //	balanced CONFIG hold SECONDS ADDRESS    an idle Session for so long, with a ping every 10 s

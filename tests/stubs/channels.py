@@ -1,4 +1,4 @@
-"""Channels of Go as docs/channels.md tells them to be: pings on an idle stream, and processors that end among two."""
+"""Channels of Go as docs/how-to/channels.md tells them to be: pings, and processors that end among two."""
 
 from __future__ import annotations
 

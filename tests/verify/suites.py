@@ -217,6 +217,15 @@ SUITES = (
         figures={"phases": r" s$", **_PROBLEMS},
     ),
     Suite(
+        name="walks",
+        what="the tutorials, as a reader would follow them",
+        arguments=("-m", "tests.docs.site.walks"),
+        minutes=6,
+        begins=("tests.docs.site.walks", *_GATEWAY),
+        data=(*_DATA, "docs/start", "docs/tutorials", "clients/python"),
+        figures={"blocks": r": (\d+) blocks in", **_PROBLEMS},
+    ),
+    Suite(
         name="fuzz",
         what="mutated messages to every service",
         arguments=("-m", "tests.fuzz", "--inputs", "30000"),

@@ -220,11 +220,11 @@ ALL = {suite.name for suite in SUITES}
 @pytest.mark.parametrize(
     ("path", "again"),
     [
-        ("docs/gpu.md", set()),
+        ("docs/how-to/gpu.md", set()),
         ("engine_core/README.md", set()),
         ("tests/services/gateway/conftest.py", set()),
-        ("services/gateway/endpoints.py", {"doors", "fuzz", "vectors"}),
-        ("services/gateway/page/index.html", {"doors", "fuzz", "vectors"}),
+        ("services/gateway/endpoints.py", {"doors", "fuzz", "vectors", "walks"}),
+        ("services/gateway/page/index.html", {"doors", "fuzz", "vectors", "walks"}),
         ("engine_core/kernels/cpu/kernels.cpp", ALL - {"scheduler", "pictures"}),
         ("engine_core/scheduling/scheduler.py", ALL - {"pictures"}),
         ("engine_core/executor/ray/cluster.py", ALL - {"scheduler", "pictures"}),

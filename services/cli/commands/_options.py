@@ -133,7 +133,7 @@ def _address_option(metavar: str, more: str, *, several: bool) -> Callable[[Func
             if not valid_address(address):
                 raise click.BadParameter(f"{address!r} is not an address: expected host:port, [v6]:port or unix:path")
         for name, nearest in unknown_variables(os.environ):
-            hint = f"did you mean {nearest}?" if nearest else "docs/configuration.md lists them all"
+            hint = f"did you mean {nearest}?" if nearest else "docs/reference/configuration.md lists them all"
             click.echo(f"warning: unknown variable {name}; {hint}", err=True)
         return given
 

@@ -1,4 +1,4 @@
-"""``ringline config-docs``: writes ``docs/configuration.md`` from the options' declarations."""
+"""``ringline config-docs``: writes ``docs/reference/configuration.md`` from the options' declarations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _SERVICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 @click.command(cls=Command)
 def config_docs() -> None:
-    """Print docs/configuration.md."""
+    """Print docs/reference/configuration.md."""
     head = _HEAD.format(aliases="\n".join(_aliases()))
     click.echo("\n".join([head.rstrip() + "\n", *_service_sections()]), nl=False)
 

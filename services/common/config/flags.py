@@ -153,7 +153,9 @@ class SettingsCommand(Command):
         formatter.write_paragraph()
         formatter.write_text("--any-option can also be given as the variable RINGLINE_ANY_OPTION.")
         if not ctx.meta.get(_SHOW_ALL):
-            formatter.write_text(f"--help-all shows all {len(settings)} options; so does docs/configuration.md.")
+            formatter.write_text(
+                f"--help-all shows all {len(settings)} options; so does docs/reference/configuration.md."
+            )
 
 
 def write_sections(

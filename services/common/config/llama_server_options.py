@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from services.common.config.foreign_flags import Alias, Answer, NoEffect, table
 
-_REQUEST = "is not an option: each request can set it, see docs/openai.md"
+_REQUEST = "is not an option: each request can set it, see docs/reference/openai.md"
 _DEFAULT = "is not an option: a request can set it, and --override-generation-config has the defaults of requests"
 _NO_SAMPLER = "is not supported: requests have temperature, top_p, top_k, min_p, penalties and logit_bias"
 _CONTEXT = (
@@ -81,7 +81,7 @@ LLAMA_SERVER_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("repack", "nr", "no_host", "mlock", "mmap", "dio", "direct_io", "ndio"): NoEffect(_MEMORY),
         ("lm", "load_mode", "lzm", "lazy_mode", "dt", "defrag_thold"): NoEffect(_MEMORY, takes_value=True),
         ("check_tensors",): NoEffect("tensors are checked as they are read"),
-        ("perf",): NoEffect("docs/metrics.md lists what is measured"),
+        ("perf",): NoEffect("docs/reference/metrics.md lists what is measured"),
         ("warmup",): NoEffect("the engine warms up before it serves"),
         ("e", "escape"): NoEffect("prompts come from requests, and are taken as they are"),
         ("cb", "cont_batching", "nocb"): NoEffect(_BATCHED),

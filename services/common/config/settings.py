@@ -1,7 +1,8 @@
 """The options of the services. The engine's own options are declared in ``engine_core.config``.
 
-Each is declared once, here, and becomes a flag, a ``RINGLINE_…`` variable and an entry of ``docs/configuration.md``
-(see ``options``). An unusable value raises ``SettingError`` at construction. ``None`` means "derive the value".
+Each is declared once, here, and becomes a flag, a ``RINGLINE_…`` variable and an entry of
+``docs/reference/configuration.md`` (see ``options``). An unusable value raises ``SettingError`` at construction.
+``None`` means "derive the value".
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _ONE_LOG = "--log-level is that of all logs, and requests are not logged"
 _PLUGIN = "is not supported: no code of yours or of a checkpoint is executed"
 _FINGERPRINT = "is not supported: answers have no fingerprint of the server"
 _ORIGINS = "is not needed: pages of --cors-origins may send any header, and tokens are sent as one"
-_MEASURED = "is not an option: docs/metrics.md lists what is measured"
+_MEASURED = "is not an option: docs/reference/metrics.md lists what is measured"
 _FRONT_END = "the gateway is a process of its own, apart from the processor and the engine"
 _OWN_MODEL = "is not supported: the model's chat template says how it writes"
 
@@ -110,13 +110,13 @@ VLLM_FLAGS: dict[str, Alias | NoEffect | Answer] = table(
         ("allow_credentials", "allowed_methods", "allowed_headers"): _ORIGINS,
         ("root_path",): "is not supported: a proxy takes its own prefix off a path before it passes a request on",
         ("middleware",): "is not supported: put what your requests need into a proxy before the gateway",
-        ("enable_offline_docs",): "is not supported: docs/openai.md describes the API",
+        ("enable_offline_docs",): "is not supported: docs/reference/openai.md describes the API",
         ("h11_max_incomplete_event_size", "h11_max_header_count"): (
             "is not an option: the gateway takes a head of 64 KiB"
         ),
         ("headless",): "is not an option: run `ringline engine`, which has no front end",
         ("renderer_num_workers",): "is not an option: a processor tokenizes beside its other work; run several of them",
-        ("tokens_only",): "is not an option: clients send token ids by gRPC, see docs/protocol.md",
+        ("tokens_only",): "is not an option: clients send token ids by gRPC, see docs/explanation/protocol.md",
         ("config",): "is not supported: options are flags or RINGLINE_… variables",
         ("tool_parser_plugin", "reasoning_parser_plugin"): _PLUGIN,
         ("tool_server",): "is not supported: your program runs the tools that a model calls",

@@ -1,6 +1,6 @@
 """HTTP errors of endpoints, and their mapping from the ring's errors.
 
-A test compares the table in ``docs/openai.md``.
+A test compares the table in ``docs/reference/openai.md``.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_rounded_weights_fit_where_the_original_does_not(tmp_path: Path, monkeyp
 
 
 def test_the_bundled_model_keeps_its_distributions() -> None:
-    """The bounds are some way above what docs/quantization.md has for 200 documents."""
+    """The bounds are some way above what docs/reference/quantization.md has for 200 documents."""
     names = {"bfloat16", "int8", "int4 in groups of 32"}
     compared = [way for way in ways() if way.name in names]
     rows = {str(row["weights"]): row for row in measure(6, random=False, compared=compared)}

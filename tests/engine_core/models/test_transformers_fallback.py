@@ -76,7 +76,7 @@ def test_families_are_those_that_are_named() -> None:
     kinds = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] for config in FALLBACK.values()}
     assert kinds == set(TESTED)
     assert not kinds & set(ARCHITECTURES)
-    documented = (Path(__file__).resolve().parents[3] / "docs" / "models.md").read_text()
+    documented = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "models.md").read_text()
     assert all(f"`{name}`" in documented for name in TESTED)
 
 

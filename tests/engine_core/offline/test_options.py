@@ -20,7 +20,9 @@ OF_FLAGS = {setting.name: setting for setting in settings_of(EngineConfig())}
 def test_an_unknown_option_says_what_there_is_instead() -> None:
     for option, message in {
         "max_model_length": "unknown option max_model_length; did you mean max_model_len?",
-        "enable_xyzzy": "unknown option enable_xyzzy; engine_core/config.py and docs/configuration.md list all options",
+        "enable_xyzzy": (
+            "unknown option enable_xyzzy; engine_core/config.py and docs/reference/configuration.md list all options"
+        ),
         "scheduling_policy": "scheduling_policy is called policy here",
         "num_gpu_blocks_override": (
             "num_gpu_blocks_override is not supported: kv_cache_memory_bytes sets the size of the KV cache"

@@ -151,7 +151,7 @@ def test_a_conversation_with_a_picture(llm: LLM) -> None:
     assert same.num_cached_tokens
     assert other.prompt_token_ids == first.prompt_token_ids
     assert not other.num_cached_tokens, "pictures are known by their pixels"
-    assert first.prompt == "<｜begin▁of▁sentence｜><image>\na", "as docs/offline.md writes it"
+    assert first.prompt == "<｜begin▁of▁sentence｜><image>\na", "as docs/reference/offline.md writes it"
     prompt: Any = {"prompt": first.prompt, "multi_modal_data": {"image": [png()]}}
     [completed] = llm.generate(prompt, GREEDY)
     assert completed.prompt_token_ids == first.prompt_token_ids

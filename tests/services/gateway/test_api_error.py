@@ -1,4 +1,4 @@
-"""Each documented error by status, type, param and code; docs/openai.md shows the same."""
+"""Each documented error by status, type, param and code; docs/reference/openai.md shows the same."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from services.ring.errors import USUAL_REASONS, Code, Reason
 from tests.clients.scripted_server import status
 from tests.services.gateway.http_harness import Running
 
-DOCUMENTED = Path(__file__).parents[3] / "docs" / "openai.md"
+DOCUMENTED = Path(__file__).parents[3] / "docs" / "reference" / "openai.md"
 ROW = r"^\| (\d+) \| `(\w+)` \| `(\w+)` \|"
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 CASES = {

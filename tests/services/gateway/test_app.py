@@ -70,7 +70,7 @@ async def test_what_is_refused_before_a_processor_is_asked(gateway, method, path
         ("/v1/v1/messages", "leave it out of the base URL"),
         ("/api/embed", "/v1/embeddings makes vectors"),
         ("/completion", "/v1/completions continues texts"),
-        ("/nothing", "docs/openai.md"),
+        ("/nothing", "docs/reference/openai.md"),
     ],
 )
 async def test_an_unknown_path_is_told_what_there_is(gateway: Running, path: str, advice: str) -> None:

@@ -30,9 +30,9 @@ def test_advice_is_of_paths_that_are_not_served_and_names_paths_that_are() -> No
         ("/models/load", "the base URL ends with /v1"),
         ("/load_lora_adapter", "/v1/load_lora_adapter and"),
         ("/adapters/blue", "/v1/unload_lora_adapter load and unload"),
-        ("/v1/audiobooks", "docs/openai.md lists"),
-        ("/", "docs/openai.md lists"),
-        ("/" * 60_000, "docs/openai.md lists"),
+        ("/v1/audiobooks", "docs/reference/openai.md lists"),
+        ("/", "docs/reference/openai.md lists"),
+        ("/" * 60_000, "docs/reference/openai.md lists"),
     ],
 )
 def test_a_path_is_advised_on_by_the_nearest_one_above_it(path: str, advice: str) -> None:

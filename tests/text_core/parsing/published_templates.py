@@ -20,7 +20,7 @@ from tests.text_core.parsing.rendering_checks import SPECIAL, Checked, check_pro
 from text_core.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
 from text_core.parsing.formats import NONE
 
-PAGE = ROOT / "docs" / "tools-and-reasoning.md"
+PAGE = ROOT / "docs" / "reference" / "tools-and-reasoning.md"
 BEGIN = "<!-- By `python -m tests.text_core.parsing.published_templates FOLDER --write`. -->\n"
 END = "<!-- End of what came of them. -->"
 _COLUMNS = ("calls", "reasoning", "tools", "templates", "prompts", "read", "demanded", "remarks")
@@ -44,7 +44,7 @@ def check(name: str, text: str) -> Checked:
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--only", default="", help="Only templates with this text in their names.")
-@click.option("--write", is_flag=True, help="Write the table into docs/tools-and-reasoning.md.")
+@click.option("--write", is_flag=True, help="Write the table into docs/reference/tools-and-reasoning.md.")
 def main(folder: Path, only: str, write: bool) -> None:
     names = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.jinja"))}
     chosen = [(name, path) for name, path in names.items() if only in name]

@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the options say."""
+"""docs/reference/configuration.md says what the options say."""
 
 import re
 from pathlib import Path
@@ -11,11 +11,13 @@ from services.cli.commands.config_docs import config_docs
 from services.cli.commands.serve import stack_settings
 from services.common.config.options import SettingError, settings_of
 
-TEXT = (Path(__file__).resolve().parents[4] / "docs" / "configuration.md").read_text()
+TEXT = (Path(__file__).resolve().parents[4] / "docs" / "reference" / "configuration.md").read_text()
 
 
 def test_the_document_is_as_the_declarations_generate_it():
-    assert CliRunner().invoke(config_docs).output == TEXT, "run `ringline config-docs > docs/configuration.md`"
+    assert CliRunner().invoke(config_docs).output == TEXT, (
+        "run `ringline config-docs > docs/reference/configuration.md`"
+    )
 
 
 def test_every_option_of_a_stack_is_in_it():

@@ -176,8 +176,8 @@ def test_a_detokenizer_tells_what_it_decoded_and_every_service_its_process():
 
 
 def test_every_series_is_documented():
-    """And nothing else is: ``docs/metrics.md`` lists, service by service, what is exported."""
-    page = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
+    """And nothing else is: ``docs/reference/metrics.md`` lists, service by service, what is exported."""
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "metrics.md").read_text()
     sections = re.split(r"^## ", page.partition("\n## Dashboard and alerts")[0], flags=re.MULTILINE)[1:]
     adapters = AdapterReading(
         **dict.fromkeys(AdapterReading.__annotations__, 0) | {"running_names": "", "waiting_names": ""}

@@ -1456,7 +1456,7 @@ class GetModelResponse(google.protobuf.message.Message):
     media_memory_bytes: builtins.int
     """Bytes for the pixels of pictures, each of which counts for 16 KiB more. 0: not known, or it takes none."""
     picture_facts: builtins.str
-    """How pictures are prepared, as JSON (docs/protocol.md); part of model_digest. Empty: none are taken."""
+    """How pictures are prepared, as JSON (docs/explanation/protocol.md); part of model_digest. Empty: none are taken."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
