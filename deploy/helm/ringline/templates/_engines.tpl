@@ -4,24 +4,27 @@
 {{- include "ringline.checkEngines" . -}}
 {{- $name := include "ringline.name" . -}}
 {{- with .group }}{{ $name = printf "%s-%s" $name . }}{{ end -}}
-{{- $labels := printf "ringline/engines: %s" (.group | default "main") -}}
+{{- if gt (len $name) 52 -}}
+{{- fail (printf "the name %s of a set of engines has %d characters, and Kubernetes adds to it: at most 52 fit, so choose a shorter release or group" $name (len $name)) -}}
+{{- end -}}
+{{- $labels := printf "ringline/engines: %q" (.group | default "main") -}}
 {{- $volume := .root.Values.model.volume -}}
 ---
 apiVersion: apps/v1
 kind: StatefulSet
 metadata:
-  name: {{ $name }}
+  name: {{ $name | quote }}
   labels:
     {{- include "ringline.labels" . | nindent 4 }}
 spec:
   {{- if not .set.autoscaling.enabled }}
-  replicas: {{ .set.replicas }}
+  replicas: {{ include "ringline.text" .set.replicas }}
   {{- end }}
   selector:
     matchLabels:
       {{- include "ringline.selector" . | nindent 6 }}
       {{ $labels }}
-  serviceName: {{ include "ringline.name" . }}
+  serviceName: {{ include "ringline.name" . | quote }}
   podManagementPolicy: Parallel
   template:
     metadata:
@@ -34,9 +37,9 @@ spec:
       spec:
         accessModes: [ReadWriteOnce]
         {{- with $volume.storageClass }}
-        storageClassName: {{ . }}
+        storageClassName: {{ . | quote }}
         {{- end }}
-        resources: {requests: {storage: {{ $volume.size }}}}
+        resources: {requests: {storage: {{ $volume.size | quote }}}}
   {{- end }}
 {{- with .set.autoscaling }}
 {{- if .enabled }}
@@ -45,18 +48,18 @@ spec:
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
 metadata:
-  name: {{ $name }}
+  name: {{ $name | quote }}
   labels:
     {{- include "ringline.labels" $ | nindent 4 }}
 spec:
-  scaleTargetRef: {apiVersion: apps/v1, kind: StatefulSet, name: {{ $name }}}
-  minReplicas: {{ .minReplicas }}
-  maxReplicas: {{ .maxReplicas }}
+  scaleTargetRef: {apiVersion: apps/v1, kind: StatefulSet, name: {{ $name | quote }}}
+  minReplicas: {{ include "ringline.text" .minReplicas }}
+  maxReplicas: {{ include "ringline.text" .maxReplicas }}
   metrics:
     - type: Pods
       pods:
         metric: {name: vllm_num_requests_waiting}
-        target: {type: AverageValue, averageValue: {{ .waitingRequests | toString | quote }}}
+        target: {type: AverageValue, averageValue: {{ include "ringline.text" .waitingRequests | quote }}}
   behavior:
     scaleUp:
       stabilizationWindowSeconds: 30

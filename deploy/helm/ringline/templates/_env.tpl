@@ -26,7 +26,7 @@
 {{- end }}
 {{- with $root.Values.model.hubToken }}
 {{- if .secretName }}
-- {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ .secretName }}, key: {{ .key }}}}}
+- {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ .secretName | quote }}, key: {{ .key | quote }}}}}
 {{- end }}
 {{- end }}
 {{- if .set.gpu.count }}

@@ -5,6 +5,9 @@
 {{- if gt (len $name) 40 -}}
 {{- fail (printf "the name %s has %d characters, and names of objects begin with it: at most 40 fit, so choose a shorter release, or set fullnameOverride" $name (len $name)) -}}
 {{- end -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the name %s begins the names of services, which have letters, digits and hyphens and begin with a letter: choose another release, or set fullnameOverride" $name) -}}
+{{- end -}}
 {{- $name -}}
 {{- end -}}
 
@@ -16,13 +19,13 @@
 {{- define "ringline.selector" -}}
 app.kubernetes.io/name: {{ .service }}
 app.kubernetes.io/part-of: ringline
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- end -}}
 
 {{- define "ringline.labels" -}}
 {{ include "ringline.selector" . }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-app.kubernetes.io/version: {{ .root.Values.image.tag | default .root.Chart.AppVersion | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/version: {{ .root.Values.image.tag | default .root.Chart.AppVersion | trunc 63 | trimAll "-._" | quote }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 

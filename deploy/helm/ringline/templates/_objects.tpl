@@ -4,7 +4,7 @@
 apiVersion: v1
 kind: Service
 metadata:
-  name: {{ include "ringline.name" . }}
+  name: {{ include "ringline.name" . | quote }}
   labels:
     {{- include "ringline.labels" . | nindent 4 }}
 spec:
@@ -24,11 +24,11 @@ spec:
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
-  name: {{ include "ringline.name" $ }}
+  name: {{ include "ringline.name" $ | quote }}
   labels:
     {{- include "ringline.labels" $ | nindent 4 }}
 spec:
-  maxUnavailable: {{ .maxUnavailable }}
+  maxUnavailable: {{ include "ringline.text" .maxUnavailable }}
   selector:
     matchLabels:
       {{- include "ringline.selector" $ | nindent 6 }}
@@ -42,12 +42,12 @@ spec:
 apiVersion: apps/v1
 kind: Deployment
 metadata:
-  name: {{ include "ringline.name" . }}
+  name: {{ include "ringline.name" . | quote }}
   labels:
     {{- include "ringline.labels" . | nindent 4 }}
 spec:
   {{- if not .set.autoscaling.enabled }}
-  replicas: {{ .set.replicas }}
+  replicas: {{ include "ringline.text" .set.replicas }}
   {{- end }}
   selector:
     matchLabels:
@@ -66,13 +66,13 @@ spec:
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
 metadata:
-  name: {{ include "ringline.name" $ }}
+  name: {{ include "ringline.name" $ | quote }}
   labels:
     {{- include "ringline.labels" $ | nindent 4 }}
 spec:
-  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ include "ringline.name" $ }}}
-  minReplicas: {{ .minReplicas }}
-  maxReplicas: {{ .maxReplicas }}
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ include "ringline.name" $ | quote }}}
+  minReplicas: {{ include "ringline.text" .minReplicas }}
+  maxReplicas: {{ include "ringline.text" .maxReplicas }}
   metrics:
     - {type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: {{ .cpuPercent }}}}}
 {{- end }}

@@ -74,21 +74,21 @@ livenessProbe: { {{- $alive }}, periodSeconds: 5, timeoutSeconds: 5, failureThre
 {{- if eq .service "engine" }}
 {{- $volume := .root.Values.model.volume }}
 {{- if eq $volume.kind "claim" }}
-- {name: models, persistentVolumeClaim: {claimName: {{ $volume.claimName }}}}
+- {name: models, persistentVolumeClaim: {claimName: {{ $volume.claimName | quote }}}}
 {{- else if eq $volume.kind "hostPath" }}
-- {name: models, hostPath: {path: {{ $volume.path }}, type: Directory}}
+- {name: models, hostPath: {path: {{ $volume.path | quote }}, type: Directory}}
 {{- else if eq $volume.kind "emptyDir" }}
-- {name: models, emptyDir: {sizeLimit: {{ $volume.size }}}}
+- {name: models, emptyDir: {sizeLimit: {{ $volume.size | quote }}}}
 {{- end }}
 {{- if .set.gpu.count }}
-- {name: kernels, emptyDir: {sizeLimit: {{ .set.gpu.kernelCache }}}}
+- {name: kernels, emptyDir: {sizeLimit: {{ .set.gpu.kernelCache | quote }}}}
 {{- with .set.gpu.sharedMemory }}
-- {name: shared-memory, emptyDir: {medium: Memory, sizeLimit: {{ . }}}}
+- {name: shared-memory, emptyDir: {medium: Memory, sizeLimit: {{ . | quote }}}}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- if .root.Values.tls.enabled }}
-- {name: certs, secret: {secretName: {{ include "ringline.tlsSecret" . }}, defaultMode: 0440}}
+- {name: certs, secret: {secretName: {{ include "ringline.tlsSecret" . | quote }}, defaultMode: 0440}}
 {{- end }}
 {{- with include "ringline.authSources" . }}
 - name: auth
@@ -99,7 +99,7 @@ livenessProbe: { {{- $alive }}, periodSeconds: 5, timeoutSeconds: 5, failureThre
 {{- end }}
 {{- with .root.Values.auth.serviceToken }}
 {{- if and .secretName (ne $.service "gateway") }}
-- {name: service-token, secret: {secretName: {{ .secretName }}, defaultMode: 0440, items: [{key: {{ .key }}, path: token}]}}
+- {name: service-token, secret: {secretName: {{ .secretName | quote }}, defaultMode: 0440, items: [{key: {{ .key | quote }}, path: token}]}}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -110,7 +110,7 @@ livenessProbe: { {{- $alive }}, periodSeconds: 5, timeoutSeconds: 5, failureThre
 {{- range $name := list "tokens" "jwks" "tenants" }}
 {{- with index $.root.Values.auth $name }}
 {{- if .secretName }}
-- secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: {{ $name }}}]}
+- secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: {{ $name }}}]}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -128,7 +128,7 @@ nodeSelector:
 {{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
 {{- end }}
 {{- with .set.gpu.runtimeClass }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- with $tolerations }}
@@ -140,13 +140,13 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .set.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .root.Values.topologySpread }}
 {{- if .enabled }}
 topologySpreadConstraints:
-  - maxSkew: {{ .maxSkew }}
-    topologyKey: {{ .topologyKey }}
+  - maxSkew: {{ include "ringline.text" .maxSkew }}
+    topologyKey: {{ .topologyKey | quote }}
     whenUnsatisfiable: {{ .whenUnsatisfiable }}
     labelSelector:
       matchLabels:
@@ -160,12 +160,12 @@ topologySpreadConstraints:
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .root.Values.serviceAccountName }}
-serviceAccountName: {{ . }}
+serviceAccountName: {{ . | quote }}
 {{- end }}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 # preStop, --drain-grace and a margin
@@ -175,7 +175,7 @@ securityContext:
 {{- include "ringline.placement" . }}
 containers:
   - name: {{ .service }}
-    image: {{ include "ringline.image" (merge (dict "image" (ternary "engine-cuda" .service $gpu)) .) }}
+    image: {{ include "ringline.image" (merge (dict "image" (ternary "engine-cuda" .service $gpu)) .) | quote }}
     {{- with .root.Values.image.pullPolicy }}
     imagePullPolicy: {{ . }}
     {{- end }}
