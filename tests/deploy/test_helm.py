@@ -152,6 +152,8 @@ MATRIX: Mapping[str, Values] = {
     "without": {name: {"enabled": False} for name in ("networkPolicy", "disruptionBudget", "topologySpread")},
 }
 """Values that between them set every one that there is."""
+HOSTILE = 'it\'s "a"\n}: {b: c} # \\'
+"""Of a variable: what would be YAML if nobody quoted it."""
 REFUSED: tuple[tuple[Values, str], ...] = (
     ({"engine": {"replica": 2}}, "at '/engine': additional properties 'replica' not allowed"),
     ({"engine": {"options": {"max-num-seq": 2}}}, "additional properties 'max-num-seq' not allowed"),
@@ -182,8 +184,68 @@ REFUSED: tuple[tuple[Values, str], ...] = (
     ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerName must name an issuer"),
     ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.host must be the name under which clients find it"),
     ({"gateway": {"service": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}}, "is ClusterIP: set it to LoadBalancer"),
+    ({"model": {"hubToken": {"secretName": "a}, optional: {b: c"}}}, "/model/hubToken/secretName': 'a}, optional: {b"),
+    ({"model": {"hubToken": {"secretName": "a", "key": "k\nb"}}}, "does not match pattern"),
+    ({"model": {"volume": {"kind": "hostPath", "path": "/a\r\nb"}}}, "at '/model/volume/path'"),
+    ({"model": {"volume": {"storageClass": "a" * 254}}}, "at '/model/volume/storageClass': maxLength"),
+    ({"serviceAccountName": "a: b"}, "at '/serviceAccountName'"),
+    ({"image": {"registry": "a #"}}, "at '/image/registry'"),
+    ({"image": {"pullSecrets": ["a, b"]}}, "at '/image/pullSecrets/0'"),
+    ({"gateway": {"ingress": {"enabled": True, "host": "a/b"}}}, "at '/gateway/ingress/host'"),
+    ({"gateway": {"extraEnv": [{"name": "A=B"}]}}, "at '/gateway/extraEnv/0/name'"),
+    ({"gateway": {"podLabels": {"a": "x" * 64}}}, "at '/gateway/podLabels/a'"),
+    ({"gateway": {"podLabels": {"app.kubernetes.io/name": "engine"}}}, "invalid propertyName 'app.kubernetes.io/name'"),
+    ({"gateway": {"cpu": -1}}, "at '/gateway/cpu'"),
+    ({"gateway": {"replicas": 1e20}}, "at '/gateway/replicas'"),
+    (
+        {"fullnameOverride": "a" * 40, "engineGroups": {"b": {}, "b" * 9: {}}},
+        "at most 52 fit, so choose a shorter release",
+    ),
     ({"fullnameOverride": "a" * 41}, "at most 40 fit, so choose a shorter release, or set fullnameOverride"),
 )
+
+
+@pytest.mark.parametrize("name", ["true", "null", "on", "off"])
+def test_names_that_yaml_takes_for_something_else_stay_texts(name: str) -> None:
+    secrets = {key: {"secretName": name, "key": name} for key in ("tokens", "jwks", "tenants", "serviceToken")}
+    claim = {"kind": "claim", "claimName": name}
+    objects = rendered(
+        {
+            "tls": {"enabled": True, "secretNames": dict.fromkeys(SERVICES, name)},
+            "auth": secrets,
+            "model": {"volume": claim, "hubToken": {"secretName": name, "key": name}},
+            "engineGroups": {name: {"priorityClassName": name}, "123": {}},
+            "image": {"pullSecrets": [name]},
+            "serviceAccountName": name,
+            "gateway": {"extraEnv": [{"name": "A", "value": HOSTILE}], "options": {"log-level": "info"}},
+            "processor": {"podLabels": {"a": name}, "nodeSelector": {"b": "1e3"}},
+        },
+        release=name,
+    )
+    sets = [one for one in objects if one["kind"] in ("StatefulSet", "Deployment")]
+    assert {one["metadata"]["name"] for one in sets} >= {
+        f"{name}-engine-123",
+        f"{name}-engine-{name}",
+        f"{name}-gateway",
+    }
+    for one in objects:
+        kubernetes_validate.validate(one, NEWEST, strict=True)
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == name
+        assert all(isinstance(label, str) for label in labels.values())
+    (gateway,) = [one for one in sets if one["metadata"]["name"] == f"{name}-gateway"]
+    variables = gateway["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "A", "value": HOSTILE} in variables
+
+
+@pytest.mark.parametrize("release", ["123", "a.b", "1e3"])
+def test_a_release_whose_name_no_service_can_have_is_refused(release: str) -> None:
+    text, refusal = chart.template({}, release)
+    assert not text
+    assert "choose another release, or set fullnameOverride" in refusal
+    assert (
+        rendered({"fullnameOverride": "r1"}, release)[0]["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+    )
 
 
 def plain(value: Any, name: str = "") -> Any:

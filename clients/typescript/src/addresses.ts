@@ -1,10 +1,15 @@
 // The addresses of servers, as callers give them.
 
+import { nameOf } from "./fields.js";
+
 const SCHEMES = ["unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "xds:"];
 const HOST_AND_PORT = /^(?:[^\s:/[\]]+|\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]):([0-9]{1,5})$/;
 
 /** The gRPC targets in a list or a comma-separated text. Throws TypeError if one is invalid or there is none. */
 export function splitAddresses(address: string | readonly string[]): string[] {
+  if (typeof address !== "string" && !(Array.isArray(address) && address.every((one) => typeof one === "string"))) {
+    throw new TypeError(`address: expected a text or a list of texts, got ${nameOf(address)}`);
+  }
   const given = typeof address === "string" ? (/^ipv[46]:/.test(address) ? [address] : address.split(",")) : address;
   const addresses = given.map((one) => one.trim());
   if (addresses.length === 0 || addresses.includes("")) {

@@ -1,8 +1,9 @@
 // @ringline/client/browser: for browsers, by Connect through the HTTP gateway.
 
-import { BaseClient, type SharedOptions } from "./client.js";
+import { BaseClient, SHARED_OPTIONS, type SharedOptions } from "./client.js";
 import { ConnectConnection } from "./connect-transport.js";
 import { invalid } from "./errors.js";
+import { checkOptions } from "./request.js";
 import { ServerPool } from "./server-pool.js";
 
 export * from "./exports.js";
@@ -20,6 +21,7 @@ export class Client extends BaseClient {
    * page comes from.
    */
   constructor(url?: string | readonly string[], options: ClientOptions = {}) {
+    checkOptions(options, SHARED_OPTIONS);
     const urls = [url ?? pageOrigin()].flat().map((one) => readUrl(one, options.token !== undefined));
     super(new ServerPool(urls, (each) => new ConnectConnection(each)), options);
   }

@@ -1,12 +1,13 @@
 // An attempt at a request by a call of its own, Generate.
 
-import { Cancelled, fromLostCall, type RingError, Truncated } from "./errors.js";
+import { Cancelled, fromLostCall, RingError, Truncated } from "./errors.js";
 import type { Event } from "./results.js";
 import type { RetryingRequest } from "./retrying-request.js";
 import type { PooledConnection, Server, ServerPool } from "./server-pool.js";
 import type { Attempt, Beginner } from "./stream.js";
 import type { GenerateResponse } from "./stubs/ringline/inference/v1/inference_pb.js";
 import type { Incoming } from "./transport.js";
+import { within } from "./waiting.js";
 
 /** Begins each attempt by a call on the next server's connection. */
 export class CallBeginner implements Beginner {
@@ -18,8 +19,8 @@ export class CallBeginner implements Beginner {
     this.#metadata = metadata;
   }
 
-  async begin(retrying: RetryingRequest): Promise<Attempt> {
-    const metadata = await this.#metadata();
+  async begin(retrying: RetryingRequest, signal: AbortSignal): Promise<Attempt> {
+    const metadata = await this.#headers(retrying, signal);
     const server = this.#pool.choose(retrying.avoid);
     const request = retrying.nextRequest();
     const timeoutMs = retrying.deadline.backstop();
@@ -30,6 +31,15 @@ export class CallBeginner implements Beginner {
 
   anyAvailable(retrying: RetryingRequest): boolean {
     return this.#pool.anyAvailable(retrying.avoid);
+  }
+
+  /** The token may come from a function of the caller's, which may take its time. */
+  async #headers(retrying: RetryingRequest, signal: AbortSignal): Promise<Record<string, string>> {
+    try {
+      return await within(this.#metadata(), signal, retrying.deadline, "there was a token");
+    } catch (error) {
+      throw error instanceof RingError ? retrying.reader.ended(error) : error;
+    }
   }
 
   #use(server: Server, retrying: RetryingRequest): PooledConnection {

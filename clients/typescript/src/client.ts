@@ -35,13 +35,16 @@ import {
   scorePieces,
   scoresFrom,
 } from "./pooling.js";
-import { buildTokenize } from "./request.js";
+import { buildDetokenize, buildTokenize, CALL_OPTIONS, checkOptions } from "./request.js";
 import type { Adapter, Generation, ListedAdapter, Model, Tokenization } from "./results.js";
 import { Deadline, now, RetryPolicy, RetryState } from "./retry.js";
 import type { ServerPool } from "./server-pool.js";
 import { Stream } from "./stream.js";
 import { InferenceService } from "./stubs/ringline/inference/v1/inference_pb.js";
-import { inOrder, sleep } from "./waiting.js";
+import { inOrder, sleep, within } from "./waiting.js";
+
+/** The names of `SharedOptions`. */
+export const SHARED_OPTIONS = ["token", "metadata", "timeoutMs", "patienceMs", "retries", "retryOverloaded", "waitForReady"];
 
 /** A bearer token, or a function that gives one and is called for each call. */
 export type Token = string | (() => string | Promise<string>);
@@ -160,19 +163,15 @@ export abstract class BaseClient {
     tokenIds: ArrayLike<number>,
     options: CallOptions & { readonly skipSpecialTokens?: boolean | undefined } = {},
   ): Promise<string> {
-    const { model, skipSpecialTokens } = options;
-    const request = {
-      tokenIds: Array.from(tokenIds),
-      model: model ?? "",
-      ...(skipSpecialTokens === undefined ? {} : { skipSpecialTokens }),
-    };
-    return (await this.#ask(InferenceService.method.detokenize, request, options)).text;
+    const request = buildDetokenize(tokenIds, options, ["skipSpecialTokens"]);
+    return (await this.#call(InferenceService.method.detokenize, request, options)).text;
   }
 
   /** The bytes of each token, special ones included, within a text; they may be a part of a character. */
   async tokenPieces(tokenIds: ArrayLike<number>, options: CallOptions = {}): Promise<Uint8Array[]> {
-    const request = { tokenIds: Array.from(tokenIds), model: options.model ?? "", pieces: true };
-    const { pieces } = await this.#ask(InferenceService.method.detokenize, request, options);
+    const request = buildDetokenize(tokenIds, options);
+    request.pieces = true;
+    const { pieces } = await this.#call(InferenceService.method.detokenize, request, options);
     if (pieces.length !== tokenIds.length) {
       const advice = "ask one whose model has the capability pieces";
       throw new FailedPrecondition(`the server cannot tell the bytes of tokens: ${advice}`);
@@ -182,11 +181,13 @@ export abstract class BaseClient {
 
   /** The models that the server serves. */
   async listModels(options: Omit<CallOptions, "model"> = {}): Promise<Model[]> {
+    checkOptions(options, CALL_OPTIONS);
     return modelsFrom(await this.#ask(InferenceService.method.listModels, {}, options));
   }
 
   /** The adapters of a model that this client may use, by name. */
   async listAdapters(options: CallOptions = {}): Promise<ListedAdapter[]> {
+    checkOptions(options, [...CALL_OPTIONS, "model"]);
     const found: ListedAdapter[] = [];
     for (;;) {
       const request = { model: options.model ?? "", after: found.at(-1)?.name ?? "" };
@@ -202,6 +203,7 @@ export abstract class BaseClient {
     path: string,
     options: CallOptions & { readonly replace?: boolean | undefined } = {},
   ): Promise<Adapter> {
+    checkOptions(options, [...CALL_OPTIONS, "model", "replace"]);
     const { model, replace } = options;
     const request = { model: model ?? "", name, path, replace: replace ?? false };
     return known(await this.#ask(InferenceService.method.loadAdapter, request, options));
@@ -209,6 +211,7 @@ export abstract class BaseClient {
 
   /** Forget the adapter of a name at every engine of a model; requests that have it keep it. */
   async unloadAdapter(name: string, options: CallOptions = {}): Promise<Adapter> {
+    checkOptions(options, [...CALL_OPTIONS, "model"]);
     const request = { model: options.model ?? "", name };
     return known(await this.#ask(InferenceService.method.unloadAdapter, request, options));
   }
@@ -257,7 +260,7 @@ export abstract class BaseClient {
     const state = new RetryState(this.policy, deadline);
     for (;;) {
       if (signal?.aborted) throw new Cancelled("the request was cancelled", { cause: signal.reason });
-      const metadata = await this.metadata();
+      const metadata = await within(this.metadata(), signal, deadline, "there was a token");
       const server = this.pool.choose();
       const used = this.pool.use(server);
       let error: RingError;
@@ -279,6 +282,9 @@ export abstract class BaseClient {
 }
 
 const NEVER = new AbortController().signal;
+const KEY = /^[a-z0-9_.-]+$/;
+const VALUE = /^[\x20-\x7e]*$/;
+const TOKEN = /^[\x21-\x7e]+$/;
 
 function known({ adapter }: { adapter?: Parameters<typeof adapterFrom>[0] | undefined }): Adapter {
   if (adapter === undefined) throw new ProtocolError("the server broke the protocol: it names no adapter");
@@ -288,9 +294,24 @@ function known({ adapter }: { adapter?: Parameters<typeof adapterFrom>[0] | unde
 /** The headers of each call, the bearer token included. */
 function metadataOf({ metadata, token }: SharedOptions): () => Promise<Record<string, string>> {
   const pairs = Object.fromEntries(Object.entries(metadata ?? {}).map(([key, value]) => [key.toLowerCase(), value]));
+  for (const [key, value] of Object.entries(pairs)) {
+    if (!KEY.test(key) || key.endsWith("-bin")) {
+      throw invalid("metadata", `${JSON.stringify(key)} is no name: expected letters, digits, _, . and -, and no -bin at its end`);
+    }
+    if (typeof value !== "string" || !VALUE.test(value)) {
+      throw invalid("metadata", `${key}: expected a text of printable ASCII characters`);
+    }
+  }
   if (token === undefined) return async () => pairs;
+  if (typeof token !== "function") checkToken(token);
   return async () => {
-    const text = typeof token === "string" ? token : await token();
-    return { ...pairs, authorization: `Bearer ${text}` };
+    const text = typeof token === "function" ? await token() : token;
+    return { ...pairs, authorization: `Bearer ${checkToken(text)}` };
   };
+}
+
+/** The token; throws InvalidRequest, which does not repeat it, for one that cannot be sent. */
+function checkToken(token: unknown): string {
+  if (typeof token === "string" && TOKEN.test(token)) return token;
+  throw invalid("token", "no token: expected printable ASCII characters without blanks");
 }

@@ -27,8 +27,10 @@ export class ConnectConnection implements Connection {
         try {
           const { done, value } = await responses.next();
           answered = true;
+          if (done) abort.abort(); // forgets the client's and the caller's signals
           return done ? undefined : value;
         } catch (error) {
+          abort.abort();
           throw errorOf(error, answered);
         }
       },
@@ -42,12 +44,14 @@ export class ConnectConnection implements Connection {
     options: CallOptions,
   ): Promise<MessageShape<Method["output"]>> {
     const { timeoutMs, headers } = callOptions(options);
-    const { signal } = this.#abort(options.signal);
+    const abort = this.#abort(options.signal);
     try {
-      const { message } = await this.#transport.unary(method, signal, timeoutMs, headers, request as never);
+      const { message } = await this.#transport.unary(method, abort.signal, timeoutMs, headers, request as never);
       return message as MessageShape<Method["output"]>;
     } catch (error) {
       throw errorOf(error, false);
+    } finally {
+      abort.abort(); // forgets the client's and the caller's signals
     }
   }
 

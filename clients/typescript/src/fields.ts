@@ -8,6 +8,8 @@ const RANGES: { readonly [type: number]: readonly [number | bigint, number | big
   [ScalarType.UINT64]: [0n, 2n ** 64n - 1n],
   [ScalarType.SINT32]: [-(2 ** 31), 2 ** 31 - 1],
 };
+/** Of an option that was probably meant. */
+const LONGEST_NAME = 100;
 const MAX_FLOAT = 3.4028234663852886e38;
 /** A half of a pair of UTF-16 alone, which UTF-8 cannot encode. */
 const LONE_SURROGATE = /[\uD800-\uDBFF](?![\uDC00-\uDFFF])|(?<![\uD800-\uDBFF])[\uDC00-\uDFFF]/;
@@ -47,7 +49,7 @@ function mapOf(field: DescField & { fieldKind: "map" }, value: unknown, option: 
   const type = field.scalar ?? ScalarType.STRING;
   expectObject(value, `an object of ${kind(field.mapKey)} to ${kind(type)}`, option);
   for (const [key, one] of Object.entries(value)) {
-    scalar(field.mapKey, Number(key), `${option}[${key}]`);
+    scalar(field.mapKey, /^\d+$/.test(key) ? Number(key) : NaN, `${option}[${key}]`);
     mapped[key] = scalar(type, one, `${option}[${key}]`);
   }
   return mapped;
@@ -132,11 +134,13 @@ export function jsonText(value: unknown, option: string): string {
 
 /** Those of an object's entries that have a value: undefined and null mean that an option is not given. */
 export function given(options: object): Map<string, unknown> {
+  expectObject(options, "an object such as { maxTokens: 16 }", "options");
   return new Map(Object.entries(options).filter(([, value]) => value !== undefined && value !== null));
 }
 
 /** The known name that was probably meant by an unknown one: of another case or with underscores, or misspelt. */
 export function nearest(name: string, known: Iterable<string>): string | undefined {
+  if (name.length > LONGEST_NAME) return undefined;
   const plain = (one: string) => one.toLowerCase().replaceAll(/[_-]/g, "");
   let best: { one: string; distance: number } | undefined;
   for (const one of known) {

@@ -12,7 +12,7 @@ import {
   type ServiceError,
 } from "@grpc/grpc-js";
 import { connectionError, errorOf } from "./grpc-errors.js";
-import { Cancelled } from "./errors.js";
+import { Cancelled, DeadlineExceeded } from "./errors.js";
 import { credentialsOf, type TlsOptions } from "./security.js";
 import {
   type GenerateRequest,
@@ -52,6 +52,7 @@ const CHANNEL_OPTIONS: ChannelOptions = {
 export class GrpcConnection implements Connection {
   readonly #client: GrpcClient;
   readonly #calls = new Set<{ cancel(): void }>();
+  readonly #closing = new AbortController();
 
   constructor(address: string, options: TlsOptions & { readonly proxy?: boolean | undefined }) {
     const { serverName, proxy } = options;
@@ -86,7 +87,7 @@ export class GrpcConnection implements Connection {
   ): Promise<MessageShape<Method["output"]>> {
     const { path, pack, unpack } = coded(method);
     const grpc = grpcOptions(options);
-    await this.ready();
+    await this.ready(options);
     return new Promise((resolve, reject) => {
       const { signal } = options;
       const done = (error: ServiceError | null, answer?: MessageShape<Method["output"]>) => {
@@ -103,18 +104,35 @@ export class GrpcConnection implements Connection {
     });
   }
 
-  /** Settle when the connection stands, or when it cannot be made: then a call says why. */
-  async ready(): Promise<void> {
-    const channel = this.#client.getChannel();
-    const end = Date.now() + CONNECT_MS;
+  /**
+   * Settle when the connection stands, or when it cannot be made: then a call says why. Rejects once the call is
+   * cancelled, its time has passed, or the connection is closed.
+   */
+  async ready({ timeoutMs = Infinity, signal }: Pick<CallOptions, "timeoutMs" | "signal">): Promise<void> {
+    const end = Date.now() + Math.min(CONNECT_MS, timeoutMs);
     for (;;) {
-      const state = channel.getConnectivityState(true);
+      if (signal?.aborted || this.#closing.signal.aborted) throw new Cancelled("the call was cancelled");
+      const state = this.#client.getChannel().getConnectivityState(true);
       if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return;
-      const isLate = await new Promise<boolean>((resolve) => {
-        channel.watchConnectivityState(state, end, (error) => resolve(error !== undefined && error !== null));
-      });
-      if (isLate) throw connectionError("connection timed out");
+      if (Date.now() >= end) {
+        if (timeoutMs < CONNECT_MS) throw new DeadlineExceeded("the timeout passed before the server was reached");
+        throw connectionError("connection timed out");
+      }
+      await this.#changed(state, end, signal);
     }
+  }
+
+  /** Settle when the state is another, at `end`, or when nobody waits for it any more. */
+  async #changed(state: connectivityState, end: number, signal: AbortSignal | undefined): Promise<void> {
+    const signals = [this.#closing.signal, ...(signal === undefined ? [] : [signal])];
+    let settle: () => void = () => undefined;
+    const changed = new Promise<void>((resolve) => {
+      settle = resolve;
+    });
+    for (const each of signals) each.addEventListener("abort", settle);
+    this.#client.getChannel().watchConnectivityState(state, end, settle);
+    await changed;
+    for (const each of signals) each.removeEventListener("abort", settle);
   }
 
   /** Have a call ended with the connection: gRPC would let it go on. Returns what forgets it. */
@@ -124,6 +142,7 @@ export class GrpcConnection implements Connection {
   }
 
   close(): void {
+    this.#closing.abort();
     for (const call of this.#calls) call.cancel();
     this.#client.close();
   }
@@ -133,7 +152,7 @@ export class GrpcConnection implements Connection {
 class Reading<Response, Call extends ClientReadableStream<Response>> implements Incoming<Response> {
   #call: Call | undefined;
   #responses: AsyncIterator<Response> | undefined;
-  #cancelled = false;
+  readonly #cancelled = new AbortController();
 
   constructor(
     private readonly connection: GrpcConnection,
@@ -152,15 +171,15 @@ class Reading<Response, Call extends ClientReadableStream<Response>> implements 
   }
 
   cancel(): void {
-    this.#cancelled = true;
+    this.#cancelled.abort();
     this.#call?.cancel();
   }
 
   protected async started(): Promise<Call> {
     if (this.#call !== undefined) return this.#call;
     const grpc = grpcOptions(this.options);
-    await this.connection.ready();
-    if (this.#cancelled) throw new Cancelled("the call was cancelled");
+    await this.connection.ready({ timeoutMs: this.options.timeoutMs, signal: this.#cancelled.signal });
+    if (this.#cancelled.signal.aborted) throw new Cancelled("the call was cancelled");
     const call = this.begin(metadataOf(this.options), grpc);
     call.on("error", () => undefined); // whoever reads gets it; nobody does after `cancel`
     call.on("status", this.connection.keep(call));

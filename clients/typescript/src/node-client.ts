@@ -1,13 +1,15 @@
 // The client for Node: gRPC, with sessions.
 
 import { isLocal, splitAddresses } from "./addresses.js";
-import { BaseClient, type SharedOptions } from "./client.js";
+import { BaseClient, SHARED_OPTIONS, type SharedOptions } from "./client.js";
 import { GrpcConnection } from "./grpc-transport.js";
 import { checkSecurity, filesStamp, type TlsOptions } from "./security.js";
 import { ServerPool } from "./server-pool.js";
+import { checkOptions } from "./request.js";
 import { Session } from "./session.js";
 
 const DEFAULT_ADDRESS = "127.0.0.1:50051";
+const OPTIONS = [...SHARED_OPTIONS, "tls", "ca", "cert", "key", "serverName", "proxy"];
 
 /** Options of a client. */
 export interface ClientOptions extends SharedOptions, TlsOptions {
@@ -24,12 +26,15 @@ export interface ClientOptions extends SharedOptions, TlsOptions {
 export class Client extends BaseClient {
   /**
    * `address`: host:port, unix:path or another target of gRPC; or several, as a list or with commas between them, which
-   * are used in turn. Default: `RINGLINE_ADDRESS` of the environment, else 127.0.0.1:50051. The default of `token` is
-   * `RINGLINE_TOKEN`.
+   * are used in turn. Default: `RINGLINE_ADDRESS` of the environment, else 127.0.0.1:50051.
+   *
+   * Without `address`, `token` is by default what `RINGLINE_TOKEN` holds: a program that names its servers may serve
+   * others, who must not act with the rights of its environment. `authorization` in `metadata` replaces it.
    */
   constructor(address?: string | readonly string[], options: ClientOptions = {}) {
-    const addresses = splitAddresses(address ?? (process.env.RINGLINE_ADDRESS || DEFAULT_ADDRESS));
-    const token = options.token ?? (process.env.RINGLINE_TOKEN || undefined);
+    checkOptions(options, OPTIONS);
+    const addresses = splitAddresses(address ?? (process.env.RINGLINE_ADDRESS?.trim() || DEFAULT_ADDRESS));
+    const token = options.token ?? (address === undefined ? tokenOfEnvironment(options) : undefined);
     checkSecurity(options, token !== undefined, addresses);
     const connect = (target: string) =>
       new GrpcConnection(target, { ...options, proxy: options.proxy && !isLocal(target) });
@@ -48,4 +53,9 @@ export class Client extends BaseClient {
     const { pool, policy, timeoutMs, metadata } = this;
     return new Session({ pool, policy, timeoutMs, metadata });
   }
+}
+
+function tokenOfEnvironment({ metadata }: ClientOptions): string | undefined {
+  if (Object.keys(metadata ?? {}).some((key) => key.toLowerCase() === "authorization")) return undefined;
+  return process.env.RINGLINE_TOKEN?.trim() || undefined;
 }

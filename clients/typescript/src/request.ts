@@ -11,6 +11,8 @@ import {
   type ChatMessage,
   ChatMessageSchema,
   ChatSchema,
+  type DetokenizeRequest,
+  DetokenizeRequestSchema,
   type GenerateRequest,
   GenerateRequestSchema,
   OutputParamsSchema,
@@ -30,7 +32,7 @@ import {
 } from "./stubs/ringline/types/v1/sampling_pb.js";
 import { setTools, TOOL_OPTIONS } from "./tools.js";
 
-const CALL_OPTIONS = ["timeoutMs", "signal"];
+export const CALL_OPTIONS = ["timeoutMs", "signal"];
 const REQUEST_OPTIONS = [
   "requestId",
   "model",
@@ -157,6 +159,21 @@ export function buildTokenize(prompt: Prompt, options: TokenizeOptions): Tokeniz
       throw unknownOption(name, [...CALL_OPTIONS, ...CHAT_OPTIONS, "model", "addSpecialTokens"]);
     }
     assign(TokenizeRequestSchema, request, name, value);
+  }
+  return request;
+}
+
+/** The request for the text of token ids; `also`: its options beside `model`. */
+export function buildDetokenize(
+  tokenIds: ArrayLike<number>,
+  options: object,
+  also: readonly string[] = [],
+): DetokenizeRequest {
+  checkOptions(options, [...CALL_OPTIONS, "model", ...also]);
+  const request = create(DetokenizeRequestSchema);
+  assign(DetokenizeRequestSchema, request, "tokenIds", tokenIds);
+  for (const [name, value] of given(options)) {
+    if (!CALL_OPTIONS.includes(name)) assign(DetokenizeRequestSchema, request, name, value);
   }
   return request;
 }
@@ -320,9 +337,14 @@ function onlyForMessages(name: string): TypeError {
   return new TypeError(`option ${name} is for messages only: give messages, or leave it out`);
 }
 
+/** Throw TypeError for an option that is not known. */
+export function checkOptions(options: object, known: readonly string[]): void {
+  for (const name of given(options).keys()) if (!known.includes(name)) throw unknownOption(name, known);
+}
+
 /** The error for an unknown option: another API's, or misspelt. */
 export function unknownOption(name: string, known: readonly string[]): TypeError {
-  const instead = ELSEWHERE[name];
+  const instead = Object.hasOwn(ELSEWHERE, name) ? ELSEWHERE[name] : undefined;
   if (instead !== undefined) return new TypeError(`option ${name} is not supported: ${instead}`);
   const near = nearest(name, known);
   return new TypeError(`unknown option ${name}${near === undefined ? "" : `; did you mean ${near}?`}`);

@@ -11,9 +11,13 @@ const SINGLE = ["items", "additionalProperties"];
 
 type Schema = Record<string, unknown>;
 
+function isObject(value: unknown): boolean {
+  return typeof value === "object" && value !== null;
+}
+
 /** Whether `value` is a schema object of a library. */
 export function isSchemaObject(value: unknown): value is SchemaObject {
-  return value !== null && (typeof value === "object" || typeof value === "function") && "~standard" in value;
+  return value !== null && (typeof value === "object" || typeof value === "function") && isObject((value as Schema)["~standard"]);
 }
 
 /**
@@ -41,7 +45,9 @@ export function schemaOf(object: SchemaObject, option: string): Schema {
   }
   let schema: Schema;
   try {
-    schema = structuredClone(jsonSchema.input({ target: "draft-2020-12" }));
+    // By way of JSON: what comes in a circle has no text, and nothing of the library's is changed.
+    schema = JSON.parse(JSON.stringify(jsonSchema.input({ target: "draft-2020-12" })));
+    expectObject(schema, "an object", "its JSON Schema");
   } catch (error) {
     const why = error instanceof Error ? error.message : String(error);
     throw new TypeError(`${option}: this schema object of ${vendor} has no JSON Schema (${why})`, { cause: error });

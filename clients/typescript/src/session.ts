@@ -11,6 +11,7 @@ import type { RetryingRequest } from "./retrying-request.js";
 import type { Server, ServerPool } from "./server-pool.js";
 import { SessionStream } from "./session-stream.js";
 import { type Attempt, type Beginner, Stream } from "./stream.js";
+import { within } from "./waiting.js";
 
 /** Least patience, so that all servers are tried if they refuse at once. */
 const LEAST_PATIENCE_MS = 1000;
@@ -66,7 +67,8 @@ export class Session implements Beginner {
   async begin(retrying: RetryingRequest, signal: AbortSignal): Promise<Attempt> {
     try {
       for (;;) {
-        const stream = await orAborted(this.#usableStream(retrying.avoid), signal);
+        const opened = this.#usableStream(retrying.avoid);
+        const stream = await within(opened, signal, retrying.deadline, "a server opened a session");
         const attempt = await stream.begin(retrying, signal);
         if (attempt !== undefined) return attempt; // else that stream drains: try the next
       }
@@ -137,20 +139,5 @@ export class Session implements Beginner {
         if (error.unreached !== undefined || impatient || (pool.reached && !pool.anyAvailable())) throw error;
       }
     }
-  }
-}
-
-/** What a promise gives, unless the signal is aborted before. */
-async function orAborted<Value>(promise: Promise<Value>, signal: AbortSignal): Promise<Value> {
-  let stop: (() => void) | undefined;
-  try {
-    return await new Promise((resolve, reject) => {
-      stop = () => reject(new Cancelled("the request was cancelled"));
-      if (signal.aborted) stop();
-      signal.addEventListener("abort", stop);
-      promise.then(resolve, reject);
-    });
-  } finally {
-    if (stop !== undefined) signal.removeEventListener("abort", stop);
   }
 }

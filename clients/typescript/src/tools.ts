@@ -106,8 +106,8 @@ function setChoice(chat: Chat, value: unknown): void {
   if (typeof value === "object" && value !== null) {
     const fn = "function" in value ? value.function : value;
     name = typeof fn === "object" && fn !== null && "name" in fn ? fn.name : undefined;
-  } else if (typeof value === "string" && MODES[value] !== undefined) {
-    choice.mode = MODES[value];
+  } else if (typeof value === "string" && Object.hasOwn(MODES, value)) {
+    choice.mode = MODES[value] ?? ToolChoice_Mode.AUTO;
     return;
   }
   if (typeof name !== "string") {

@@ -1,5 +1,40 @@
 // Waits that end early.
 
+import { Cancelled, DeadlineExceeded } from "./errors.js";
+import type { Deadline } from "./retry.js";
+
+/** Of a timer. */
+const LONGEST_MS = 2 ** 31 - 1;
+
+/**
+ * What a promise gives. Rejects with Cancelled if the signal is aborted before, with DeadlineExceeded if the time has
+ * passed; `what` it waited for.
+ */
+export async function within<Value>(
+  promise: Promise<Value>,
+  signal: AbortSignal | undefined,
+  deadline: Deadline,
+  what: string,
+): Promise<Value> {
+  promise.catch(() => undefined); // nobody may wait for it any more
+  const left = deadline.remaining();
+  let stop: (() => void) | undefined;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  try {
+    return await new Promise((resolve, reject) => {
+      stop = () => reject(new Cancelled("the request was cancelled"));
+      if (signal?.aborted) stop();
+      signal?.addEventListener("abort", stop);
+      const late = () => reject(new DeadlineExceeded(`the timeout passed before ${what}`));
+      if (left !== undefined) timer = setTimeout(late, left);
+      promise.then(resolve, reject);
+    });
+  } finally {
+    clearTimeout(timer);
+    if (stop !== undefined) signal?.removeEventListener("abort", stop);
+  }
+}
+
 /** Settle after a while, or at once when the signal is aborted. */
 export function sleep(milliseconds: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
@@ -12,7 +47,7 @@ export function sleep(milliseconds: number, signal: AbortSignal): Promise<void> 
       signal.removeEventListener("abort", end);
       resolve();
     };
-    const timer = setTimeout(end, milliseconds);
+    const timer = setTimeout(end, Math.min(milliseconds, LONGEST_MS)); // above it, timers fire at once
     signal.addEventListener("abort", end);
   });
 }
