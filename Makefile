@@ -174,7 +174,7 @@ test-wheels: $(FULL) $(NATIVE)  ## install the wheels of dist/ as a user of each
 
 # TORCH_INDEX_URL decides which torch the bill of the engine's image lists, as it decides which one an image has.
 release: $(RELEASE)  ## set VERSION=0.2.0 everywhere, and fill dist/ with wheels, bills of materials and their sums; RELEASE_OPTIONS=--dry-run only checks
-	.venv/bin/python -m deploy.release $(VERSION) $(RELEASE_OPTIONS)
+	.venv/bin/python -m deploy.release $(RELEASE_OPTIONS) -- "$$VERSION"
 
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python .venv-wheels $(KERNELS) $(dir $(NODE)) clients/typescript/dist tests/deploy/node/node_modules

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import tarfile
 import tomllib
 from pathlib import Path
@@ -115,3 +116,10 @@ def test_a_page_asks_the_gateway(ring: Ring, typescript_programs: Path) -> None:
 def test_the_programs_of_the_pages(name: str, ring: Ring, typescript_programs: Path) -> None:
     address = {"RINGLINE_ADDRESS": ring.address}
     assert any(output_of("node", typescript_programs / f"{name}.js", env=address).strip() for _ in range(TRIES))
+
+
+def test_a_server_that_never_answers_and_options_that_mean_nothing(typescript_programs: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        told = output_of("node", "hostile.js", str(port), cwd=typescript_programs)
+    assert told.strip() == "refused"

@@ -228,9 +228,9 @@ def test_names_that_yaml_takes_for_something_else_stay_texts(name: str) -> None:
         f"{name}-engine-{name}",
         f"{name}-gateway",
     }
-    for one in objects:
-        kubernetes_validate.validate(one, NEWEST, strict=True)
-        labels = one["metadata"]["labels"]
+    for each in objects:
+        kubernetes_validate.validate(each, NEWEST, strict=True)
+        labels = each["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == name
         assert all(isinstance(label, str) for label in labels.values())
     (gateway,) = [one for one in sets if one["metadata"]["name"] == f"{name}-gateway"]

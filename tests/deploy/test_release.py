@@ -128,6 +128,8 @@ def spoil(checkout: Path, name: str, old: str, new: str) -> None:
 
 REFUSED = {
     "no version": ("0.2", lambda _: None, "'0.2' is no version: expected three numbers, such as 0.2.0"),
+    "a command": ("1.0; rm -rf x", lambda _: None, "'1.0; rm -rf x' is no version"),
+    "other digits": ("0.\u0662.0", lambda _: None, "'0.\u0662.0' is no version"),
     "with zeros": ("0.02.0", lambda _: None, "'0.02.0' is no version"),
     "the same": ("0.1.0", lambda _: None, "0.1.0 is there already: CHANGELOG.md has a section for it"),
     "lower": ("0.0.9", lambda _: None, "0.0.9 is not above 0.1.0, the version that there is: choose a higher one"),

@@ -22,6 +22,7 @@ import {
   SessionResponseSchema,
 } from "./stubs/ringline/inference/v1/inference_pb.js";
 import type { CallOptions, Connection, Duplex, Incoming } from "./transport.js";
+import { onAbort } from "./waiting.js";
 
 /** Of one attempt to connect: a stopped process accepts connections and never answers. */
 const CONNECT_MS = 3000;
@@ -92,7 +93,7 @@ export class GrpcConnection implements Connection {
       const { signal } = options;
       const done = (error: ServiceError | null, answer?: MessageShape<Method["output"]>) => {
         forget();
-        signal?.removeEventListener("abort", cancel);
+        ignore();
         if (error !== null || answer === undefined) reject(errorOf(error));
         else resolve(answer);
       };
@@ -100,7 +101,7 @@ export class GrpcConnection implements Connection {
       const forget = this.keep(call);
       const cancel = () => call.cancel();
       if (signal?.aborted) cancel();
-      signal?.addEventListener("abort", cancel);
+      const ignore = signal === undefined ? () => undefined : onAbort(signal, cancel);
     });
   }
 
@@ -129,10 +130,10 @@ export class GrpcConnection implements Connection {
     const changed = new Promise<void>((resolve) => {
       settle = resolve;
     });
-    for (const each of signals) each.addEventListener("abort", settle);
+    const ignored = signals.map((each) => onAbort(each, settle));
     this.#client.getChannel().watchConnectivityState(state, end, settle);
     await changed;
-    for (const each of signals) each.removeEventListener("abort", settle);
+    for (const ignore of ignored) ignore();
   }
 
   /** Have a call ended with the connection: gRPC would let it go on. Returns what forgets it. */

@@ -5,7 +5,7 @@
 import { Cancelled, RingError } from "./errors.js";
 import type { Admitted, Delta, Event, Generation, Usage } from "./results.js";
 import type { RetryingRequest } from "./retrying-request.js";
-import { sleep } from "./waiting.js";
+import { onAbort, sleep } from "./waiting.js";
 
 /** One attempt at one request. */
 export interface Attempt {
@@ -35,6 +35,8 @@ export class Stream<T = unknown> implements AsyncIterable<Delta> {
   #attempt: Attempt | undefined;
   #failure: unknown;
   #ended = false;
+  /** Stop waiting for the caller's signal. */
+  #forget: () => void = () => undefined;
   /** The last reader's turn: events are read one after the other. */
   #turn: Promise<unknown> = Promise.resolve();
 
@@ -44,7 +46,7 @@ export class Stream<T = unknown> implements AsyncIterable<Delta> {
     this.#retrying = retrying;
     this.#signal = signal;
     if (signal?.aborted) this.#abort();
-    else signal?.addEventListener("abort", this.#abort);
+    else if (signal !== undefined) this.#forget = onAbort(signal, this.#abort);
   }
 
   /** The request as the server admitted it; undefined until then. */
@@ -97,10 +99,6 @@ export class Stream<T = unknown> implements AsyncIterable<Delta> {
     }
     this.close();
   };
-
-  #forget(): void {
-    this.#signal?.removeEventListener("abort", this.#abort);
-  }
 
   #next(): Promise<Event | undefined> {
     const turn = this.#turn.then(() => this.#advance());

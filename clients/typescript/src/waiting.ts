@@ -3,6 +3,25 @@
 import { Cancelled, DeadlineExceeded } from "./errors.js";
 import type { Deadline } from "./retry.js";
 
+/** What waits for each signal. */
+const WAITING = new WeakMap<AbortSignal, Set<() => void>>();
+
+/**
+ * Call back when a signal is aborted; returns what forgets it. The signal has one listener however many requests share
+ * it: Node warns of more than ten.
+ */
+export function onAbort(signal: AbortSignal, callback: () => void): () => void {
+  let waiting = WAITING.get(signal);
+  if (waiting === undefined) {
+    const all = new Set<() => void>();
+    signal.addEventListener("abort", () => [...all].forEach((each) => each()), { once: true });
+    WAITING.set(signal, all);
+    waiting = all;
+  }
+  waiting.add(callback);
+  return () => waiting.delete(callback);
+}
+
 /** Of a timer. */
 const LONGEST_MS = 2 ** 31 - 1;
 
@@ -18,20 +37,20 @@ export async function within<Value>(
 ): Promise<Value> {
   promise.catch(() => undefined); // nobody may wait for it any more
   const left = deadline.remaining();
-  let stop: (() => void) | undefined;
+  let forget: (() => void) | undefined;
   let timer: ReturnType<typeof setTimeout> | undefined;
   try {
     return await new Promise((resolve, reject) => {
-      stop = () => reject(new Cancelled("the request was cancelled"));
+      const stop = () => reject(new Cancelled("the request was cancelled"));
       if (signal?.aborted) stop();
-      signal?.addEventListener("abort", stop);
+      else if (signal !== undefined) forget = onAbort(signal, stop);
       const late = () => reject(new DeadlineExceeded(`the timeout passed before ${what}`));
       if (left !== undefined) timer = setTimeout(late, left);
       promise.then(resolve, reject);
     });
   } finally {
     clearTimeout(timer);
-    if (stop !== undefined) signal?.removeEventListener("abort", stop);
+    forget?.();
   }
 }
 
@@ -44,11 +63,11 @@ export function sleep(milliseconds: number, signal: AbortSignal): Promise<void> 
     }
     const end = () => {
       clearTimeout(timer);
-      signal.removeEventListener("abort", end);
+      forget();
       resolve();
     };
     const timer = setTimeout(end, Math.min(milliseconds, LONGEST_MS)); // above it, timers fire at once
-    signal.addEventListener("abort", end);
+    const forget = onAbort(signal, end);
   });
 }
 
