@@ -40,6 +40,7 @@ import type { Adapter, Generation, ListedAdapter, Model, Tokenization } from "./
 import { Deadline, now, RetryPolicy, RetryState } from "./retry.js";
 import type { ServerPool } from "./server-pool.js";
 import { Stream } from "./stream.js";
+import { checkToken } from "./token.js";
 import { InferenceService } from "./stubs/ringline/inference/v1/inference_pb.js";
 import { inOrder, sleep } from "./waiting.js";
 
@@ -289,8 +290,9 @@ function known({ adapter }: { adapter?: Parameters<typeof adapterFrom>[0] | unde
 function metadataOf({ metadata, token }: SharedOptions): () => Promise<Record<string, string>> {
   const pairs = Object.fromEntries(Object.entries(metadata ?? {}).map(([key, value]) => [key.toLowerCase(), value]));
   if (token === undefined) return async () => pairs;
+  if (typeof token === "string") checkToken(token, "token");
   return async () => {
-    const text = typeof token === "string" ? token : await token();
+    const text = typeof token === "string" ? token : checkToken(await token(), "token");
     return { ...pairs, authorization: `Bearer ${text}` };
   };
 }

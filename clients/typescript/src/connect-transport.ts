@@ -19,6 +19,7 @@ export class ConnectConnection implements Connection {
 
   generate(request: GenerateRequest, options: CallOptions): Incoming<GenerateResponse> {
     const abort = this.#abort(options.signal);
+    const end = () => abort.abort(); // also of a call that ended: then no signal keeps its listener
     const client = createClient(InferenceService, this.#transport);
     const responses = client.generate(request, { ...callOptions(options), signal: abort.signal })[Symbol.asyncIterator]();
     let answered = false;
@@ -27,12 +28,14 @@ export class ConnectConnection implements Connection {
         try {
           const { done, value } = await responses.next();
           answered = true;
+          if (done) end();
           return done ? undefined : value;
         } catch (error) {
+          end();
           throw errorOf(error, answered);
         }
       },
-      cancel: () => abort.abort(),
+      cancel: end,
     };
   }
 
@@ -42,12 +45,14 @@ export class ConnectConnection implements Connection {
     options: CallOptions,
   ): Promise<MessageShape<Method["output"]>> {
     const { timeoutMs, headers } = callOptions(options);
-    const { signal } = this.#abort(options.signal);
+    const abort = this.#abort(options.signal);
     try {
-      const { message } = await this.#transport.unary(method, signal, timeoutMs, headers, request as never);
+      const { message } = await this.#transport.unary(method, abort.signal, timeoutMs, headers, request as never);
       return message as MessageShape<Method["output"]>;
     } catch (error) {
       throw errorOf(error, false);
+    } finally {
+      abort.abort(); // neither signal keeps the call's listener
     }
   }
 

@@ -12,7 +12,7 @@ import {
   type ServiceError,
 } from "@grpc/grpc-js";
 import { connectionError, errorOf } from "./grpc-errors.js";
-import { Cancelled } from "./errors.js";
+import { Cancelled, DeadlineExceeded } from "./errors.js";
 import { credentialsOf, type TlsOptions } from "./security.js";
 import {
   type GenerateRequest,
@@ -86,9 +86,9 @@ export class GrpcConnection implements Connection {
   ): Promise<MessageShape<Method["output"]>> {
     const { path, pack, unpack } = coded(method);
     const grpc = grpcOptions(options);
-    await this.ready();
+    const { signal } = options;
+    await this.ready(grpc.deadline, signal);
     return new Promise((resolve, reject) => {
-      const { signal } = options;
       const done = (error: ServiceError | null, answer?: MessageShape<Method["output"]>) => {
         forget();
         signal?.removeEventListener("abort", cancel);
@@ -103,16 +103,26 @@ export class GrpcConnection implements Connection {
     });
   }
 
-  /** Settle when the connection stands, or when it cannot be made: then a call says why. */
-  async ready(): Promise<void> {
+  /**
+   * Settle when the connection stands, or when it cannot be made: then a call says why. Rejects at the call's deadline, and
+   * when the signal is aborted.
+   */
+  async ready(deadline = Infinity, signal?: AbortSignal): Promise<void> {
     const channel = this.#client.getChannel();
-    const end = Date.now() + CONNECT_MS;
+    const end = Math.min(Date.now() + CONNECT_MS, deadline);
     for (;;) {
+      if (signal?.aborted) throw new Cancelled("the call was cancelled");
       const state = channel.getConnectivityState(true);
       if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return;
       const isLate = await new Promise<boolean>((resolve) => {
-        channel.watchConnectivityState(state, end, (error) => resolve(error !== undefined && error !== null));
+        const stop = () => resolve(false);
+        signal?.addEventListener("abort", stop);
+        channel.watchConnectivityState(state, end, (error) => {
+          signal?.removeEventListener("abort", stop);
+          resolve(error !== undefined && error !== null);
+        });
       });
+      if (isLate && end === deadline) throw new DeadlineExceeded("the timeout passed before the server answered");
       if (isLate) throw connectionError("connection timed out");
     }
   }
@@ -133,7 +143,7 @@ export class GrpcConnection implements Connection {
 class Reading<Response, Call extends ClientReadableStream<Response>> implements Incoming<Response> {
   #call: Call | undefined;
   #responses: AsyncIterator<Response> | undefined;
-  #cancelled = false;
+  readonly #cancelling = new AbortController();
 
   constructor(
     private readonly connection: GrpcConnection,
@@ -152,15 +162,16 @@ class Reading<Response, Call extends ClientReadableStream<Response>> implements 
   }
 
   cancel(): void {
-    this.#cancelled = true;
+    this.#cancelling.abort();
     this.#call?.cancel();
   }
 
   protected async started(): Promise<Call> {
     if (this.#call !== undefined) return this.#call;
     const grpc = grpcOptions(this.options);
-    await this.connection.ready();
-    if (this.#cancelled) throw new Cancelled("the call was cancelled");
+    const { signal } = this.#cancelling;
+    await this.connection.ready(grpc.deadline, signal);
+    if (signal.aborted) throw new Cancelled("the call was cancelled");
     const call = this.begin(metadataOf(this.options), grpc);
     call.on("error", () => undefined); // whoever reads gets it; nobody does after `cancel`
     call.on("status", this.connection.keep(call));
@@ -195,7 +206,7 @@ function asBuffer(bytes: Uint8Array): Buffer {
   return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
 
-function grpcOptions({ timeoutMs }: CallOptions): GrpcOptions {
+function grpcOptions({ timeoutMs }: CallOptions): GrpcOptions & { deadline?: number } {
   return timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
 }
 

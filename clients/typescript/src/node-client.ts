@@ -1,13 +1,12 @@
 // The client for Node: gRPC, with sessions.
 
-import { isLocal, splitAddresses } from "./addresses.js";
+import { isLocal } from "./addresses.js";
 import { BaseClient, type SharedOptions } from "./client.js";
+import { findTarget } from "./environment.js";
 import { GrpcConnection } from "./grpc-transport.js";
 import { checkSecurity, filesStamp, type TlsOptions } from "./security.js";
 import { ServerPool } from "./server-pool.js";
 import { Session } from "./session.js";
-
-const DEFAULT_ADDRESS = "127.0.0.1:50051";
 
 /** Options of a client. */
 export interface ClientOptions extends SharedOptions, TlsOptions {
@@ -24,13 +23,12 @@ export interface ClientOptions extends SharedOptions, TlsOptions {
 export class Client extends BaseClient {
   /**
    * `address`: host:port, unix:path or another target of gRPC; or several, as a list or with commas between them, which
-   * are used in turn. Default: `RINGLINE_ADDRESS` of the environment, else 127.0.0.1:50051. The default of `token` is
-   * `RINGLINE_TOKEN`.
+   * are used in turn. Default: `RINGLINE_ADDRESS` of the environment, else 127.0.0.1:50051, with the token of
+   * `RINGLINE_TOKEN`: no server that is named here gets that one.
    */
   constructor(address?: string | readonly string[], options: ClientOptions = {}) {
-    const addresses = splitAddresses(address ?? (process.env.RINGLINE_ADDRESS || DEFAULT_ADDRESS));
-    const token = options.token ?? (process.env.RINGLINE_TOKEN || undefined);
-    checkSecurity(options, token !== undefined, addresses);
+    const { addresses, token, tokenName } = findTarget(address, options);
+    checkSecurity(options, token, addresses, tokenName);
     const connect = (target: string) =>
       new GrpcConnection(target, { ...options, proxy: options.proxy && !isLocal(target) });
     super(new ServerPool(addresses, connect, () => filesStamp(options)), { ...options, token });

@@ -14,7 +14,7 @@ const LONGEST_DELAY = 1000;
 const LONGEST_RETRY = 30_000;
 const MOST_DOUBLINGS = 10;
 const JITTER = 1.5;
-/** The largest `timeout_ms` that the contract takes. */
+/** A week: timers, of JavaScript and of gRPC, hold 24 days and more would end at once. */
 const LONGEST_TIMEOUT = 604_800_000;
 
 /** Milliseconds on a clock that never goes back. */

@@ -3,14 +3,15 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 
 import { retryingRequest } from "./asking.js";
-import { Cancelled, RingError, Unavailable } from "./errors.js";
+import { Cancelled, DeadlineExceeded, RingError, Unavailable } from "./errors.js";
 import type { Options, Prompt } from "./options.js";
 import type { Generation } from "./results.js";
-import { now, type RetryPolicy } from "./retry.js";
+import { type Deadline, now, type RetryPolicy } from "./retry.js";
 import type { RetryingRequest } from "./retrying-request.js";
 import type { Server, ServerPool } from "./server-pool.js";
 import { SessionStream } from "./session-stream.js";
 import { type Attempt, type Beginner, Stream } from "./stream.js";
+import type { Duplex } from "./transport.js";
 
 /** Least patience, so that all servers are tried if they refuse at once. */
 const LEAST_PATIENCE_MS = 1000;
@@ -34,6 +35,8 @@ export class Session implements Beginner {
   /** New requests go to the last stream whose server works; the others finish their requests. */
   #streams: SessionStream[] = [];
   #opening: Promise<SessionStream> | undefined;
+  /** The call whose first frame is awaited. */
+  #openingCall: Duplex | undefined;
   #closed = false;
 
   /** Made by `Client.session()`. @internal */
@@ -55,6 +58,7 @@ export class Session implements Beginner {
   /** End every running request and the stream. */
   close(): void {
     this.#closed = true;
+    this.#openingCall?.cancel();
     for (const stream of this.#streams) stream.close();
   }
 
@@ -66,7 +70,7 @@ export class Session implements Beginner {
   async begin(retrying: RetryingRequest, signal: AbortSignal): Promise<Attempt> {
     try {
       for (;;) {
-        const stream = await orAborted(this.#usableStream(retrying.avoid), signal);
+        const stream = await inTime(this.#usableStream(retrying.avoid), retrying.deadline, signal);
         const attempt = await stream.begin(retrying, signal);
         if (attempt !== undefined) return attempt; // else that stream drains: try the next
       }
@@ -127,30 +131,40 @@ export class Session implements Beginner {
       try {
         const call = used.connection.session?.({ timeoutMs: undefined, metadata: headers });
         if (call === undefined) throw new Error("this connection has no sessions");
+        this.#openingCall = call;
         const newId = () => `${this.#prefix}-${++this.#count}`;
         return await SessionStream.open(call, pool, server, newId, () => pool.release(used));
       } catch (refusal) {
         if (!(refusal instanceof RingError)) throw refusal;
+        if (this.#closed) throw new Cancelled("the session was closed");
         const error = pool.attemptFailed(server, refusal, began);
-        if (!(error instanceof Unavailable) || this.#closed) throw error;
+        if (!(error instanceof Unavailable)) throw error;
         const impatient = now() - began >= Math.max(policy.patienceMs, LEAST_PATIENCE_MS);
         if (error.unreached !== undefined || impatient || (pool.reached && !pool.anyAvailable())) throw error;
+      } finally {
+        this.#openingCall = undefined;
       }
     }
   }
 }
 
-/** What a promise gives, unless the signal is aborted before. */
-async function orAborted<Value>(promise: Promise<Value>, signal: AbortSignal): Promise<Value> {
+/** What the opening of a stream gives, unless the deadline passes or the signal is aborted before. */
+async function inTime<Value>(opening: Promise<Value>, deadline: Deadline, signal: AbortSignal): Promise<Value> {
   let stop: (() => void) | undefined;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  opening.catch(() => undefined); // whoever leaves it does not hear of its failure
+  const left = deadline.remaining();
   try {
     return await new Promise((resolve, reject) => {
       stop = () => reject(new Cancelled("the request was cancelled"));
       if (signal.aborted) stop();
       signal.addEventListener("abort", stop);
-      promise.then(resolve, reject);
+      const late = () => reject(new DeadlineExceeded("the timeout passed before a server opened the session"));
+      if (left !== undefined) timer = setTimeout(late, left);
+      opening.then(resolve, reject);
     });
   } finally {
+    clearTimeout(timer);
     if (stop !== undefined) signal.removeEventListener("abort", stop);
   }
 }
