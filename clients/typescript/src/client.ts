@@ -37,7 +37,7 @@ import {
 } from "./pooling.js";
 import { buildTokenize } from "./request.js";
 import type { Adapter, Generation, ListedAdapter, Model, Tokenization } from "./results.js";
-import { Deadline, now, RetryPolicy, RetryState } from "./retry.js";
+import { DEFAULT_TIMEOUT, Deadline, now, RetryPolicy, RetryState } from "./retry.js";
 import type { ServerPool } from "./server-pool.js";
 import { Stream } from "./stream.js";
 import { checkToken } from "./token.js";
@@ -53,8 +53,8 @@ export interface SharedOptions {
   readonly token?: Token | undefined;
   /** Sent with every call, such as the tenant. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
-  /** Milliseconds: the default limit of each request. Default: none. */
-  readonly timeoutMs?: number | undefined;
+  /** Milliseconds for each call that gives none itself, over all its attempts. Default: an hour; null: no limit. */
+  readonly timeoutMs?: number | null | undefined;
   /** Milliseconds for which a request looks for a server after each loss; 0: it fails at once. Default: 30,000. */
   readonly patienceMs?: number | undefined;
   /** A request fails when it has lost more servers than this with nothing delivered in between. Default: 3. */
@@ -78,8 +78,8 @@ export abstract class BaseClient {
   protected constructor(pool: ServerPool, options: SharedOptions) {
     const { patienceMs, retries, retryOverloaded, waitForReady } = options;
     this.policy = new RetryPolicy(patienceMs, retries, retryOverloaded, waitForReady);
-    this.timeoutMs = options.timeoutMs;
-    new Deadline(options.timeoutMs); // checks it
+    this.timeoutMs = timeoutOf(options, DEFAULT_TIMEOUT);
+    new Deadline(this.timeoutMs); // checks it
     this.metadata = metadataOf(options);
     this.pool = pool;
   }

@@ -2,6 +2,8 @@
 
 import { DeadlineExceeded, invalid, Overloaded, type RingError, Unavailable } from "./errors.js";
 
+/** Milliseconds that a call may take if neither it nor its client says: none waits for ever. */
+export const DEFAULT_TIMEOUT = 3_600_000;
 /** Milliseconds after a request's deadline at which the client ends it if the server has not. */
 export const GRACE = 1000;
 /** The error reasons of a request that no server can continue because its model, or its adapter, is gone. */
