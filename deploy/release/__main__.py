@@ -3,7 +3,8 @@
 It sets the version of every distribution, puts what is new under it in the changelog, takes the protos as the contract
 that later ones must not break, makes the wheels, the package for npm, a bill of materials for each distribution and
 image, and SHA256SUMS, all in dist/. Before it changes anything it refuses a tree with changes, a version that is there
-or does not grow, and a changelog that says nothing. If a step fails, the files that it changed are as they were.
+or does not grow, and a changelog that says nothing. If a step fails, the files that it changed are as they were; dist/
+is emptied all the same.
 """
 
 from __future__ import annotations

@@ -25,7 +25,12 @@ from engine_core.kernels.build import BuildError, Target, build, source_digest
 ROOT = Path(__file__).parents[2]
 OBJECTS = ROOT / "build" / "wheels"
 """Object files by sources and machine: a second run compiles nothing."""
-MACHINES = ("x86_64", "aarch64")
+TABLES = {
+    "x86_64": ("kernels_avx512_bf16", "kernels_avx2", "int8_kernels_avx512_vnni", "int8_kernels_avx2"),
+    "aarch64": (),
+}
+"""The object files without which a wheel would lack an instruction set: a build leaves out what it cannot compile."""
+MACHINES = tuple(TABLES)
 MAX_GLIBC = (2, 28)
 """The youngest glibc that a wheel may ask for: what torch's wheels ask for, and every Linux since 2019 has."""
 _SAME_BYTES = {"SOURCE_DATE_EPOCH": "1704067200", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -57,11 +62,18 @@ def make_server_wheel(
     """
     with tempfile.TemporaryDirectory() as folder, _clean_copy(ROOT) as sources:
         work = Path(folder)
+        kept = objects or work / "objects"
+        kept.mkdir(exist_ok=True)
+        # It refers to the tables that there were when it was compiled: a second run may have more of them.
+        (kept / "library.o").unlink(missing_ok=True)
         try:
-            library = build(objects or work, objects, on_progress, target)
+            library = build(kept, kept, on_progress, target)
         except BuildError as error:
             advice = f"Install Debian's package {target.compiler}, or leave {target.machine} out of --machine."
             raise WheelError(f"No kernels for {target.machine}: {error}. {advice}") from error
+        if absent := [name for name in TABLES.get(target.machine, ()) if not (kept / f"{name}.o").exists()]:
+            why = f"{target.compiler} could not compile it, as it says above"
+            raise WheelError(f"A wheel for {target.machine} would lack {', '.join(absent)}: {why}.")
         plat_name = f"-C--build-option=--plat-name=linux_{target.machine}"
         _build(sources, work, "--wheel", plat_name, RINGLINE_KERNELS=str(library))
         (raw,) = work.glob("*.whl")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
 import pytest
 import ringline
 from ringline.retry import DEFAULT_TIMEOUT
@@ -99,3 +102,20 @@ async def test_a_call_ends_within_an_hour_unless_it_or_its_client_says_otherwise
 def test_a_client_is_not_made_with_a_timeout_that_no_call_could_have(kind, timeout) -> None:
     with pytest.raises((ringline.InvalidRequest, TypeError), match=r"^timeout: "):
         kind("localhost:1", timeout=timeout)
+
+
+@CLIENTS
+@pytest.mark.parametrize("address", ["ipv4:127.0.0.1:1,203.0.113.1", "ipv6:[::1]:1,[2001:db8::1]:1"])
+def test_a_token_in_clear_needs_every_address_of_a_target_to_be_local(kind, address) -> None:
+    with pytest.raises(ringline.InvalidRequest, match="unencrypted"):
+        kind(address, token="given")
+    kind("ipv4:127.0.0.1:1,127.0.0.2:1", token="given")
+
+
+async def test_the_time_limit_of_a_call_holds_while_no_server_opens_a_session() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with connected(ringline.AsyncClient, f"127.0.0.1:{silent.getsockname()[1]}") as client:
+            begun = time.monotonic()
+            with pytest.raises(ringline.DeadlineExceeded, match="before a server opened the session"):
+                await client.session().generate("Hi", timeout=0.2)
+            assert time.monotonic() - begun < 2

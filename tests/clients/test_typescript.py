@@ -65,6 +65,7 @@ def test_a_program_under_strict_types(ring: Ring, typescript_programs: Path) -> 
         number = client.generate("Number 7 is", temperature=0, max_tokens=4, ignore_eos=True)
     assert shown["text"] == shown["again"] == shown["streamed"] == answer.text
     assert shown["tokenIds"] == list(answer.token_ids)
+    assert shown["exact"]
     assert shown["logprobs"] == [2] * 24
     assert shown["usage"]["completionTokens"] == 24
     assert shown["kinds"][0] == "admitted"
@@ -108,6 +109,7 @@ def test_a_page_asks_the_gateway(ring: Ring, typescript_programs: Path) -> None:
         "back": "Hello",
         "cancelled": "Cancelled",
         "refused": ["InvalidRequest", "sampling.temperature: -1 is out of range: expected at least 0"],
+        "listeners": 0,
         "gone": ["Unavailable"],
     }
 

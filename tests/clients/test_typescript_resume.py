@@ -108,11 +108,12 @@ KINDS = {"PromptLogprobs": "promptLogprobs"}
 
 
 def asked(served: Served) -> list[pb.GenerateRequest]:
-    """What the server was asked, without the ids that clients make up; and forgets it."""
+    """What the server was asked, without the ids that clients make up and with its time in minutes; and forgets it."""
     requests = [pb.GenerateRequest.FromString(request.SerializeToString()) for request in served.service.requests]
     served.service.requests.clear()
     for request in requests:
         request.request_id = ""
+        request.timeout_ms = round(request.timeout_ms / 60_000)
     return requests
 
 

@@ -11,9 +11,11 @@ from zipfile import ZipFile
 
 import pytest
 
-from deploy.release.wheels import ROOT, WheelError, _clean_copy, glibc_of, make_server_wheel, target_for
-from engine_core.kernels.build import LIBRARY
+from deploy.release import wheels
+from deploy.release.wheels import ROOT, TABLES, WheelError, _clean_copy, glibc_of, make_server_wheel, target_for
+from engine_core.kernels.build import _X86_TABLES, LIBRARY, Target
 from engine_core.kernels.provision import find_library
+from tests.wheels.__main__ import Row, problems
 
 PROGRAM = """
 import sys
@@ -65,6 +67,32 @@ def test_what_cannot_be_compiled_is_told(tmp_path: Path) -> None:
     assert target_for("no").compiler == "no-linux-gnu-g++"
     with pytest.raises(WheelError, match=r"No kernels for no: no-linux-gnu-g\+\+ is not installed. Install Debian's"):
         make_server_wheel(target_for("no"), tmp_path)
+
+
+def test_no_wheel_lacks_an_instruction_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(TABLES["x86_64"]) == set(_X86_TABLES)
+    objects = tmp_path / "objects"
+    objects.mkdir()
+    (objects / "library.o").touch()
+
+    def build(directory: Path, kept: Path, on_progress: object, target: Target) -> Path:
+        assert not (kept / "library.o").exists(), "an earlier run's refers to the tables of then"
+        for name in TABLES["x86_64"][1:]:
+            (kept / f"{name}.o").touch()
+        return directory / LIBRARY
+
+    monkeypatch.setattr(wheels, "build", build)
+    with pytest.raises(WheelError, match=r"A wheel for x86_64 would lack kernels_avx512_bf16: g\+\+ could not"):
+        make_server_wheel(Target("x86_64", "g++"), tmp_path, objects)
+
+
+def row(numerics: str, bits: str = "b") -> Row:
+    return Row("here", "avx2", False, 0, None, 1.0, numerics, bits)
+
+
+def test_a_trial_of_wheels_tells_what_differs() -> None:
+    assert list(problems([row("n"), row("n")])) == []
+    assert list(problems([row("n"), row("m", "c")])) == ["avx2: different bits: b, c", "avx2: different numerics: m, n"]
 
 
 def test_glibc_of_a_name() -> None:

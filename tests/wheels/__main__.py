@@ -6,7 +6,7 @@ user without a home (if this program may change users), once for each instructio
 lesser ones under qemu-x86_64, which has none of the better instructions (Debian's package qemu-user). A ring of this
 clone, with the kernels that were compiled here, is asked the same.
 
-Prints a table: the same bits must come out on one instruction set, whoever compiled the kernels. Exits 1 if not.
+Prints a table: the same bits and numerics must come out on one instruction set, whoever compiled. Exits 1 if not.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ class Trial:
         quiet = {"PATH": str(inside / "env/bin"), "HOME": "/nonexistent", "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"}
         program = [python, "-c", RING_PROGRAM.read_text(), json.dumps(engine)]
         answer = json.loads(self._output(program, quiet, as_nobody=os.geteuid() == 0).splitlines()[-1])
+        if instruction_set not in (None, answer["instruction_set"]):
+            raise TrialError(f"{name}: emulated {instruction_set}, the engine took {answer['instruction_set']}")
         return row_of(name, answer, instruction_set is not None, install_seconds)
 
     def _output(self, command: list[str], environment: dict[str, str] | None = None, as_nobody: bool = False) -> str:
@@ -157,6 +159,9 @@ def problems(rows: list[Row]) -> Iterator[str]:
         bits = {row.bits for row in rows if row.instruction_set == instruction_set}
         if len(bits) > 1:
             yield f"{instruction_set}: different bits: {', '.join(sorted(bits))}"
+        numerics = {row.numerics for row in rows if row.instruction_set == instruction_set}
+        if len(numerics) > 1:
+            yield f"{instruction_set}: different numerics: {', '.join(sorted(numerics))}"
 
 
 def main() -> int:

@@ -152,11 +152,16 @@ def _stamp(pem: Pem) -> tuple[int, int]:
 
 
 def is_local(address: str) -> bool:
-    """Whether the address is on this machine."""
+    """Whether the address, or each that a target of ``ipv4:`` or ``ipv6:`` lists, is on this machine."""
+    if address.startswith(("ipv4:", "ipv6:")):
+        return all(map(_is_local_host, address[len("ipv4:") :].split(",")))
     if address.startswith(("unix:", "unix-abstract:")):
         return True
-    host = address.rstrip("/").rpartition("/")[2].lower()
-    host = host.removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")
+    return _is_local_host(address)
+
+
+def _is_local_host(address: str) -> bool:
+    host = address.rstrip("/").rpartition("/")[2].lower().removeprefix("dns:")
     if host.count(":") == 1 or host.startswith("["):
         host = host.rpartition(":")[0]
     host = host.strip("[]")

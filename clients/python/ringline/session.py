@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 
 from ringline.aio_stream import AsyncStream
 from ringline.constraints import json_reader
-from ringline.errors import Cancelled, RingError, Unavailable
+from ringline.errors import Cancelled, DeadlineExceeded, RingError, Unavailable
 from ringline.options import Message, Options
 from ringline.request import build_request
 from ringline.results import Generation
@@ -105,11 +105,19 @@ class Session:
 
     async def _begin(self, retrying: RetryingRequest) -> Attempt:
         try:
-            while (attempt := await (await self._usable_stream(retrying.avoid)).begin(retrying)) is None:
+            while (attempt := await (await self._stream_in_time(retrying)).begin(retrying)) is None:
                 pass  # that stream drains: try the next
             return attempt
         except RingError as error:
             raise retrying.reader.ended(error) from None
+
+    async def _stream_in_time(self, retrying: RetryingRequest) -> SessionStream:
+        """Like ``_usable_stream``. Raises DeadlineExceeded when the request's time has passed."""
+        try:
+            async with asyncio.timeout(retrying.deadline.remaining()):
+                return await self._usable_stream(retrying.avoid)
+        except TimeoutError:
+            raise DeadlineExceeded("the timeout passed before a server opened the session") from None
 
     async def _usable_stream(self, avoid: Server[Any] | None) -> SessionStream:
         """The stream for new requests, to a server other than ``avoid`` if possible.

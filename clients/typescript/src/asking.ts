@@ -17,7 +17,7 @@ export function retryingRequest<T>(
   return new RetryingRequest(request, new RetryState(settings.policy, deadline), deadline, jsonReader(options));
 }
 
-/** Of a call, where null means no limit. */
-export function timeoutOf({ timeoutMs }: CallOptions, usual: number | undefined): number | undefined {
+/** Of a call or a client, where null means no limit. */
+export function timeoutOf({ timeoutMs }: Pick<CallOptions, "timeoutMs">, usual: number | undefined): number | undefined {
   return timeoutMs === undefined ? usual : (timeoutMs ?? undefined);
 }

@@ -37,9 +37,10 @@ import {
 } from "./pooling.js";
 import { buildDetokenize, buildTokenize, CALL_OPTIONS, checkOptions } from "./request.js";
 import type { Adapter, Generation, ListedAdapter, Model, Tokenization } from "./results.js";
-import { Deadline, now, RetryPolicy, RetryState } from "./retry.js";
+import { DEFAULT_TIMEOUT, Deadline, now, RetryPolicy, RetryState } from "./retry.js";
 import type { ServerPool } from "./server-pool.js";
 import { Stream } from "./stream.js";
+import { checkToken } from "./token.js";
 import { InferenceService } from "./stubs/ringline/inference/v1/inference_pb.js";
 import { inOrder, sleep, within } from "./waiting.js";
 
@@ -55,8 +56,8 @@ export interface SharedOptions {
   readonly token?: Token | undefined;
   /** Sent with every call, such as the tenant. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
-  /** Milliseconds: the default limit of each request. Default: none. */
-  readonly timeoutMs?: number | undefined;
+  /** Milliseconds for each call that gives none itself, over all its attempts. Default: an hour; null: no limit. */
+  readonly timeoutMs?: number | null | undefined;
   /** Milliseconds for which a request looks for a server after each loss; 0: it fails at once. Default: 30,000. */
   readonly patienceMs?: number | undefined;
   /** A request fails when it has lost more servers than this with nothing delivered in between. Default: 3. */
@@ -80,8 +81,8 @@ export abstract class BaseClient {
   protected constructor(pool: ServerPool, options: SharedOptions) {
     const { patienceMs, retries, retryOverloaded, waitForReady } = options;
     this.policy = new RetryPolicy(patienceMs, retries, retryOverloaded, waitForReady);
-    this.timeoutMs = options.timeoutMs;
-    new Deadline(options.timeoutMs); // checks it
+    this.timeoutMs = timeoutOf(options, DEFAULT_TIMEOUT);
+    new Deadline(this.timeoutMs); // checks it
     this.metadata = metadataOf(options);
     this.pool = pool;
   }
@@ -284,7 +285,6 @@ export abstract class BaseClient {
 const NEVER = new AbortController().signal;
 const KEY = /^[a-z0-9_.-]+$/;
 const VALUE = /^[\x20-\x7e]*$/;
-const TOKEN = /^[\x21-\x7e]+$/;
 
 function known({ adapter }: { adapter?: Parameters<typeof adapterFrom>[0] | undefined }): Adapter {
   if (adapter === undefined) throw new ProtocolError("the server broke the protocol: it names no adapter");
@@ -303,15 +303,9 @@ function metadataOf({ metadata, token }: SharedOptions): () => Promise<Record<st
     }
   }
   if (token === undefined) return async () => pairs;
-  if (typeof token !== "function") checkToken(token);
+  if (typeof token !== "function") checkToken(token, "token");
   return async () => {
-    const text = typeof token === "function" ? await token() : token;
-    return { ...pairs, authorization: `Bearer ${checkToken(text)}` };
+    const text = typeof token === "function" ? checkToken(await token(), "token") : token;
+    return { ...pairs, authorization: `Bearer ${text}` };
   };
-}
-
-/** The token; throws InvalidRequest, which does not repeat it, for one that cannot be sent. */
-function checkToken(token: unknown): string {
-  if (typeof token === "string" && TOKEN.test(token)) return token;
-  throw invalid("token", "no token: expected printable ASCII characters without blanks");
 }

@@ -19,6 +19,7 @@ export class ConnectConnection implements Connection {
 
   generate(request: GenerateRequest, options: CallOptions): Incoming<GenerateResponse> {
     const abort = this.#abort(options.signal);
+    const end = () => abort.abort(); // also of a call that ended: then no signal keeps its listener
     const client = createClient(InferenceService, this.#transport);
     const responses = client.generate(request, { ...callOptions(options), signal: abort.signal })[Symbol.asyncIterator]();
     let answered = false;
@@ -27,14 +28,14 @@ export class ConnectConnection implements Connection {
         try {
           const { done, value } = await responses.next();
           answered = true;
-          if (done) abort.abort(); // forgets the client's and the caller's signals
+          if (done) end();
           return done ? undefined : value;
         } catch (error) {
-          abort.abort();
+          end();
           throw errorOf(error, answered);
         }
       },
-      cancel: () => abort.abort(),
+      cancel: end,
     };
   }
 
@@ -51,7 +52,7 @@ export class ConnectConnection implements Connection {
     } catch (error) {
       throw errorOf(error, false);
     } finally {
-      abort.abort(); // forgets the client's and the caller's signals
+      abort.abort(); // neither signal keeps the call's listener
     }
   }
 

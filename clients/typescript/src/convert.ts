@@ -95,9 +95,13 @@ function plain(value: unknown, scalar: unknown): unknown {
   return typeof value === "object" && value !== null ? { ...value } : value;
 }
 
-/** The decimal number that was meant by a float of 32 bits: 0.8 and not 0.800000011920929. */
+/** The shortest decimal number that is the same float of 32 bits: 0.8 and not 0.800000011920929. */
 function decimal(value: number): number {
-  return Number.isInteger(value) ? value : Number(value.toPrecision(7));
+  for (let digits = 7; digits < 9; digits++) {
+    const short = Number(value.toPrecision(digits));
+    if (Math.fround(short) === value) return short;
+  }
+  return value;
 }
 
 function formOf(constraint: Constraint): Loose {

@@ -88,9 +88,9 @@ export class GrpcConnection implements Connection {
   ): Promise<MessageShape<Method["output"]>> {
     const { path, pack, unpack } = coded(method);
     const grpc = grpcOptions(options);
+    const { signal } = options;
     await this.ready(options);
     return new Promise((resolve, reject) => {
-      const { signal } = options;
       const done = (error: ServiceError | null, answer?: MessageShape<Method["output"]>) => {
         forget();
         ignore();
@@ -215,7 +215,7 @@ function asBuffer(bytes: Uint8Array): Buffer {
   return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
 
-function grpcOptions({ timeoutMs }: CallOptions): GrpcOptions {
+function grpcOptions({ timeoutMs }: CallOptions): GrpcOptions & { deadline?: number } {
   return timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
 }
 

@@ -1,14 +1,14 @@
 // The client for Node: gRPC, with sessions.
 
-import { isLocal, splitAddresses } from "./addresses.js";
+import { isLocal } from "./addresses.js";
 import { BaseClient, SHARED_OPTIONS, type SharedOptions } from "./client.js";
+import { findTarget } from "./environment.js";
 import { GrpcConnection } from "./grpc-transport.js";
 import { checkSecurity, filesStamp, type TlsOptions } from "./security.js";
 import { ServerPool } from "./server-pool.js";
 import { checkOptions } from "./request.js";
 import { Session } from "./session.js";
 
-const DEFAULT_ADDRESS = "127.0.0.1:50051";
 const OPTIONS = [...SHARED_OPTIONS, "tls", "ca", "cert", "key", "serverName", "proxy"];
 
 /** Options of a client. */
@@ -26,16 +26,13 @@ export interface ClientOptions extends SharedOptions, TlsOptions {
 export class Client extends BaseClient {
   /**
    * `address`: host:port, unix:path or another target of gRPC; or several, as a list or with commas between them, which
-   * are used in turn. Default: `RINGLINE_ADDRESS` of the environment, else 127.0.0.1:50051.
-   *
-   * Without `address`, `token` is by default what `RINGLINE_TOKEN` holds: a program that names its servers may serve
-   * others, who must not act with the rights of its environment. `authorization` in `metadata` replaces it.
+   * are used in turn. Default: `RINGLINE_ADDRESS` of the environment, else 127.0.0.1:50051, with the token of
+   * `RINGLINE_TOKEN`: no server that is named here gets that one.
    */
   constructor(address?: string | readonly string[], options: ClientOptions = {}) {
     checkOptions(options, OPTIONS);
-    const addresses = splitAddresses(address ?? (process.env.RINGLINE_ADDRESS?.trim() || DEFAULT_ADDRESS));
-    const token = options.token ?? (address === undefined ? tokenOfEnvironment(options) : undefined);
-    checkSecurity(options, token !== undefined, addresses);
+    const { addresses, token, tokenName } = findTarget(address, options);
+    checkSecurity(options, token, addresses, tokenName);
     const connect = (target: string) =>
       new GrpcConnection(target, { ...options, proxy: options.proxy && !isLocal(target) });
     super(new ServerPool(addresses, connect, () => filesStamp(options)), { ...options, token });
@@ -53,9 +50,4 @@ export class Client extends BaseClient {
     const { pool, policy, timeoutMs, metadata } = this;
     return new Session({ pool, policy, timeoutMs, metadata });
   }
-}
-
-function tokenOfEnvironment({ metadata }: ClientOptions): string | undefined {
-  if (Object.keys(metadata ?? {}).some((key) => key.toLowerCase() === "authorization")) return undefined;
-  return process.env.RINGLINE_TOKEN?.trim() || undefined;
 }

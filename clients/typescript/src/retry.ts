@@ -2,6 +2,8 @@
 
 import { DeadlineExceeded, invalid, Overloaded, type RingError, Unavailable } from "./errors.js";
 
+/** Milliseconds that a call may take if neither it nor its client says: none waits for ever. */
+export const DEFAULT_TIMEOUT = 3_600_000;
 /** Milliseconds after a request's deadline at which the client ends it if the server has not. */
 export const GRACE = 1000;
 /** The error reasons of a request that no server can continue because its model, or its adapter, is gone. */
@@ -14,7 +16,7 @@ const LONGEST_DELAY = 1000;
 const LONGEST_RETRY = 30_000;
 const MOST_DOUBLINGS = 10;
 const JITTER = 1.5;
-/** The largest `timeout_ms` that the contract takes. */
+/** A week: timers, of JavaScript and of gRPC, hold 24 days and more would end at once. */
 const LONGEST_TIMEOUT = 604_800_000;
 
 /** Milliseconds on a clock that never goes back. */

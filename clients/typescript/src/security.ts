@@ -3,7 +3,9 @@
 import { readFileSync, statSync } from "node:fs";
 import { type ChannelCredentials, credentials } from "@grpc/grpc-js";
 import { isLocal } from "./addresses.js";
+import type { Token } from "./client.js";
 import { invalid } from "./errors.js";
+import { checkToken } from "./token.js";
 
 /** The path of a PEM file, or its contents. */
 export type Pem = string | Uint8Array;
@@ -26,8 +28,17 @@ export function isEncrypted({ tls, ca, cert }: TlsOptions): boolean {
   return tls === true || ca !== undefined || cert !== undefined;
 }
 
-/** Throw InvalidRequest for options that do not fit together, or a token that would be sent to others unencrypted. */
-export function checkSecurity(options: TlsOptions, hasToken: boolean, addresses: readonly string[]): void {
+/**
+ * Throw InvalidRequest for options that do not fit together, a malformed token, or one that would be sent to others
+ * unencrypted. `tokenName`: where the token comes from.
+ */
+export function checkSecurity(
+  options: TlsOptions,
+  token: Token | undefined,
+  addresses: readonly string[],
+  tokenName: string,
+): void {
+  if (typeof token === "string") checkToken(token, tokenName);
   const { cert, key, serverName } = options;
   if ((cert === undefined) !== (key === undefined)) {
     const [there, absent] = cert === undefined ? ["key", "cert"] : ["cert", "key"];
@@ -36,8 +47,8 @@ export function checkSecurity(options: TlsOptions, hasToken: boolean, addresses:
   if (isEncrypted(options)) return;
   if (serverName !== undefined) throw invalid("serverName", "used with TLS only: add tls or ca, or leave it out");
   const exposed = addresses.find((address) => !isLocal(address));
-  if (hasToken && exposed !== undefined) {
-    throw invalid("token", `it would be sent to ${exposed} unencrypted: add tls or ca`);
+  if (token !== undefined && exposed !== undefined) {
+    throw invalid(tokenName, `it would be sent to ${exposed} unencrypted: add tls or ca`);
   }
 }
 

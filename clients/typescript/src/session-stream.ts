@@ -220,6 +220,7 @@ export class SessionStream {
 
   async #waitForSlot(deadline: Deadline, signal: AbortSignal): Promise<void> {
     const left = deadline.remaining();
+    if (signal.aborted) throw new Cancelled("the request was cancelled");
     if (this.#free > 0) {
       this.#free--;
       return;

@@ -11,6 +11,7 @@ import type { RetryingRequest } from "./retrying-request.js";
 import type { Server, ServerPool } from "./server-pool.js";
 import { SessionStream } from "./session-stream.js";
 import { type Attempt, type Beginner, Stream } from "./stream.js";
+import type { Duplex } from "./transport.js";
 import { within } from "./waiting.js";
 
 /** Least patience, so that all servers are tried if they refuse at once. */
@@ -35,6 +36,8 @@ export class Session implements Beginner {
   /** New requests go to the last stream whose server works; the others finish their requests. */
   #streams: SessionStream[] = [];
   #opening: Promise<SessionStream> | undefined;
+  /** The call whose first frame is awaited. */
+  #openingCall: Duplex | undefined;
   #closed = false;
 
   /** Made by `Client.session()`. @internal */
@@ -56,6 +59,7 @@ export class Session implements Beginner {
   /** End every running request and the stream. */
   close(): void {
     this.#closed = true;
+    this.#openingCall?.cancel();
     for (const stream of this.#streams) stream.close();
   }
 
@@ -129,14 +133,18 @@ export class Session implements Beginner {
       try {
         const call = used.connection.session?.({ timeoutMs: undefined, metadata: headers });
         if (call === undefined) throw new Error("this connection has no sessions");
+        this.#openingCall = call;
         const newId = () => `${this.#prefix}-${++this.#count}`;
         return await SessionStream.open(call, pool, server, newId, () => pool.release(used));
       } catch (refusal) {
         if (!(refusal instanceof RingError)) throw refusal;
+        if (this.#closed) throw new Cancelled("the session was closed");
         const error = pool.attemptFailed(server, refusal, began);
-        if (!(error instanceof Unavailable) || this.#closed) throw error;
+        if (!(error instanceof Unavailable)) throw error;
         const impatient = now() - began >= Math.max(policy.patienceMs, LEAST_PATIENCE_MS);
         if (error.unreached !== undefined || impatient || (pool.reached && !pool.anyAvailable())) throw error;
+      } finally {
+        this.#openingCall = undefined;
       }
     }
   }

@@ -3,23 +3,29 @@
 import { Cancelled, DeadlineExceeded } from "./errors.js";
 import type { Deadline } from "./retry.js";
 
-/** What waits for each signal. */
-const WAITING = new WeakMap<AbortSignal, Set<() => void>>();
+/** What waits for each signal, and the signal's listener. */
+const WAITING = new WeakMap<AbortSignal, { readonly callbacks: Set<() => void>; readonly listener: () => void }>();
 
 /**
  * Call back when a signal is aborted; returns what forgets it. The signal has one listener however many requests share
- * it: Node warns of more than ten.
+ * it, as Node warns of more than ten, and none once they have ended.
  */
 export function onAbort(signal: AbortSignal, callback: () => void): () => void {
   let waiting = WAITING.get(signal);
   if (waiting === undefined) {
-    const all = new Set<() => void>();
-    signal.addEventListener("abort", () => [...all].forEach((each) => each()), { once: true });
-    WAITING.set(signal, all);
-    waiting = all;
+    const callbacks = new Set<() => void>();
+    waiting = { callbacks, listener: () => [...callbacks].forEach((each) => each()) };
+    signal.addEventListener("abort", waiting.listener);
+    WAITING.set(signal, waiting);
   }
-  waiting.add(callback);
-  return () => waiting.delete(callback);
+  const { callbacks, listener } = waiting;
+  callbacks.add(callback);
+  return () => {
+    callbacks.delete(callback);
+    if (callbacks.size > 0 || WAITING.get(signal)?.callbacks !== callbacks) return;
+    WAITING.delete(signal);
+    signal.removeEventListener("abort", listener);
+  };
 }
 
 /** Of a timer. */

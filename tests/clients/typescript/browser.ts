@@ -1,5 +1,6 @@
 // Asks a gateway as pages do, by Connect: browser.js URL. Prints what came as JSON.
 
+import { getEventListeners } from "node:events";
 import { Client, RingError } from "@ringline/client/browser";
 
 const url = process.argv[2];
@@ -21,6 +22,8 @@ try {
 } catch (error) {
   if (error instanceof RingError) cancelled = error.name;
 }
+const kept = new AbortController();
+for (let call = 0; call < 3; call++) await client.listModels({ signal: kept.signal });
 const refused = await client.generate("a", { temperature: -1 }).catch((error: RingError) => error);
 const gone = await new Client("http://127.0.0.1:1").generate("a").catch((error: RingError) => error);
 
@@ -33,6 +36,7 @@ console.log(
     back: await client.detokenize(tokenIds),
     cancelled,
     refused: refused instanceof RingError ? [refused.name, refused.message] : [],
+    listeners: getEventListeners(kept.signal, "abort").length,
     gone: gone instanceof RingError ? [gone.name] : [],
   }),
 );

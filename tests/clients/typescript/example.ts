@@ -11,6 +11,9 @@ const greedy: Options = { temperature: 0, maxTokens: 24, ignoreEos: true };
 const answer = await client.generate("Once upon a time", { ...greedy, n: 1, logprobs: 2 });
 const again = await client.generate("Once upon a time", answer.request.options);
 
+const third = await client.generate("a", { temperature: 1 / 3, topP: 0.8, maxTokens: 1 });
+const { temperature = 0, topP = 0 } = third.request.options; // floats of 32 bits at the server
+
 const deltas: Delta[] = [];
 for await (const delta of client.stream("Once upon a time", greedy)) deltas.push(delta);
 const kinds: string[] = [];
@@ -91,6 +94,7 @@ console.log(
     logprobs: answer.logprobs?.map(({ top }) => top.length),
     usage: answer.usage,
     again: again.text,
+    exact: Math.fround(temperature) === Math.fround(1 / 3) && topP === 0.8,
     streamed: deltas.map(({ text }) => text).join(""),
     kinds,
     mood: typed,
