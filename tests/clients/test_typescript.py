@@ -41,6 +41,11 @@ def test_the_tarball_has_what_programs_need(typescript_package: Path) -> None:
     assert typescript_package.stat().st_size < MOST_BYTES
 
 
+def test_programs_may_have_any_zod() -> None:
+    """npm refuses to install beside another version than a peer's, even if the program gives no schema."""
+    assert npm_package.manifest().get("peerDependencies", {}) == {}
+
+
 def test_both_clients_have_one_version_and_license() -> None:
     python = tomllib.loads((ROOT / "clients" / "python" / "pyproject.toml").read_text())["project"]
     npm = npm_package.manifest()
