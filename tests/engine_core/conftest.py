@@ -11,6 +11,7 @@ from zlib import crc32
 import pytest
 import torch
 
+from engine_core.kernels import provision
 from engine_core.kernels.library import (
     INSTRUCTION_SETS,
     INT8_INSTRUCTION_SETS,
@@ -54,6 +55,14 @@ def _sets_of_this_machine(sets: tuple[str, ...]) -> list[str]:
         with suppress(KernelsUnavailableError):
             found.append(load(name, _LIBRARY).instruction_set)
     return found or list(sets)
+
+
+@pytest.fixture
+def cache_of_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Whoever runs the tests may have a library in theirs."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(provision, "USER_CACHE", cache)
+    return cache
 
 
 @pytest.fixture(autouse=True)

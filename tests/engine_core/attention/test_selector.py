@@ -24,6 +24,7 @@ def test_native_kernels_where_they_can_compute_the_model() -> None:
     assert "head_dim up to 1024; the model has bfloat16 and head_dim 1040" in why
 
 
+@pytest.mark.usefixtures("cache_of_a_new_user")
 def test_torch_where_no_library_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     backend, why = choose_attention(64, torch.bfloat16, library=KernelLibrary(package=tmp_path))

@@ -133,6 +133,7 @@ def test_of_two_that_start_at_once_one_compiles(package: Path, compiler: Path, f
     assert (compiler / "calls").read_text().split().count("-shared") == 1
 
 
+@pytest.mark.usefixtures("cache_of_a_new_user")
 def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path: Path, compiler: Path) -> None:
     def compiled() -> int:
         return (compiler / "calls").read_text().split().count("-std=c++17")

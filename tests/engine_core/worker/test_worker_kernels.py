@@ -22,7 +22,7 @@ OPTIONS = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 2}
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, cache_of_a_new_user: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One without the library, on a machine without g++."""
     package = tmp_path / "package"
     package.mkdir()

@@ -133,8 +133,11 @@ async def test_every_flag_reaches_its_field(scripted_processor):
 
 async def test_without_flags_everything_is_left_to_the_server(scripted_processor):
     await run(scripted_processor, "Hi")
+    (sent,) = scripted_processor.service.requests
+    assert sent.timeout_ms == pytest.approx(3_600_000, abs=60_000)  # an hour is the client's default
+    sent.ClearField("timeout_ms")
     resumable = pb.OutputParams(return_prompt_token_ids=True)
-    assert scripted_processor.service.requests[0] == pb.GenerateRequest(text="Hi", output=resumable)
+    assert sent == pb.GenerateRequest(text="Hi", output=resumable)
 
 
 async def test_the_kinds_of_prompts(scripted_processor):
