@@ -59,7 +59,7 @@ def _sets_of_this_machine(sets: tuple[str, ...]) -> list[str]:
 
 @pytest.fixture
 def cache_of_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Whoever runs the tests may have a library in theirs."""
+    """An empty cache of kernels: whoever runs the tests may have a library in their own."""
     cache = tmp_path / "cache"
     monkeypatch.setattr(provision, "USER_CACHE", cache)
     return cache

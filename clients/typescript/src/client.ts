@@ -283,8 +283,8 @@ export abstract class BaseClient {
 }
 
 const NEVER = new AbortController().signal;
-const KEY = /^[a-z0-9_.-]+$/;
-const VALUE = /^[\x20-\x7e]*$/;
+const METADATA_KEY = /^[a-z0-9_.-]+$/;
+const METADATA_VALUE = /^[\x20-\x7e]*$/;
 
 function known({ adapter }: { adapter?: Parameters<typeof adapterFrom>[0] | undefined }): Adapter {
   if (adapter === undefined) throw new ProtocolError("the server broke the protocol: it names no adapter");
@@ -295,10 +295,10 @@ function known({ adapter }: { adapter?: Parameters<typeof adapterFrom>[0] | unde
 function metadataOf({ metadata, token }: SharedOptions): () => Promise<Record<string, string>> {
   const pairs = Object.fromEntries(Object.entries(metadata ?? {}).map(([key, value]) => [key.toLowerCase(), value]));
   for (const [key, value] of Object.entries(pairs)) {
-    if (!KEY.test(key) || key.endsWith("-bin")) {
+    if (!METADATA_KEY.test(key) || key.endsWith("-bin")) {
       throw invalid("metadata", `${JSON.stringify(key)} is no name: expected letters, digits, _, . and -, and no -bin at its end`);
     }
-    if (typeof value !== "string" || !VALUE.test(value)) {
+    if (typeof value !== "string" || !METADATA_VALUE.test(value)) {
       throw invalid("metadata", `${key}: expected a text of printable ASCII characters`);
     }
   }

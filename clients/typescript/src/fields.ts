@@ -8,7 +8,7 @@ const RANGES: { readonly [type: number]: readonly [number | bigint, number | big
   [ScalarType.UINT64]: [0n, 2n ** 64n - 1n],
   [ScalarType.SINT32]: [-(2 ** 31), 2 ** 31 - 1],
 };
-/** Of an option that was probably meant. */
+/** A longer name gets no suggestion: to compare two takes time in proportion to both of their lengths. */
 const LONGEST_NAME = 100;
 const MAX_FLOAT = 3.4028234663852886e38;
 /** A half of a pair of UTF-16 alone, which UTF-8 cannot encode. */

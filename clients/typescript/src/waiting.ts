@@ -28,7 +28,7 @@ export function onAbort(signal: AbortSignal, callback: () => void): () => void {
   };
 }
 
-/** Of a timer. */
+/** The longest delay that a timer has, in milliseconds; above it, it fires at once. */
 const LONGEST_MS = 2 ** 31 - 1;
 
 /**
@@ -72,7 +72,7 @@ export function sleep(milliseconds: number, signal: AbortSignal): Promise<void> 
       forget();
       resolve();
     };
-    const timer = setTimeout(end, Math.min(milliseconds, LONGEST_MS)); // above it, timers fire at once
+    const timer = setTimeout(end, Math.min(milliseconds, LONGEST_MS));
     const forget = onAbort(signal, end);
   });
 }

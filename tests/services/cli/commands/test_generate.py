@@ -131,7 +131,7 @@ async def test_every_flag_reaches_its_field(scripted_processor):
     )
 
 
-async def test_without_flags_everything_is_left_to_the_server(scripted_processor):
+async def test_without_flags_all_but_the_time_limit_is_left_to_the_server(scripted_processor):
     await run(scripted_processor, "Hi")
     (sent,) = scripted_processor.service.requests
     assert sent.timeout_ms == pytest.approx(3_600_000, abs=60_000)  # an hour is the client's default
